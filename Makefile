@@ -1,0 +1,48 @@
+# Everything a developer runs. Each target makes its own environment in .venv first.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check install -q -c constraints.txt
+
+.PHONY: demo test lint format bench demo-model gpu-check clean
+
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+
+# One stamp per set of extras; constraints.txt pins torch to the build that is tested.
+$(VENV)/.base: $(BIN)/python pyproject.toml constraints.txt
+	$(PIP) -e .
+	@touch $@
+
+$(VENV)/.%: $(BIN)/python pyproject.toml constraints.txt
+	$(PIP) -e ".[$*]"
+	@touch $@
+
+demo: $(VENV)/.base  ## an agent that uses tools, on the model that ships
+	$(BIN)/ramify run examples/agents/react.py
+
+test: $(VENV)/.test  ## every test; those that need a GPU skip without one
+	$(BIN)/pytest -n 2 --dist loadscope $(PYTEST_ARGS)
+
+lint: $(VENV)/.dev  ## style and types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(VENV)/.dev
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(VENV)/.bench  ## throughput and latency on the model that ships; MODEL=path for another
+	$(BIN)/python -P bench/offline.py $(MODEL)
+	$(BIN)/python -P bench/serving.py $(MODEL)
+
+demo-model: $(VENV)/.train  ## train the model that ships again, from nothing (hours on a CPU), and judge it
+	$(BIN)/python -P examples/demo_model/train.py --out runtime/shipped_model
+	$(BIN)/python -P examples/demo_model/evaluate.py runtime/shipped_model
+
+gpu-check: $(VENV)/.test  ## the tests that need a CUDA device
+	$(BIN)/pytest -m gpu $(PYTEST_ARGS)
+
+clean:
+	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,181 @@
+"""The command `ramify`. Flags are made from the configuration's fields, so that a setting is written once."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+import os
+import runpy
+import signal
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any, get_args, get_type_hints
+
+import msgspec
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from . import __version__
+from .runtime.protocol.config import CoreConfig, ServeConfig
+from .runtime.protocol.errors import RamifyError
+
+app = typer.Typer(
+    help="A structured-generation language and the runtime that serves it.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+errors = Console(stderr=True)
+
+
+def settings_of(
+    struct: type[msgspec.Struct], panel: str, skip: frozenset[str] = frozenset()
+) -> list[inspect.Parameter]:
+    """One keyword parameter, hence one `--flag`, for each field of a configuration struct."""
+    hints = get_type_hints(struct, include_extras=True)
+    parameters = []
+    for field in msgspec.structs.fields(struct):
+        if field.name in skip:
+            continue
+        hint = hints[field.name]
+        description = next(meta.description for meta in get_args(hint)[1:] if isinstance(meta, msgspec.Meta))
+        kind = get_args(hint)[0]
+        option = typer.Option(help=description, rich_help_panel=panel)
+        annotation = Annotated[kind, option]
+        parameters.append(
+            inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=annotation)
+        )
+    return parameters
+
+
+def with_settings(*settings: inspect.Parameter) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Give a command that takes **settings these parameters by name."""
+
+    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
+        own = [p for p in inspect.signature(command, eval_str=True).parameters.values() if p.kind is not p.VAR_KEYWORD]
+        parameters = [*own, *settings]
+        command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        command.__annotations__ = {p.name: p.annotation for p in parameters}
+        return command
+
+    return decorate
+
+
+MODEL_SETTINGS = settings_of(CoreConfig, "Model and memory", skip=frozenset({"model"}))
+SERVE_SETTINGS = settings_of(ServeConfig, "Serving", skip=frozenset({"socket_dir", "port"}))
+LOG_SETTINGS = [p for p in SERVE_SETTINGS if p.name == "log_level"]
+ModelArgument = Annotated[
+    str | None, typer.Argument(help="Path of a Hugging Face checkpoint; default: the model that ships.")
+]
+ModelOption = Annotated[str | None, typer.Option(help="Path of a checkpoint; default: the model that ships.")]
+AddressOption = Annotated[
+    str | None, typer.Option(help="Of a running runtime (printed by serve), instead of one's own.")
+]
+
+
+@app.command()
+@with_settings(*MODEL_SETTINGS, *SERVE_SETTINGS)
+def serve(
+    model: ModelArgument = None,
+    *,
+    port: Annotated[int, typer.Option(help="HTTP port; 0: any free one.", rich_help_panel="Serving")] = 30000,
+    **settings: Any,
+) -> None:
+    """Serve a model over HTTP and to programs, until Ctrl-C."""
+    from .runtime.launch import make_config
+    from .runtime.protocol.start import Started
+    from .runtime.serve import make_socket_dir
+    from .runtime.serve import serve as run_frontend
+
+    logging.basicConfig(level=settings["log_level"].upper(), format="%(levelname)s %(name)s: %(message)s")
+    socket_dir = tempfile.mkdtemp(prefix="ramify-")
+    config = make_config(model, socket_dir, {"port": port, **settings})
+    make_socket_dir(socket_dir)
+
+    def on_start(started: Started) -> None:
+        print(f"serving {started.info.name} at http://{config.serve.host}:{started.http_port}", flush=True)
+        print(f"programs: ramify run FILE --address {config.serve.client_address}", flush=True)
+
+    async def until_signalled() -> None:
+        end = asyncio.Event()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            asyncio.get_running_loop().add_signal_handler(number, end.set)
+        await run_frontend(config, end, on_start)
+
+    asyncio.run(until_signalled())
+
+
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+@with_settings(*MODEL_SETTINGS, *LOG_SETTINGS)
+def run(
+    context: typer.Context,
+    file: Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="A Python script that uses ramify.")],
+    model: ModelOption = None,
+    address: AddressOption = None,
+    **settings: Any,
+) -> None:
+    """Run a script against a runtime of its own, or a running one. Other arguments go to the script."""
+    from .lang.backend import set_default_backend
+    from .runtime.launch import Runtime
+
+    sys.argv = [str(file), *context.args]
+    sys.path.insert(0, str(file.resolve().parent))  # as `python FILE` does
+    if address is not None:
+        os.environ["RAMIFY_ADDRESS"] = address
+        runpy.run_path(str(file), run_name="__main__")
+        return
+    with Runtime(model, **settings) as runtime:
+        set_default_backend(runtime)
+        runpy.run_path(str(file), run_name="__main__")
+
+
+@app.command()
+@with_settings(*MODEL_SETTINGS, *LOG_SETTINGS)
+def info(model: ModelArgument = None, address: AddressOption = None, **settings: Any) -> None:
+    """Print the facts of a model, its cache and its device, as a runtime sees them."""
+    from .runtime.launch import Runtime
+    from .runtime.protocol.client import Connection
+
+    if address is not None:
+        connection = Connection(address)
+        _print_info(connection)
+        connection.close()
+        return
+    with Runtime(model, **settings) as runtime:
+        _print_info(runtime.connection())
+
+
+def _print_info(connection: Any) -> None:
+    model = connection.call("info").info
+    stats = connection.call("stats").stats
+    table = Table(title=f"ramify {__version__}", show_header=False, title_justify="left")
+    for part in (model, stats):
+        for field in part.__struct_fields__:
+            value = getattr(part, field)
+            table.add_row(field, f"{value:,}" if isinstance(value, int) else str(value))
+        table.add_section()
+    Console().print(table)
+
+
+@app.callback(invoke_without_command=True)
+def root(version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False) -> None:
+    if version:
+        print(__version__)
+        raise typer.Exit
+
+
+def main() -> None:
+    """Errors made on purpose are one line on standard error and status 1; anything else is a bug and shows itself."""
+    try:
+        app()
+    except RamifyError as error:
+        errors.print(f"[red]ramify:[/red] {error}", highlight=False)
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""The processes that serve: protocol, frontend, scheduler, engine, models. Importing this package imports no torch."""

@@ -1,0 +1,192 @@
+"""The core process: receives requests, lets the scheduler decide, the engine compute, and sends tokens back.
+
+The only impure file of the scheduler's side. Run as a module by the frontend; see `lifeline` for its standard input.
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import zmq
+
+from .. import __version__
+from ..radix.cache import PrefixCache
+from . import lifeline, progress
+from .checkpoint import find_checkpoint, served_name
+from .engine import Engine, build_engine
+from .grammars import Grammars
+from .protocol import wire
+from .protocol.config import CoreConfig
+from .protocol.core import (
+    Attach,
+    CoreFailed,
+    CoreReady,
+    CoreReply,
+    FromCore,
+    Generate,
+    ModelInfo,
+    RequestFailed,
+    ToCore,
+)
+from .protocol.errors import ErrorInfo, RamifyError, RequestError, RuntimeFailed
+from .scheduler.scheduler import Scheduler, VocabularyFacts
+from .tokenizer import load_tokenizer
+
+logger = logging.getLogger("ramify.core")
+
+GRAMMAR_POLL_MS = 2  # how often to look again while the only work is a grammar that still compiles
+GOODBYE_MS = 2000  # how long a core that cannot start waits for somebody to tell
+
+
+class Link:
+    """The frontends' end of the core: a ROUTER socket, and which frontend each request came from."""
+
+    def __init__(self, address: str) -> None:
+        self._context = zmq.Context()
+        self._socket = self._context.socket(zmq.ROUTER)
+        wire.set_options(self._socket)
+        self._socket.bind(address)
+        self._decoder = msgspec.msgpack.Decoder(ToCore)
+        self._owners: dict[str, bytes] = {}
+        self._attached: set[bytes] = set()
+
+    def receive(self, timeout_ms: int | None) -> Iterator[tuple[bytes, ToCore]]:
+        """All messages that are there; waits for the first one up to `timeout_ms`, for ever when None."""
+        if not self._socket.poll(timeout_ms):
+            return
+        while True:
+            try:
+                owner, *frames = self._socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            try:
+                message = wire.decode(self._decoder, b"".join(frames))
+            except RequestError as error:
+                logger.warning("dropped a message: %s", error)
+                continue
+            match message:
+                case Attach():
+                    self._attached.add(owner)
+                case Generate(rid=rid) if rid in self._owners:
+                    error = RequestError(f"rid {rid!r} is already running", param="rid")
+                    self._socket.send_multipart([owner, wire.encode(RequestFailed(rid, ErrorInfo.of(error)))])
+                    continue
+                case Generate(rid=rid):
+                    self._owners[rid] = owner
+                case _:
+                    pass
+            yield owner, message
+
+    def reply(self, owner: bytes, message: FromCore) -> None:
+        self._socket.send_multipart([owner, wire.encode(message)])
+
+    def send(self, messages: list[FromCore]) -> None:
+        """To whoever asked. A finished request is forgotten."""
+        for message in messages:
+            assert not isinstance(message, CoreReady | CoreFailed | CoreReply)
+            over = isinstance(message, RequestFailed) or message.finish is not None
+            owner = self._owners.pop(message.rid, None) if over else self._owners.get(message.rid)
+            if owner is not None:
+                self.reply(owner, message)
+
+    def fail(self, error: BaseException) -> None:
+        """Tell every frontend that the core is going down, and give the bytes time to leave."""
+        for owner in self._attached:
+            self.reply(owner, CoreFailed(ErrorInfo.of(error)))
+        self._socket.close(linger=500)
+        self._context.term()
+
+
+def load(config: CoreConfig) -> tuple[Engine, Scheduler, ModelInfo]:
+    """Everything that a core is made of. Raises RamifyError when the checkpoint is at fault."""
+    path = find_checkpoint(config.model)
+    name = served_name(config.model, config.served_model_name)
+    tokenizer = load_tokenizer(path)
+    with progress.loading(name) as on_progress:
+        engine = build_engine(config, path, on_progress)
+    info = model_info(config, path, name, engine)
+    token_bytes = (tokenizer.token_bytes + [None] * info.vocab_size)[: info.vocab_size]
+    facts = VocabularyFacts(info.vocab_size, token_bytes, frozenset(tokenizer.eos_ids))
+    scheduler = Scheduler(
+        config,
+        cache=PrefixCache(info.num_pages, info.page_size, enabled=config.prefix_cache),
+        vocabulary=facts,
+        grammars=Grammars(facts.token_bytes, facts.eos_ids),
+        context_length=info.context_length,
+    )
+    return engine, scheduler, info
+
+
+def model_info(config: CoreConfig, path: Path, name: str, engine: Engine) -> ModelInfo:
+    limit = config.context_length or engine.config.context_length
+    if limit > engine.config.context_length:
+        raise RequestError(
+            f"context_length {limit} is beyond the model's {engine.config.context_length}", param="context_length"
+        )
+    return ModelInfo(
+        name=name,
+        path=str(path),
+        architecture=engine.config.architecture,
+        num_parameters=engine.num_parameters,
+        vocab_size=engine.config.vocab_size,
+        context_length=limit,
+        dtype=engine.dtype,
+        device=engine.device,
+        page_size=engine.pool.page_size,
+        num_pages=engine.pool.num_pages,
+        version=__version__,
+    )
+
+
+def loop(link: Link, engine: Engine, scheduler: Scheduler, info: ModelInfo) -> None:
+    """For ever: messages in, one forward, tokens out."""
+    while True:
+        wait = 0 if not scheduler.idle else GRAMMAR_POLL_MS if scheduler.pending_grammars else None
+        for owner, message in link.receive(wait):
+            if isinstance(message, Attach):
+                link.reply(owner, CoreReady(info))
+                continue
+            for answer in scheduler.handle(message, time.monotonic(), owner):
+                if isinstance(answer, CoreReply):
+                    link.reply(owner, answer)
+                else:
+                    link.send([answer])
+        plan = scheduler.plan(time.monotonic())
+        if plan is not None:
+            link.send(scheduler.commit(plan, engine.run(plan), time.monotonic()))
+
+
+def main() -> int:
+    # A terminal's Ctrl-C reaches the whole group: the frontend answers it and ends us through the lifeline.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    config = lifeline.read_config(sys.stdin.buffer)
+    lifeline.leave_at_end(sys.stdin.buffer, who="core", parent="frontend", socket_dir=config.serve.socket_dir)
+    logging.basicConfig(level=config.serve.log_level.upper(), format="%(levelname)s %(name)s: %(message)s")
+    link = Link(config.serve.core_address)
+    try:
+        engine, scheduler, info = load(config.core)
+    except Exception as error:
+        if not isinstance(error, RamifyError):
+            traceback.print_exc()
+        for _ in link.receive(GOODBYE_MS):
+            pass
+        link.fail(error)
+        return 1
+    try:
+        loop(link, engine, scheduler, info)
+    except Exception as error:
+        traceback.print_exc()
+        link.fail(RuntimeFailed(f"the core stopped on an error of its own: {type(error).__name__}: {error}"))
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,143 @@
+"""Starting a runtime from a program: `Runtime` owns the frontend process, which owns the core."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import tempfile
+import weakref
+from types import TracebackType
+from typing import Any, TypeVar
+
+import msgspec
+
+from . import lifeline
+from .checkpoint import find_checkpoint
+from .protocol.client import Connection
+from .protocol.config import CoreConfig, RuntimeConfig, ServeConfig
+from .protocol.core import ModelInfo
+from .protocol.errors import RequestError, RuntimeFailed
+from .protocol.start import StartFailed, StartReport
+
+GRACE = 5.0  # seconds the processes may take to leave before they are killed
+
+T = TypeVar("T")
+
+_CORE_FIELDS = frozenset(CoreConfig.__struct_fields__)
+_SERVE_FIELDS = frozenset(ServeConfig.__struct_fields__) - {"socket_dir"}
+
+
+class Runtime:
+    """A runtime of one's own: its processes start here and end with `shutdown`, the `with` block, or the program.
+
+    `settings` are the fields of CoreConfig and ServeConfig (`num_pages=...`, `port=...`). Raises RamifyError when
+    the model cannot be loaded, RequestError for an unknown or ill-typed setting.
+    """
+
+    def __init__(self, model: str | None = None, **settings: Any) -> None:
+        find_checkpoint(model)  # the commonest mistake, answered before a process starts
+        socket_dir = tempfile.mkdtemp(prefix="ramify-")
+        config = make_config(model, socket_dir, settings)
+        self.address = config.serve.client_address
+        self._process = subprocess.Popen(
+            lifeline.child_command("ramify.runtime.serve"),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=lifeline.child_environment(),
+            start_new_session=True,  # a terminal's Ctrl-C is this program's to answer
+        )
+        self._connection: Connection | None = None
+        self._finalizer = weakref.finalize(self, _end, self._process, socket_dir)
+        try:
+            self.info, self.http_port = _await_start(self._process, config)
+        except BaseException:
+            self._finalizer()
+            raise
+
+    @property
+    def url(self) -> str | None:
+        """Where it answers HTTP, when started with a port."""
+        return None if self.http_port is None else f"http://127.0.0.1:{self.http_port}"
+
+    @property
+    def pid(self) -> int:
+        """Of the frontend process."""
+        return self._process.pid
+
+    def connection(self) -> Connection:
+        """The connection that programs of this process share."""
+        if self._connection is None:
+            self._connection = Connection(self.address)
+        return self._connection
+
+    def shutdown(self) -> None:
+        """End the processes. What still runs is told so. Calling it again does nothing."""
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+        self._finalizer()
+
+    def __enter__(self) -> Runtime:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.shutdown()
+
+
+def make_config(model: str | None, socket_dir: str, settings: dict[str, Any]) -> RuntimeConfig:
+    """Sort keyword settings into the configuration. Raises RequestError naming the one at fault."""
+    for name in settings:
+        if name not in _CORE_FIELDS | _SERVE_FIELDS:
+            known = ", ".join(sorted(_CORE_FIELDS | _SERVE_FIELDS))
+            raise RequestError(f"unknown setting {name!r}; the settings are {known}", param=name)
+    core = {name: value for name, value in settings.items() if name in _CORE_FIELDS}
+    serve = {name: value for name, value in settings.items() if name in _SERVE_FIELDS}
+    return RuntimeConfig(
+        core=_convert({"model": model, **core}, CoreConfig),
+        serve=_convert({"socket_dir": socket_dir, **serve}, ServeConfig),
+    )
+
+
+def _convert(values: dict[str, Any], struct: type[T]) -> T:
+    try:
+        return msgspec.convert(values, struct)
+    except msgspec.ValidationError as error:
+        # msgspec ends its message with the path of the field: "... - at `$.num_pages`"
+        field = str(error).rpartition("$.")[2].rstrip("`")
+        raise RequestError(f"bad setting {field} = {values.get(field)!r}: {error}", param=field) from None
+
+
+def _await_start(process: subprocess.Popen[bytes], config: RuntimeConfig) -> tuple[ModelInfo, int | None]:
+    assert process.stdin is not None
+    assert process.stdout is not None
+    try:
+        process.stdin.write(lifeline.first_line(config))
+        process.stdin.flush()
+    except BrokenPipeError:
+        raise RuntimeFailed(f"the frontend ended with status {process.wait()} before it started") from None
+    line = process.stdout.readline()
+    if not line:
+        raise RuntimeFailed(f"the frontend ended with status {process.wait()} before it was ready")
+    report = msgspec.json.decode(line, type=StartReport)
+    if isinstance(report, StartFailed):
+        raise report.error.to_exception()
+    return report.info, report.http_port
+
+
+def _end(process: subprocess.Popen[bytes], socket_dir: str) -> None:
+    assert process.stdin is not None
+    assert process.stdout is not None
+    try:
+        process.stdin.write(lifeline.QUIT)
+        process.stdin.close()
+    except BrokenPipeError:
+        pass  # it is gone already
+    try:
+        process.wait(GRACE)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+    process.stdout.close()
+    shutil.rmtree(socket_dir, ignore_errors=True)

@@ -1,0 +1,59 @@
+"""How a child process learns what to do, and that its parent is gone: the pipe on its standard input.
+
+The first line is the child's configuration as JSON. After it, a line "quit" asks for a quiet end, and end-of-file
+without one means that the parent died. Nothing polls, and a parent killed outright still closes its end.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import threading
+from collections.abc import Callable
+from typing import BinaryIO
+
+import msgspec
+
+from .protocol.config import RuntimeConfig
+
+QUIT = b"quit\n"
+
+
+def first_line(config: RuntimeConfig) -> bytes:
+    return msgspec.json.encode(config) + b"\n"
+
+
+def read_config(stdin: BinaryIO) -> RuntimeConfig:
+    return msgspec.json.decode(stdin.readline(), type=RuntimeConfig)
+
+
+def child_command(module: str) -> list[str]:
+    # -P: the working directory stays off sys.path, where a checkout's folders would shadow other packages.
+    return [sys.executable, "-P", "-m", module]
+
+
+def child_environment() -> dict[str, str]:
+    # Threads that spin while they wait starve the other processes on a machine with few cores.
+    return {"OMP_WAIT_POLICY": "PASSIVE", "KMP_BLOCKTIME": "0", "TOKENIZERS_PARALLELISM": "false"} | dict(os.environ)
+
+
+def watch(stdin: BinaryIO, on_end: Callable[[bool], None]) -> None:
+    """Call `on_end(asked)` from a thread when the parent asks for the end (True) or is gone (False)."""
+
+    def wait() -> None:
+        on_end(stdin.readline() == QUIT)
+
+    threading.Thread(target=wait, name="lifeline", daemon=True).start()
+
+
+def leave_at_end(stdin: BinaryIO, *, who: str, parent: str, socket_dir: str) -> None:
+    """End this process at once when its parent is gone, saying so, and take the sockets along."""
+
+    def end(asked: bool) -> None:
+        if not asked:
+            print(f"ramify {who}: the {parent} is gone; leaving", file=sys.stderr, flush=True)
+            shutil.rmtree(socket_dir, ignore_errors=True)
+        os._exit(0 if asked else 1)
+
+    watch(stdin, end)

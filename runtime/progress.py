@@ -1,0 +1,26 @@
+"""Shows how far loading is: a bar on a terminal, silence elsewhere (the log has the time it took)."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+
+logger = logging.getLogger("ramify.core")
+
+OnProgress = Callable[[int, int], None]  # (bytes done, bytes in all)
+
+
+@contextmanager
+def loading(name: str) -> Iterator[OnProgress]:
+    start = time.monotonic()
+    columns = (TextColumn("loading {task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as bar:
+        task = bar.add_task(name, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
+    logger.info("loaded %s in %.1f s", name, time.monotonic() - start)

@@ -1,0 +1,54 @@
+"""What the processes are started with. Each field carries its meaning; the command line's flags are made from them."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+
+class CoreConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """The model, its memory, and how much one step does."""
+
+    model: Annotated[str | None, Meta(description="a Hugging Face checkpoint; default: the one that ships")] = None
+    served_model_name: Annotated[
+        str | None, Meta(description="name to answer under; default: the path's last part")
+    ] = None
+    device: Annotated[str, Meta(description="auto, cpu, cuda or cuda:N")] = "auto"
+    dtype: Annotated[
+        Literal["auto", "float32", "bfloat16", "float16"],
+        Meta(description="of weights and KV; auto: float32 on CPU below 200M parameters, else bfloat16"),
+    ] = "auto"
+    context_length: Annotated[int | None, Meta(ge=16, description="tokens per sequence; default: the model's")] = None
+    num_pages: Annotated[int | None, Meta(ge=4, description="KV pages of 16 tokens; default: from kv_memory")] = None
+    kv_memory: Annotated[float, Meta(gt=0, description="GiB for KV, when num_pages is not given")] = 1.0
+    prefill_budget: Annotated[int, Meta(ge=16, description="tokens computed per step, all rows together")] = 1024
+    max_running: Annotated[int, Meta(ge=1, description="requests decoded at once")] = 64
+    max_waiting: Annotated[int, Meta(ge=1, description="requests queued before answering busy")] = 4096
+    prefix_cache: Annotated[bool, Meta(description="reuse the KV of shared prefixes")] = True
+
+
+class ServeConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """How the frontend is reached. Without a port it serves ZMQ clients only."""
+
+    socket_dir: str  # mode 0700, made and removed by the frontend's owner
+    host: Annotated[str, Meta(description="HTTP address to bind")] = "127.0.0.1"
+    port: Annotated[int | None, Meta(ge=0, le=65535, description="HTTP port; 0: any free one")] = None
+    api_key: Annotated[str | None, Meta(description="required as 'Authorization: Bearer KEY' when set")] = None
+    log_level: Annotated[Literal["debug", "info", "warning", "error"], Meta(description="of our processes' logs")] = (
+        "warning"
+    )
+
+    @property
+    def client_address(self) -> str:
+        return f"ipc://{self.socket_dir}/frontend"
+
+    @property
+    def core_address(self) -> str:
+        return f"ipc://{self.socket_dir}/core"
+
+
+class RuntimeConfig(msgspec.Struct, frozen=True, kw_only=True):
+    core: CoreConfig
+    serve: ServeConfig

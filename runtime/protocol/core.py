@@ -1,0 +1,147 @@
+"""Frontend <-> core: requests as token ids one way, tokens the other. Knows no text, no programs' operations."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from .errors import ErrorInfo
+from .sampling import LogprobParams, SamplingParams, TokenLogprob
+
+
+class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """What the core serves, as every other process needs to know it."""
+
+    name: str  # the served name
+    path: str
+    architecture: str
+    num_parameters: int
+    vocab_size: int
+    context_length: int  # tokens, prompt and output together
+    dtype: str
+    device: str
+    page_size: int
+    num_pages: int
+    version: str
+
+    @property
+    def num_slots(self) -> int:
+        """Tokens whose KV fits at once."""
+        return self.page_size * self.num_pages
+
+
+# Frontend -> core
+
+
+class Attach(msgspec.Struct, frozen=True, tag="attach"):
+    """A frontend's first message. Answered by `CoreReady` once the model is loaded, or by `CoreFailed`."""
+
+
+class Generate(msgspec.Struct, frozen=True, kw_only=True, tag="generate"):
+    """Continue `tokens`. `max_new_tokens=0` computes prompt log-probabilities only.
+
+    `namespace` separates caches: nothing is shared across namespaces. `program` names the program the request is a
+    part of, so that the scheduler can keep its branches together.
+    """
+
+    rid: str
+    tokens: list[int]
+    sampling: SamplingParams  # seed is set
+    logprobs: LogprobParams | None = None
+    priority: int = 0  # higher goes first
+    namespace: str = ""
+    program: str | None = None
+
+
+class Abort(msgspec.Struct, frozen=True, tag="abort"):
+    """End a request, or all of the sender's when `rid` is None. Each is answered with a finish of type "abort"."""
+
+    rid: str | None = None
+
+
+class FlushCache(msgspec.Struct, frozen=True, tag="flush"):
+    """Forget every cached prefix that no running request uses. Answered by `CoreReply`."""
+
+    call: int
+
+
+class GetStats(msgspec.Struct, frozen=True, tag="stats"):
+    """Answered by `CoreReply` with a `CoreStats`."""
+
+    call: int
+
+
+ToCore = Attach | Generate | Abort | FlushCache | GetStats
+
+# Core -> frontend
+
+
+class Finish(msgspec.Struct, frozen=True):
+    """Why a request ended. `matched` is the stop string or the stop token's id."""
+
+    type: Literal["stop", "length", "abort"]
+    matched: str | int | None = None
+
+
+class Tokens(msgspec.Struct, frozen=True, kw_only=True, tag="tokens"):
+    """New output tokens of one request; the last one carries `finish`.
+
+    A stop token is the last id of `ids`; so is the token in which a stop string ended. `logprobs` has one entry per id
+    when asked for. `prompt_logprobs` comes whole, with the first tokens: one entry for each prompt position in
+    [prompt_from, len(prompt)), None for position 0.
+    """
+
+    rid: str
+    ids: list[int]
+    num_cached: int  # prompt tokens whose KV was reused
+    finish: Finish | None = None
+    logprobs: list[TokenLogprob] | None = None
+    prompt_logprobs: list[TokenLogprob | None] | None = None
+    num_retractions: int = 0
+
+
+class RequestFailed(msgspec.Struct, frozen=True, tag="failed"):
+    """The request is over without an answer."""
+
+    rid: str
+    error: ErrorInfo
+
+
+class CoreStats(msgspec.Struct, frozen=True, kw_only=True):
+    """A snapshot; counters are totals since start."""
+
+    num_running: int
+    num_waiting: int
+    num_pages: int
+    num_free_pages: int
+    num_cached_pages: int
+    num_steps: int
+    num_prompt_tokens: int
+    num_cached_tokens: int
+    num_output_tokens: int
+    num_retractions: int
+    num_evicted_pages: int
+
+
+class CoreReply(msgspec.Struct, frozen=True, tag="reply"):
+    """The answer to the call of that number."""
+
+    call: int
+    stats: CoreStats | None = None
+    error: ErrorInfo | None = None
+
+
+class CoreReady(msgspec.Struct, frozen=True, tag="ready"):
+    """The model is loaded; requests are welcome. The answer to `Attach`."""
+
+    info: ModelInfo
+
+
+class CoreFailed(msgspec.Struct, frozen=True, tag="core_failed"):
+    """The core could not start, or dies. The last message it sends."""
+
+    error: ErrorInfo
+
+
+FromCore = Tokens | RequestFailed | CoreReply | CoreReady | CoreFailed

@@ -1,0 +1,64 @@
+"""What can go wrong, named by who can act: the client (RequestError, BusyError) or the operator (RuntimeFailed)."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+
+class RamifyError(Exception):
+    """Base of every error that ramify raises on purpose."""
+
+
+class RequestError(RamifyError, ValueError):
+    """The client's mistake. `param` names the parameter, the message quotes the offending text.
+
+    `code` is a stable machine-readable word, e.g. "context_length_exceeded", "invalid_grammar".
+    """
+
+    def __init__(self, message: str, *, param: str | None = None, code: str = "invalid_value") -> None:
+        super().__init__(message)
+        self.param = param
+        self.code = code
+
+
+class BusyError(RamifyError):
+    """The runtime is full; the same request may succeed later."""
+
+
+class RuntimeFailed(RamifyError):
+    """The runtime, or one of its processes, died or could not start. Nothing that was running will be answered."""
+
+
+ErrorKind = Literal["request", "busy", "runtime"]
+
+
+class ErrorInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """An error as it travels. `to_exception` is the inverse of `ErrorInfo.of`."""
+
+    kind: ErrorKind
+    message: str
+    param: str | None = None
+    code: str | None = None
+
+    @classmethod
+    def of(cls, error: BaseException) -> ErrorInfo:
+        match error:
+            case RequestError():
+                return cls(kind="request", message=str(error), param=error.param, code=error.code)
+            case BusyError():
+                return cls(kind="busy", message=str(error))
+            case RamifyError():
+                return cls(kind="runtime", message=str(error))
+            case _:
+                return cls(kind="runtime", message=f"{type(error).__name__}: {error}")
+
+    def to_exception(self) -> RamifyError:
+        match self.kind:
+            case "request":
+                return RequestError(self.message, param=self.param, code=self.code or "invalid_value")
+            case "busy":
+                return BusyError(self.message)
+            case "runtime":
+                return RuntimeFailed(self.message)

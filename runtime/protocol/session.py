@@ -1,0 +1,206 @@
+"""Client <-> frontend: a program's operations one way, what they produced the other.
+
+A *state* is a growing sequence of token ids held by the frontend. The client numbers its states and each state's
+operations itself, so that nothing waits for a round trip: opening, appending, forking are one-way messages. Each
+operation is answered once, by `Done` or `Failed`, in order within its state; a streamed Gen also by `Delta`s before.
+After `Failed` every later operation of that state fails with the same error.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from .core import CoreStats, Finish, ModelInfo
+from .errors import ErrorInfo
+from .sampling import LogprobParams, SamplingParams, TokenLogprob
+
+ChoicesMethod = Literal["token_length_normalized", "greedy_token_selection", "unconditional_likelihood_normalized"]
+
+# Operations
+
+
+class Text(msgspec.Struct, frozen=True, tag="text"):
+    """Append text. Tokenised together with adjacent text when the next Gen or Select needs it."""
+
+    text: str
+
+
+class RoleBegin(msgspec.Struct, frozen=True, tag="role_begin"):
+    """Open a chat message: append what the model's chat template puts before its content."""
+
+    role: str
+
+
+class RoleEnd(msgspec.Struct, frozen=True, tag="role_end"):
+    """Close the open chat message: append what the template puts after its content."""
+
+
+class Gen(msgspec.Struct, frozen=True, kw_only=True, tag="gen"):
+    """Generate and append. With n > 1 the samples are forks; the state goes on with the first."""
+
+    sampling: SamplingParams
+    logprobs: LogprobParams | None = None
+    n: int = 1
+    stream: bool = False
+
+
+class Select(msgspec.Struct, frozen=True, kw_only=True, tag="select"):
+    """Score each choice as a continuation and append the best (temperature 0) or a draw among them."""
+
+    choices: tuple[str, ...]
+    method: ChoicesMethod = "token_length_normalized"
+    temperature: float = 0.0
+    seed: int | None = None
+
+
+class Fork(msgspec.Struct, frozen=True, tag="fork"):
+    """Open `children` as copies of this state as it is at this point."""
+
+    children: tuple[int, ...]
+
+
+class Concatenate(msgspec.Struct, frozen=True, tag="concatenate"):
+    """Append what each child appended since its fork, in order; waits for the children."""
+
+    children: tuple[int, ...]
+
+
+class Sync(msgspec.Struct, frozen=True, tag="sync"):
+    """Do nothing; its `Done` says that everything before it is done."""
+
+
+Operation = Text | RoleBegin | RoleEnd | Gen | Select | Fork | Concatenate | Sync
+
+# Client -> frontend
+
+
+class Hello(msgspec.Struct, frozen=True, tag="hello"):
+    """The first message. Answered by `Welcome` once the model is loaded, or by `Fatal`."""
+
+    version: str
+
+
+class Ping(msgspec.Struct, frozen=True, tag="ping"):
+    """Sent every few seconds; a client that falls silent loses its states."""
+
+
+class Bye(msgspec.Struct, frozen=True, tag="bye"):
+    """The client leaves; its states are closed and its running requests aborted."""
+
+
+class Open(msgspec.Struct, frozen=True, tag="open"):
+    """A new, empty state of program `program` (numbered by the client)."""
+
+    state: int
+    program: int
+
+
+class Append(msgspec.Struct, frozen=True, tag="append"):
+    """Play `operations`, numbered `first`, `first + 1`, ..., on `state`."""
+
+    state: int
+    first: int
+    operations: list[Operation]
+
+
+class Close(msgspec.Struct, frozen=True, tag="close"):
+    """Forget states; what they still run is aborted."""
+
+    states: tuple[int, ...]
+
+
+class Call(msgspec.Struct, frozen=True, tag="call"):
+    """A question outside any state. Answered by `Reply`."""
+
+    call: int
+    method: Literal["info", "stats", "flush_cache"]
+
+
+ToFrontend = Hello | Ping | Bye | Open | Append | Close | Call
+
+# Frontend -> client
+
+
+class Welcome(msgspec.Struct, frozen=True, tag="welcome"):
+    info: ModelInfo
+
+
+class Fatal(msgspec.Struct, frozen=True, tag="fatal"):
+    """The runtime is going down (or could not start); nothing more will be answered."""
+
+    error: ErrorInfo
+
+
+class Sequence(msgspec.Struct, frozen=True, kw_only=True):
+    """One generated sequence. `text` and `ids` are without the stop; a stop string may cut the last token, then
+    `ids` ends before it and `text` is longer than the ids' text."""
+
+    text: str
+    ids: list[int]
+    prompt_tokens: int
+    completion_tokens: int  # counts the stop token too: what was computed
+    cached_tokens: int
+    finish: Finish
+    logprobs: list[TokenLogprob] | None = None  # one per id, and one for a stop token
+    prompt_logprobs: list[TokenLogprob | None] | None = None
+    seconds: float = 0.0  # from submission to finish
+    num_retractions: int = 0
+
+
+class Choice(msgspec.Struct, frozen=True, kw_only=True):
+    """How a select decided. Lists have one entry per choice, in the user's order."""
+
+    index: int
+    text: str
+    scores: list[float]  # what the method compared
+    normalized_prompt_logprobs: list[float]  # mean log-probability of the choice's tokens
+    token_logprobs: list[list[TokenLogprob]]
+    unconditional_logprobs: list[list[TokenLogprob]] | None = None
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+
+
+class Delta(msgspec.Struct, frozen=True, tag="delta"):
+    """More text of a streamed Gen."""
+
+    state: int
+    op: int
+    text: str
+    ids: list[int]
+    logprobs: list[TokenLogprob] | None = None
+
+
+class Done(msgspec.Struct, frozen=True, tag="done"):
+    """Operation `op` appended `text` to the state (what `s.text()` shows). A Gen has `sequences`, a Select `choice`."""
+
+    state: int
+    op: int
+    text: str
+    sequences: list[Sequence] | None = None
+    choice: Choice | None = None
+
+
+class Failed(msgspec.Struct, frozen=True, tag="failed"):
+    """Operation `op` failed, and with it the state."""
+
+    state: int
+    op: int
+    error: ErrorInfo
+
+
+class Reply(msgspec.Struct, frozen=True, tag="reply"):
+    call: int
+    info: ModelInfo | None = None
+    stats: CoreStats | None = None
+    error: ErrorInfo | None = None
+
+
+class Malformed(msgspec.Struct, frozen=True, tag="malformed"):
+    """A message of yours could not be read. The connection goes on."""
+
+    error: ErrorInfo
+
+
+FromFrontend = Welcome | Fatal | Delta | Done | Failed | Reply | Malformed

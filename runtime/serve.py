@@ -1,0 +1,151 @@
+"""The frontend process: starts the core, serves until told to end or until the core dies, and leaves nothing behind.
+
+`ramify serve` runs `serve` in its own process; `launch.Runtime` runs this module as a child, which reports on its
+standard output, in one line of JSON, a `StartReport`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import shutil
+import signal
+import sys
+from asyncio.subprocess import Process
+from collections.abc import Callable
+
+import msgspec
+
+from . import lifeline
+from .checkpoint import find_checkpoint
+from .frontend.process import Frontend
+from .protocol.config import RuntimeConfig
+from .protocol.errors import ErrorInfo, RamifyError, RuntimeFailed
+from .protocol.start import Started, StartFailed, StartReport
+from .tokenizer import load_tokenizer
+
+CORE_GRACE = 2.0  # seconds a core may take to leave before it is killed
+
+
+async def serve(config: RuntimeConfig, end: asyncio.Event, on_start: Callable[[Started], None]) -> None:
+    """Serve until `end` is set. Raises RamifyError when starting fails, RuntimeFailed when the core dies."""
+    tokenizer = load_tokenizer(find_checkpoint(config.core.model))
+    frontend = Frontend(config, tokenizer)
+    core = await _start_core(config)
+    error: RamifyError | None = None
+    try:
+        await frontend.start()
+        await _supervise(frontend, core, end, on_start)
+    except RamifyError as caught:
+        error = caught
+        raise
+    finally:
+        await frontend.stop(None if error is None else ErrorInfo.of(error))
+        await _end_core(core)
+        shutil.rmtree(config.serve.socket_dir, ignore_errors=True)
+
+
+async def _supervise(
+    frontend: Frontend, core: Process, end: asyncio.Event, on_start: Callable[[Started], None]
+) -> None:
+    died = asyncio.ensure_future(core.wait())
+    ended = asyncio.ensure_future(end.wait())
+    ready = asyncio.ensure_future(frontend.core_ready())
+    try:
+        await asyncio.wait({died, ended, ready}, return_when=asyncio.FIRST_COMPLETED)
+        if died.done():
+            # A core that fails says why before it leaves; the message may still be on its way.
+            await asyncio.wait({ready}, timeout=1.0)
+        if ready.done():
+            on_start(Started(ready.result(), frontend.http_port))
+            await asyncio.wait({died, ended}, return_when=asyncio.FIRST_COMPLETED)
+        if died.done() and not ended.done():
+            raise RuntimeFailed(f"the core (process {core.pid}) {_how_it_ended(died.result())}; the runtime is down")
+    finally:
+        for task in (died, ended, ready):
+            task.cancel()
+
+
+async def _start_core(config: RuntimeConfig) -> Process:
+    core = await asyncio.create_subprocess_exec(
+        *lifeline.child_command("ramify.runtime.core"),
+        stdin=asyncio.subprocess.PIPE,
+        env=lifeline.child_environment(),
+    )
+    assert core.stdin is not None
+    core.stdin.write(lifeline.first_line(config))
+    await core.stdin.drain()
+    return core
+
+
+async def _end_core(core: Process) -> None:
+    assert core.stdin is not None
+    if core.returncode is None:
+        core.stdin.write(lifeline.QUIT)
+        try:
+            await asyncio.wait_for(core.wait(), CORE_GRACE)
+        except TimeoutError:
+            core.kill()
+            await core.wait()
+    core.stdin.close()
+
+
+def _how_it_ended(returncode: int) -> str:
+    return f"was killed by signal {-returncode}" if returncode < 0 else f"ended with status {returncode}"
+
+
+def make_socket_dir(path: str) -> None:
+    """A directory that only its owner can enter. Raises RamifyError when a socket's path would be too long."""
+    if len(path) > 90:  # the kernel allows 107 bytes for a socket's path
+        raise RamifyError(f"the directory for sockets has too long a path: {path!r}; set TMPDIR to a shorter one")
+    os.makedirs(path, mode=0o700, exist_ok=True)
+
+
+async def _child(config: RuntimeConfig) -> int:
+    loop = asyncio.get_running_loop()
+    end = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, end.set)
+
+    def on_end(asked: bool) -> None:
+        if not asked:
+            print("ramify frontend: the program that started it is gone; leaving", file=sys.stderr, flush=True)
+        loop.call_soon_threadsafe(end.set)
+
+    lifeline.watch(sys.stdin.buffer, on_end)
+    started = False
+
+    def on_start(report: Started) -> None:
+        nonlocal started
+        started = True
+        _report(report)
+
+    try:
+        await serve(config, end, on_start)
+    except RamifyError as error:
+        print(f"ramify frontend: {error}", file=sys.stderr, flush=True)
+        if not started:
+            _report(StartFailed(ErrorInfo.of(error)))
+        return 1
+    return 0
+
+
+def _report(value: StartReport) -> None:
+    sys.stdout.buffer.write(msgspec.json.encode(value) + b"\n")
+    sys.stdout.buffer.flush()
+
+
+def main() -> int:
+    config = lifeline.read_config(sys.stdin.buffer)
+    logging.basicConfig(level=config.serve.log_level.upper(), format="%(levelname)s %(name)s: %(message)s")
+    make_socket_dir(config.serve.socket_dir)
+    status = asyncio.run(_child(config))
+    # Not sys.exit: the lifeline's thread is blocked in a read, which would hold up the interpreter's own end.
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,30 @@
+"""What many tests share: one real runtime on the model that ships, started once per test process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+import ramify
+
+
+@pytest.fixture(scope="session")
+def runtime() -> Iterator[ramify.Runtime]:
+    """A runtime with HTTP, float32, and few enough pages that tests can fill them."""
+    with ramify.Runtime(port=0, dtype="float32", num_pages=2048, log_level="error") as started:
+        yield started
+
+
+@pytest.fixture(scope="session")
+def url(runtime: ramify.Runtime) -> str:
+    assert runtime.url is not None
+    return runtime.url
+
+
+@pytest.fixture
+def backend(runtime: ramify.Runtime) -> Iterator[ramify.Runtime]:
+    """The runtime as the default backend of programs, for one test."""
+    ramify.set_default_backend(runtime)
+    yield runtime
+    ramify.set_default_backend(None)

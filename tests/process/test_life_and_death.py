@@ -1,0 +1,155 @@
+"""Processes start together and end together, whoever goes first, and leave neither processes nor sockets behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import httpx
+import pytest
+
+import ramify
+
+SOON = 2.0  # seconds within which a dead process takes the others along
+RAMIFY = str(Path(sys.executable).parent / "ramify")
+
+
+def children(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def is_alive(pid: int) -> bool:
+    """Whether a process runs; one that ended and was not yet waited for does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def wait_until_dead(pid: int, timeout: float) -> bool:
+    try:
+        descriptor = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return True
+    try:
+        import select
+
+        return bool(select.select([descriptor], [], [], timeout)[0])
+    finally:
+        os.close(descriptor)
+
+
+@pytest.fixture
+def own_tmp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of its own for sockets, so that what is left behind can be seen. Short: a socket's path is limited."""
+    folder = Path(tempfile.mkdtemp(prefix="rt", dir="/tmp"))
+    monkeypatch.setenv("TMPDIR", str(folder))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    return folder
+
+
+@ramify.function
+def endless(s: ramify.ProgramState) -> None:
+    s += "Tell me everything." + ramify.gen("x", max_tokens=1900, ignore_eos=True, temperature=1.0)
+
+
+def test_a_killed_core_ends_the_frontend_and_fails_the_program(
+    own_tmp: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with ramify.Runtime() as runtime:
+        [core] = children(runtime.pid)
+        states = [endless.run(backend=runtime, stream=True) for _ in range(4)]
+        for state in states:
+            next(state.text_iter())
+        os.kill(core, signal.SIGKILL)
+        for state in states:
+            with pytest.raises(ramify.RuntimeFailed, match="core"):
+                state["x"]
+        assert wait_until_dead(runtime.pid, SOON)
+    assert "was killed by signal 9" in capfd.readouterr().err
+    assert not list(own_tmp.iterdir())
+
+
+def test_a_killed_frontend_ends_the_core_and_fails_the_program(
+    own_tmp: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with ramify.Runtime() as runtime:
+        [core] = children(runtime.pid)
+        state = endless.run(backend=runtime, stream=True)
+        next(state.text_iter())
+        os.kill(runtime.pid, signal.SIGKILL)
+        assert wait_until_dead(core, SOON)
+        with pytest.raises(ramify.RuntimeFailed):
+            state["x"]
+    assert "the frontend is gone" in capfd.readouterr().err
+    assert not list(own_tmp.iterdir())
+
+
+def test_a_killed_program_takes_its_runtime_along(own_tmp: Path) -> None:
+    code = "import ramify; r = ramify.Runtime(); print(r.pid, flush=True); input()"
+    with subprocess.Popen(
+        [sys.executable, "-P", "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as program:
+        assert program.stdout is not None
+        frontend = int(program.stdout.readline())
+        [core] = children(frontend)
+        program.kill()
+        assert wait_until_dead(frontend, 2 * SOON)
+        assert wait_until_dead(core, SOON)
+    assert not list(own_tmp.iterdir())
+
+
+def test_shutdown_leaves_nothing_behind(own_tmp: Path) -> None:
+    runtime = ramify.Runtime()
+    processes = [runtime.pid, *children(runtime.pid)]
+    assert list(own_tmp.iterdir())
+    assert os.stat(next(own_tmp.iterdir())).st_mode & 0o777 == 0o700
+    runtime.shutdown()
+    assert not any(is_alive(pid) for pid in processes)
+    assert not list(own_tmp.iterdir())
+    runtime.shutdown()
+
+
+def test_ctrl_c_ends_serve_cleanly(own_tmp: Path) -> None:
+    with subprocess.Popen(
+        [RAMIFY, "serve", "--port", "0"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as server:
+        assert server.stdout is not None
+        assert server.stderr is not None
+        line = server.stdout.readline()
+        url = line.split(" at ")[1].strip()
+        assert httpx.get(f"{url}/health").status_code == 200
+        [core] = children(server.pid)
+        os.killpg(server.pid, signal.SIGINT)  # as a terminal does: to the whole group
+        assert server.wait(10) == 0
+        assert server.stderr.read() == ""
+        assert not is_alive(core)
+    assert not list(own_tmp.iterdir())
+
+
+@pytest.mark.parametrize("command", ["serve", "info"])
+def test_an_unknown_model_is_a_clear_error(command: str) -> None:
+    done = subprocess.run([RAMIFY, command, "/no/such/model"], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    assert "no model at '/no/such/model'" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_corrupt_checkpoint_is_a_clear_error(tmp_path: Path, own_tmp: Path) -> None:
+    from ramify.runtime.checkpoint import SHIPPED_MODEL
+
+    for file in SHIPPED_MODEL.glob("*.json"):
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    weights = (SHIPPED_MODEL / "model.safetensors").read_bytes()
+    (tmp_path / "model.safetensors").write_bytes(weights[: len(weights) // 2])
+    with pytest.raises(ramify.RamifyError, match=r"model\.safetensors"):
+        ramify.Runtime(str(tmp_path))
+    assert not list(own_tmp.iterdir())

@@ -1,0 +1,87 @@
+"""The command line: its flags are a decision, its errors are one line."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+import ramify
+from ramify.cli import app
+
+ROOT = Path(ramify.__file__).parent
+RAMIFY = str(Path(sys.executable).parent / "ramify")
+
+MODEL_FLAGS = {
+    "--served-model-name",
+    "--device",
+    "--dtype",
+    "--context-length",
+    "--num-pages",
+    "--kv-memory",
+    "--prefill-budget",
+    "--max-running",
+    "--max-waiting",
+    "--prefix-cache",
+}
+FLAGS = {
+    "serve": MODEL_FLAGS | {"--host", "--port", "--api-key", "--log-level"},
+    "run": MODEL_FLAGS | {"--model", "--address", "--log-level"},
+    "info": MODEL_FLAGS | {"--address", "--log-level"},
+}
+
+
+def test_a_new_flag_is_a_decision() -> None:
+    commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    flags = {
+        name: {option for parameter in command.params for option in parameter.opts if option.startswith("--")}
+        for name, command in commands.items()
+    }
+    assert flags == FLAGS
+
+
+def test_every_flag_says_what_it_means() -> None:
+    for command in typer.main.get_command(app).commands.values():  # type: ignore[attr-defined]
+        for parameter in command.params:
+            assert parameter.help, f"{command.name} {parameter.name}"
+
+
+def test_the_version_is_written_once() -> None:
+    declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    assert CliRunner().invoke(app, ["--version"]).stdout.strip() == declared == ramify.__version__
+
+
+def test_info_shows_the_model_and_the_cache() -> None:
+    done = subprocess.run([RAMIFY, "info", "--num-pages", "64"], capture_output=True, text=True, check=True, timeout=60)
+    for fact in ("LlamaForCausalLM", "num_free_pages", "float32", "context_length"):
+        assert fact in done.stdout
+
+
+def test_run_gives_the_script_its_arguments_and_its_folder(tmp_path: Path) -> None:
+    (tmp_path / "helper.py").write_text("PROMPT = 'Question: What is the capital of France?\\nAnswer:'\n")
+    (tmp_path / "script.py").write_text(
+        "import sys, ramify\nfrom helper import PROMPT\n"
+        "@ramify.function\n"
+        "def ask(s):\n    s += PROMPT + ramify.gen('answer', max_tokens=4, temperature=0)\n"
+        "print(sys.argv[1:], type(ask.run()['answer']).__name__)\n"
+    )
+    done = subprocess.run(
+        [RAMIFY, "run", str(tmp_path / "script.py"), "--verbose", "7"], capture_output=True, text=True, timeout=60
+    )
+    assert done.stdout == "['--verbose', '7'] str\n", done.stderr
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [(["--num-pages", "1"], "num_pages"), (["--context-length", "999999"], "context_length")],
+)
+def test_a_bad_setting_is_one_line(setting: list[str], message: str) -> None:
+    done = subprocess.run([RAMIFY, "info", *setting], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
