@@ -1,0 +1,30 @@
+"""Every device op by name: what the model, the sampler and the engine may ask of a device.
+
+An op's meaning is plain torch (`reference/`), which runs on every device torch knows; a kernel for one kind of device
+must agree with it. Knows tensors and slots; knows nothing of models, requests or plans.
+"""
+
+from __future__ import annotations
+
+from .reference.attention import paged_attention, store_kv
+from .reference.layers import add_rms_norm, apply_rope, rms_norm, silu_and_mul
+from .reference.layout import AttentionLayout, RowSpan, attention_layout
+from .reference.logits import apply_penalties, apply_token_bitmask
+from .reference.sampling import draw_tokens, sampling_weights, token_logprobs
+
+__all__ = [
+    "AttentionLayout",
+    "RowSpan",
+    "add_rms_norm",
+    "apply_penalties",
+    "apply_rope",
+    "apply_token_bitmask",
+    "attention_layout",
+    "draw_tokens",
+    "paged_attention",
+    "rms_norm",
+    "sampling_weights",
+    "silu_and_mul",
+    "store_kv",
+    "token_logprobs",
+]

@@ -1,0 +1,152 @@
+"""Which queries meet which keys in a step, as index tensors and masks, computed once and used by every layer.
+
+Rows of one step differ in queries (a decode row has one, a prefill chunk many) and in keys. Rows of like size are
+padded to one size and computed together; sizes within a factor of two share a group, so at most half of the work is
+padding in either direction. Padding repeats the row's *own* last query and last key: whatever another sequence's
+memory holds, NaN included, never enters a row's sums.
+
+Legend: R rows, B rows of a group, T queries of a row, L keys of a row, D head size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from .layers import apply_rope
+
+# Rotations of keys that are stored unrotated: (positions [B, L], sequence lengths [B, 1]) -> cos, sin [B, L, 1, D].
+KeyRope = Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
+
+_MIN_KEYS = 256  # rows with fewer keys than this are cheap enough to be padded together
+_MAX_KEYS = 2048  # of a group: what is gathered should still be in a core's cache when it is used
+
+
+class RowSpan(NamedTuple):
+    """One row: `num_tokens` queries at positions [first_position, first_position + num_tokens), and its page table."""
+
+    first_position: int
+    num_tokens: int
+    pages: np.ndarray
+
+
+@dataclass(frozen=True)
+class PaddedRows:
+    """Rows of like size. `queries` are indices into the step's tokens; None means all of them, in order."""
+
+    num_rows: int
+    num_queries: int
+    num_keys: int
+    queries: torch.Tensor | None  # [B * T] int64
+    slots: torch.Tensor  # [B * L] int64
+    bias: torch.Tensor | None  # [B, 1, T, L], 0 where the key is visible, else -inf; None: all are
+    causal: bool  # the rows' queries are all of their keys, and each sees those up to itself
+    rope: tuple[torch.Tensor, torch.Tensor] | None  # cos, sin [B, L, 1, D] for keys stored unrotated
+
+    def rotate(self, k_BLHD: torch.Tensor) -> torch.Tensor:
+        return k_BLHD if self.rope is None else apply_rope(k_BLHD, *self.rope)
+
+
+@dataclass(frozen=True)
+class AttentionLayout:
+    """The groups, and where each token's output lies in their concatenation (None: already in order)."""
+
+    groups: tuple[PaddedRows, ...]
+    order: torch.Tensor | None  # [tokens] int64
+
+
+def attention_layout(
+    rows: Sequence[RowSpan],
+    *,
+    page_size: int,
+    window: int | None,
+    dtype: torch.dtype,
+    device: torch.device,
+    key_rope: KeyRope | None = None,
+) -> AttentionLayout:
+    """The layout of causal attention over `rows`, whose tokens are concatenated in order.
+
+    With a `window` W, position i sees the positions (i - W, i]. `dtype` is the queries'.
+    """
+    num_R = np.array([row.num_tokens for row in rows])
+    first_R = np.array([row.first_position for row in rows])
+    begin_R = np.zeros_like(first_R) if window is None else np.maximum(first_R - window + 1, 0)  # first key seen
+    starts_R = np.cumsum(num_R) - num_R
+    num_keys_R = first_R + num_R - begin_R
+
+    groups: list[PaddedRows] = []
+    order = np.empty(int(num_R.sum()), dtype=np.int64)
+    in_order = True
+    offset = 0
+    for rows_B in _alike(num_R, num_keys_R):
+        num_B, first_B, begin_B = num_R[rows_B, None], first_R[rows_B, None], begin_R[rows_B, None]
+        T, L = int(num_B.max()), int(num_keys_R[rows_B].max())
+        last_B = first_B + num_B - 1
+        local_BT = np.minimum(np.arange(T), num_B - 1)
+        query_BT = starts_R[rows_B, None] + local_BT
+        key_BL = begin_B + np.arange(L)
+        slots_BL = _slots([rows[r].pages for r in rows_B], np.minimum(key_BL, last_B), page_size)
+        causal = window is None and len(rows_B) == 1 and T == L and T > 1
+
+        order[query_BT] = offset + np.arange(query_BT.size).reshape(query_BT.shape)
+        offset += query_BT.size
+        every = query_BT.size == order.size and bool((query_BT.ravel() == np.arange(order.size)).all())
+        in_order &= every
+        groups.append(
+            PaddedRows(
+                num_rows=len(rows_B),
+                num_queries=T,
+                num_keys=L,
+                queries=None if every else torch.from_numpy(query_BT.ravel()).to(device),
+                slots=torch.from_numpy(slots_BL.ravel()).to(device),
+                bias=None if causal else _bias(first_B + local_BT, key_BL, window, dtype, device),
+                causal=causal,
+                rope=None
+                if key_rope is None
+                else key_rope(torch.from_numpy(key_BL).to(device), torch.from_numpy(last_B + 1).to(device)),
+            )
+        )
+    return AttentionLayout(tuple(groups), None if in_order else torch.from_numpy(order).to(device))
+
+
+def _alike(num_R: np.ndarray, num_keys_R: np.ndarray) -> list[np.ndarray]:
+    """Rows grouped by like size: indices, in order within a group."""
+    if len(num_R) == 1:
+        return [np.zeros(1, dtype=np.int64)]
+    size_R = 64 * _size_class(num_R) + _size_class(np.maximum(num_keys_R, _MIN_KEYS))
+    groups: list[np.ndarray] = []
+    for size in np.unique(size_R):
+        rows = np.flatnonzero(size_R == size)
+        step = max(1, _MAX_KEYS // int(num_keys_R[rows].max()))
+        groups += (rows[start : start + step] for start in range(0, len(rows), step))
+    return groups
+
+
+def _size_class(n: np.ndarray) -> np.ndarray:
+    """The least c with n <= 2**c."""
+    return np.asarray(np.ceil(np.log2(n)), dtype=np.int64)
+
+
+def _slots(pages: list[np.ndarray], positions_BL: np.ndarray, page_size: int) -> np.ndarray:
+    table = np.zeros((len(pages), max(map(len, pages))), dtype=np.int64)
+    for row, own in zip(table, pages, strict=True):
+        row[: len(own)] = own
+    page_BL, within_BL = np.divmod(positions_BL, page_size)
+    return np.take_along_axis(table, page_BL, axis=1) * page_size + within_BL
+
+
+def _bias(
+    query_BT: np.ndarray, key_BL: np.ndarray, window: int | None, dtype: torch.dtype, device: torch.device
+) -> torch.Tensor | None:
+    if key_BL[:, -1].max() <= query_BT.min() and (window is None or key_BL[:, 0].min() > query_BT.max() - window):
+        return None
+    q_BT1 = torch.from_numpy(query_BT).to(device)[:, :, None]
+    k_B1L = torch.from_numpy(key_BL).to(device)[:, None, :]
+    hidden = k_B1L > q_BT1
+    if window is not None:
+        hidden |= k_B1L <= q_BT1 - window
+    return torch.zeros(hidden.shape, dtype=dtype, device=device).masked_fill_(hidden, float("-inf"))[:, None]

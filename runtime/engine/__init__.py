@@ -1,0 +1,9 @@
+"""Runs forward plans on a device: the model, its KV pool and the sampler. Knows no requests, queues or sockets."""
+
+from __future__ import annotations
+
+from .build import build_engine
+from .engine import Engine, EngineInfo
+from .kv_pool import PAGE_SIZE, KvPool
+
+__all__ = ["PAGE_SIZE", "Engine", "EngineInfo", "KvPool", "build_engine"]

@@ -1,0 +1,81 @@
+"""From a CoreConfig to an engine: where to compute, in which type, with how much KV memory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from ..models.config import ModelConfig, read_config
+from ..models.load import load_model
+from ..models.parameters import num_parameters
+from ..models.weights import Progress
+from ..protocol.config import CoreConfig
+from ..protocol.errors import RequestError
+from .engine import Engine
+from .kv_pool import PAGE_SIZE, KvPool, bytes_per_page
+
+_SMALL = 200_000_000  # parameters; below it a CPU is faster in float32 than in bfloat16
+_TINY = 50_000_000  # parameters; below it handing work to other threads costs more than it saves
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def build_engine(config: CoreConfig, path: Path, on_progress: Progress | None = None) -> Engine:
+    """The engine of the checkpoint in directory `path`, its weights loaded.
+
+    Raises CheckpointError when the checkpoint cannot be served, RequestError naming the setting when the device does
+    not exist, the context is longer than the model's, or the KV memory does not hold one sequence.
+    """
+    model_config = read_config(path)
+    device = choose_device(config.device)
+    dtype = choose_dtype(config.dtype, device, num_parameters(model_config))
+    context_length = _context_length(config, model_config)
+    num_pages = config.num_pages or _pages_in_memory(config.kv_memory, context_length, model_config, dtype)
+    if device.type == "cpu" and num_parameters(model_config) < _TINY:
+        torch.set_num_threads(1)
+    model = load_model(path, device=device, dtype=dtype, on_progress=on_progress)
+    pool = KvPool(model_config, num_pages, device=device, dtype=dtype)
+    return Engine(model, pool, context_length=context_length)
+
+
+def choose_device(name: str) -> torch.device:
+    """`auto` is the first CUDA device, or the CPU. Raises RequestError when there is no such device."""
+    if name == "auto":
+        return torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        device = None
+    if device is None or device.type not in ("cpu", "cuda"):
+        raise RequestError(f"device must be auto, cpu, cuda or cuda:N, got {name!r}", param="device")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise RequestError(f"device {name!r} does not exist: found {torch.cuda.device_count()} of cuda", param="device")
+    return device
+
+
+def choose_dtype(name: str, device: torch.device, num_parameters: int) -> torch.dtype:
+    if name != "auto":
+        return _DTYPES[name]
+    return torch.float32 if device.type == "cpu" and num_parameters < _SMALL else torch.bfloat16
+
+
+def _context_length(config: CoreConfig, model: ModelConfig) -> int:
+    wanted = config.context_length or model.context_length
+    if wanted > model.context_length:
+        raise RequestError(
+            f"context_length {wanted} is longer than the model's {model.context_length}", param="context_length"
+        )
+    return wanted
+
+
+def _pages_in_memory(gibibytes: float, context_length: int, model: ModelConfig, dtype: torch.dtype) -> int:
+    page = bytes_per_page(model, dtype)
+    num_pages = int(gibibytes * 2**30) // page
+    needed = -(-context_length // PAGE_SIZE)
+    if num_pages < needed:
+        raise RequestError(
+            f"kv_memory {gibibytes:g} GiB holds {num_pages * PAGE_SIZE} tokens, a sequence may have {context_length}: "
+            f"raise kv_memory to {needed * page / 2**30:.2f} or lower context_length",
+            param="kv_memory",
+        )
+    return num_pages

@@ -1,0 +1,66 @@
+"""From a plan's rows to the decoder's inputs: index tensors for the whole step, built with numpy, moved once.
+
+Legend: T tokens of the step, O outputs wanted, R rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import chain
+
+import numpy as np
+import torch
+
+from ...kernels import AttentionLayout, RowSpan, attention_layout
+from ..models.decoder import Decoder, DecoderInputs
+from ..scheduler.plan import Row
+from .kv_pool import PAGE_SIZE
+
+
+def decoder_inputs(rows: Sequence[Row], model: Decoder, wanted: np.ndarray) -> DecoderInputs:
+    """`wanted` are the indices, among the rows' tokens concatenated, of those whose hidden states will be read."""
+    num_R = np.array([len(row.tokens) for row in rows])
+    first_R = np.array([row.first_position for row in rows])
+    ids_T = np.fromiter(chain.from_iterable(row.tokens for row in rows), dtype=np.int64, count=int(num_R.sum()))
+    # Position of token t: its row's first, and its distance from the row's start.
+    positions_T = np.arange(len(ids_T)) + np.repeat(first_R - (np.cumsum(num_R) - num_R), num_R)
+    lengths_R = first_R + num_R
+    spans = [
+        RowSpan(row.first_position, len(row.tokens), np.array(row.pages[: -(-length // PAGE_SIZE)], dtype=np.int64))
+        for row, length in zip(rows, lengths_R.tolist(), strict=True)
+    ]
+    pages = np.concatenate([span.pages for span in spans])
+    page_starts_R = np.cumsum([len(span.pages) for span in spans]) - [len(span.pages) for span in spans]
+    slots_T = pages[np.repeat(page_starts_R, num_R) + positions_T // PAGE_SIZE] * PAGE_SIZE + positions_T % PAGE_SIZE
+
+    def tensor(array: np.ndarray) -> torch.Tensor:
+        return torch.from_numpy(array).to(model.device, non_blocking=True)
+
+    cos_T1D, sin_T1D = model.rope.angles(tensor(positions_T), tensor(np.repeat(lengths_R, num_R)))
+    return DecoderInputs(
+        ids_T=tensor(ids_T),
+        cos_T1D=cos_T1D,
+        sin_T1D=sin_T1D,
+        slots_T=tensor(slots_T),
+        layouts=_layouts(spans, model, int(lengths_R.max())),
+        wanted_O=None if np.array_equal(wanted, np.arange(len(ids_T))) else tensor(wanted),
+    )
+
+
+def _layouts(spans: list[RowSpan], model: Decoder, longest: int) -> dict[int | None, AttentionLayout]:
+    """One layout for each of the model's windows; a window no row outgrows needs none of its own."""
+    made: dict[int | None, AttentionLayout] = {}
+    layouts: dict[int | None, AttentionLayout] = {}
+    for window in set(model.config.windows):
+        effective = None if window is not None and window >= longest else window
+        if effective not in made:
+            made[effective] = attention_layout(
+                spans,
+                page_size=PAGE_SIZE,
+                window=effective,
+                dtype=model.dtype,
+                device=model.device,
+                key_rope=model.rope.angles if model.rope.depends_on_length else None,
+            )
+        layouts[window] = made[effective]
+    return layouts

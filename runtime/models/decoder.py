@@ -1,0 +1,84 @@
+"""The forward pass of a Llama-like decoder, as its config describes it. Knows tokens, positions and slots; knows no
+requests, and nothing of what becomes of its logits.
+
+Legend: T tokens of the step, O outputs wanted, L layers, E hidden size, V vocabulary, H query heads, K key/value heads,
+D head size, S slots.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+
+from ... import kernels
+from ...kernels import AttentionLayout
+from .config import ModelConfig
+from .parameters import DecoderParameters, LayerParameters, num_parameters
+from .rope import Rope
+
+KvLayer = tuple[torch.Tensor, torch.Tensor]  # keys and values of a layer, [S, K, D] each
+
+
+@dataclass(frozen=True)
+class DecoderInputs:
+    """One step: the rows' tokens, concatenated."""
+
+    ids_T: torch.Tensor
+    cos_T1D: torch.Tensor
+    sin_T1D: torch.Tensor
+    slots_T: torch.Tensor  # where each token's KV goes
+    layouts: dict[int | None, AttentionLayout]  # by window
+    wanted_O: torch.Tensor | None  # indices of tokens whose hidden states are read; None: all
+
+
+class Decoder:
+    """A model on its device, ready to run."""
+
+    def __init__(self, config: ModelConfig, parameters: DecoderParameters) -> None:
+        self.config = config
+        self.dtype = parameters.norm_E.dtype
+        self.device = parameters.norm_E.device
+        self.rope = Rope(config.rope, config.head_dim, device=self.device, dtype=self.dtype)
+        self.num_parameters = num_parameters(config)
+        self._parameters = parameters
+        self._scale = config.head_dim**-0.5
+
+    def hidden(self, inputs: DecoderInputs, kv: Sequence[KvLayer]) -> torch.Tensor:
+        """Final hidden states [O, E] of the wanted tokens; the KV of all tokens is written to `kv`, one per layer."""
+        config, eps = self.config, self.config.norm_eps
+        residual = F.embedding(inputs.ids_T, self._parameters.embedding_VE)
+        x = kernels.rms_norm(residual, self._parameters.layers[0].input_norm_E, eps)
+        for index, layer in enumerate(self._parameters.layers):
+            if index:
+                x, residual = kernels.add_rms_norm(x, residual, layer.input_norm_E, eps)
+            x = self._attention(x, layer, inputs, kv[index], inputs.layouts[config.windows[index]])
+            if index == config.num_layers - 1 and inputs.wanted_O is not None:
+                # Nobody reads the other tokens' hidden states, and their keys and values are all written.
+                x, residual = x[inputs.wanted_O], residual[inputs.wanted_O]
+            x, residual = kernels.add_rms_norm(layer.o(x), residual, layer.post_norm_E, eps)
+            x = layer.down(kernels.silu_and_mul(layer.gate_up(x)))
+        return kernels.rms_norm(residual + x, self._parameters.norm_E, eps)
+
+    def logits(self, hidden_OE: torch.Tensor) -> torch.Tensor:
+        """float32 [O, V]."""
+        return self._parameters.head(hidden_OE).float()
+
+    def _attention(
+        self, x_TE: torch.Tensor, layer: LayerParameters, inputs: DecoderInputs, kv: KvLayer, layout: AttentionLayout
+    ) -> torch.Tensor:
+        """[T, H * D], before the output projection."""
+        T, H, K = x_TE.shape[0], self.config.num_heads, self.config.num_kv_heads
+        qkv = layer.qkv(x_TE).view(T, H + 2 * K, self.config.head_dim)
+        qk, v = qkv[:, : H + K], qkv[:, H + K :]
+        if layer.qk_norm_HD is not None:
+            qk = kernels.rms_norm(qk, layer.qk_norm_HD, self.config.norm_eps)
+        if self.rope.depends_on_length:  # keys are stored unrotated, and rotated when read
+            q, k = kernels.apply_rope(qk[:, :H], inputs.cos_T1D, inputs.sin_T1D), qk[:, H:]
+        else:
+            qk = kernels.apply_rope(qk, inputs.cos_T1D, inputs.sin_T1D)
+            q, k = qk[:, :H], qk[:, H:]
+        kernels.store_kv(k, v, *kv, inputs.slots_T)
+        return kernels.paged_attention(q, *kv, layout, self._scale).view(T, -1)

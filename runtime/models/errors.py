@@ -1,0 +1,15 @@
+"""What can be wrong with a checkpoint."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ..protocol.errors import RamifyError
+
+
+class CheckpointError(RamifyError):
+    """The checkpoint cannot be served. The message names the file, and the field or tensor."""
+
+    def __init__(self, file: Path, problem: str) -> None:
+        super().__init__(f"{file}: {problem}")
+        self.file = file

@@ -1,0 +1,66 @@
+"""Typed reading of a JSON object's fields, with errors that name the file, the field and its value."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from .errors import CheckpointError
+
+
+class Fields:
+    """The fields of `raw`. `null` counts as absent, as it does for the library that writes these files."""
+
+    def __init__(self, raw: dict[str, Any], file: Path, within: str = "") -> None:
+        self.raw = raw
+        self.file = file
+        self._within = within
+
+    def nested(self, field: str) -> Fields:
+        """The fields of the object `field`; absent: none."""
+        value = self.raw.get(field)
+        if value is None:
+            value = {}
+        if not isinstance(value, dict):
+            raise self.invalid(field, "must be an object")
+        return Fields(value, self.file, f"{self._within}{field}.")
+
+    def count(self, field: str, *, default: int | None = None, least: int = 1) -> int:
+        value = self._value(field, default)
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise self.invalid(field, f"must be an integer of at least {least}")
+        return value
+
+    def number(self, field: str, *, default: float | None = None) -> float:
+        value = self._value(field, default)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value <= 0:
+            raise self.invalid(field, "must be a positive number")
+        return float(value)
+
+    def boolean(self, field: str, *, default: bool) -> bool:
+        value = self._value(field, default)
+        if not isinstance(value, bool):
+            raise self.invalid(field, "must be true or false")
+        return value
+
+    def one_of(self, field: str, choices: Sequence[str], *, default: str) -> str:
+        value = self._value(field, default)
+        if value not in choices:
+            raise self.unsupported(field, f"supported: {', '.join(choices)}; {value!r} is")
+        return str(value)
+
+    def _value(self, field: str, default: Any) -> Any:
+        value = self.raw.get(field)
+        if value is None:
+            if default is None:
+                raise CheckpointError(self.file, f"the field {self._within}{field} is missing")
+            return default
+        return value
+
+    def invalid(self, field: str, problem: str) -> CheckpointError:
+        return CheckpointError(self.file, f"{self._within}{field} {problem}, got {self.raw.get(field)!r}")
+
+    def unsupported(self, field: str, what: str) -> CheckpointError:
+        return CheckpointError(self.file, f"{self._within}{field}: {what} not supported")

@@ -1,0 +1,102 @@
+"""Rotation angles of positions, for every scaling type.
+
+Dynamic NTK scaling changes the frequencies with the sequence's length, so a rotated key would be right for one length
+only, and could be shared neither between sequences nor between a sequence and its continuation. Such a model's keys
+are therefore stored unrotated, and rotated when read, all with the frequencies of the row's present length. A prompt
+computed in one pass then equals the reference exactly. Beyond the original context, hidden states of earlier tokens
+depend on the lengths they were computed at; that is so for any cached generation with this scaling.
+
+Legend: D head size, ... any positions.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from .rope_config import RopeConfig
+
+
+class Rope:
+    """Frequencies on `device`; angles in `dtype`."""
+
+    def __init__(self, config: RopeConfig, head_dim: int, *, device: torch.device, dtype: torch.dtype) -> None:
+        self._config = config
+        self._head_dim = head_dim
+        self._dtype = dtype
+        self._frequencies = frequencies(config, head_dim).to(device)
+        self._amplitude = amplitude(config)
+
+    @property
+    def depends_on_length(self) -> bool:
+        return self._config.type == "dynamic"
+
+    def angles(self, positions: torch.Tensor, lengths: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """cos and sin `[..., 1, D]` as `apply_rope` takes them, of integer `positions` [...] in sequences of `lengths`
+        tokens (broadcast against positions; read only by dynamic scaling)."""
+        table = self._dynamic_frequencies(lengths) if self.depends_on_length else self._frequencies
+        phases = positions[..., None].float() * table
+        cos, sin = phases.cos() * self._amplitude, phases.sin() * self._amplitude
+        return (
+            torch.cat((cos, cos), dim=-1).unsqueeze(-2).to(self._dtype),
+            torch.cat((-sin, sin), dim=-1).unsqueeze(-2).to(self._dtype),
+        )
+
+    def _dynamic_frequencies(self, lengths: torch.Tensor) -> torch.Tensor:
+        config, D = self._config, self._head_dim
+        stretch = (config.factor * lengths / config.original_context - (config.factor - 1)).clamp_min(1.0)
+        base = config.theta * stretch ** (D / (D - 2))
+        return 1.0 / base[..., None] ** _exponents(D).to(lengths.device)
+
+
+def frequencies(config: RopeConfig, head_dim: int) -> torch.Tensor:
+    """Radians per position of each pair of dimensions, float32 [D/2]; for dynamic, those of a short sequence."""
+    plain = 1.0 / config.theta ** _exponents(head_dim)
+    match config.type:
+        case "default" | "dynamic":
+            return plain
+        case "linear":  # Chen et al. 2023, position interpolation
+            return plain / config.factor
+        case "llama3":
+            # Wavelengths beyond the original context are interpolated, short ones kept, a ramp in between.
+            wavelengths = 2 * math.pi / plain
+            turns = config.original_context / wavelengths
+            ramp = (turns - config.low_freq_factor) / (config.high_freq_factor - config.low_freq_factor)
+            return torch.lerp(plain / config.factor, plain, ramp.clamp(0, 1))
+        case "yarn":  # Peng et al. 2023, section 3.2, "NTK-by-parts"
+            low, high = _yarn_range(config, head_dim)
+            ramp = (torch.arange(head_dim // 2, dtype=torch.float32) - low) / (high - low)
+            return torch.lerp(plain, plain / config.factor, ramp.clamp(0, 1))
+
+
+def amplitude(config: RopeConfig) -> float:
+    """What cos and sin are multiplied by: yarn's attention temperature (section 3.4), else 1."""
+    if config.type != "yarn":
+        return 1.0
+    if config.attention_factor is not None:
+        return config.attention_factor
+
+    def temperature(mscale: float) -> float:
+        return 0.1 * mscale * math.log(config.factor) + 1.0 if config.factor > 1 else 1.0
+
+    if config.mscale and config.mscale_all_dim:
+        return temperature(config.mscale) / temperature(config.mscale_all_dim)
+    return temperature(1.0)
+
+
+def _exponents(head_dim: int) -> torch.Tensor:
+    return torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
+
+
+def _yarn_range(config: RopeConfig, head_dim: int) -> tuple[float, float]:
+    """The pairs (fractional indices) that turn `beta_fast` and `beta_slow` times within the original context."""
+
+    def pair_that_turns(times: float) -> float:
+        return head_dim * math.log(config.original_context / (times * 2 * math.pi)) / (2 * math.log(config.theta))
+
+    low, high = pair_that_turns(config.beta_fast), pair_that_turns(config.beta_slow)
+    if config.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, head_dim - 1)
+    return low, high + 0.001 if low == high else high

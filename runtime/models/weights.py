@@ -1,0 +1,91 @@
+"""Copies safetensors files, one or several with an index, into a decoder's parameters. Knows names and shapes; knows
+no architecture. Nothing here unpickles."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from safetensors import SafetensorError, safe_open
+
+from .errors import CheckpointError
+from .parameters import Destination
+
+Progress = Callable[[int, int], None]  # (done_bytes, total_bytes), called after each tensor
+
+_SINGLE = "model.safetensors"
+_INDEX = "model.safetensors.index.json"
+# Buffers that older checkpoints carry; they follow from the config.
+_DERIVED = re.compile(r"\.rotary_emb\.inv_freq$|\.attn\.masked_bias$")
+
+
+def load_weights(path: Path, parts: Mapping[str, Destination], on_progress: Progress | None = None) -> None:
+    """Fill every destination from the checkpoint in directory `path`, converting to its dtype.
+
+    Raises CheckpointError, naming file and tensor, when a file is missing, truncated or corrupt, or a tensor is
+    missing, unexpected, of another shape or not floating point.
+    """
+    files = _files(path)
+    total = sum(file.stat().st_size for file in files)
+    missing = dict(parts)
+    finished = 0
+    for file in files:
+        done = finished
+        try:
+            with safe_open(file, framework="pt") as tensors:
+                for name in tensors.keys():  # noqa: SIM118  # safe_open is no mapping
+                    done += _copy(file, tensors, name, missing, parts)
+                    if on_progress is not None:
+                        on_progress(done, total)
+        except (SafetensorError, OSError) as error:
+            raise CheckpointError(file, f"corrupt or truncated: {error}") from None
+        finished += file.stat().st_size
+    if missing:
+        names = sorted(missing)
+        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+        raise CheckpointError(path, f"the tensor {names[0]}{more} is in none of {', '.join(f.name for f in files)}")
+    if on_progress is not None:
+        on_progress(total, total)
+
+
+def _copy(
+    file: Path, tensors: safe_open, name: str, missing: dict[str, Destination], parts: Mapping[str, Destination]
+) -> int:
+    """Copy one tensor, strike it off `missing`, and return its bytes in the file."""
+    if name not in parts:
+        if _DERIVED.search(name) or name == "lm_head.weight":  # a tied head may be stored all the same
+            return 0
+        raise CheckpointError(file, f"the tensor {name} is unexpected for this architecture")
+    destination = missing.pop(name, None)
+    if destination is None:
+        raise CheckpointError(file, f"the tensor {name} is stored twice")
+    shape = tuple(tensors.get_slice(name).get_shape())
+    if shape != destination.shape:
+        raise CheckpointError(file, f"the tensor {name} has shape {shape}, config.json asks for {destination.shape}")
+    tensor = tensors.get_tensor(name)
+    if not tensor.is_floating_point():
+        raise CheckpointError(file, f"the tensor {name} is {tensor.dtype}, not floating point")
+    destination.part.copy_(tensor)
+    return int(tensor.nbytes)
+
+
+def _files(path: Path) -> list[Path]:
+    index = path / _INDEX
+    if not index.is_file():
+        if not (path / _SINGLE).is_file():
+            raise CheckpointError(path, f"holds neither {_SINGLE} nor {_INDEX}")
+        return [path / _SINGLE]
+    try:
+        names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError(index, f"not a safetensors index: {type(error).__name__}: {error}") from None
+    if not names:
+        raise CheckpointError(index, "weight_map is empty")
+    for name in names:
+        if not isinstance(name, str) or Path(name).name != name:
+            raise CheckpointError(index, f"weight_map names {name!r}, which is not a file beside it")
+        if not (path / name).is_file():
+            raise CheckpointError(index, f"weight_map names {name}, which does not exist")
+    return [path / name for name in names]

@@ -1,0 +1,185 @@
+"""Judges: transformers' greedy generation, and the engine itself with the rows one at a time."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+
+from ramify.runtime.engine import PAGE_SIZE, Engine, build_engine
+from ramify.runtime.engine.kv_pool import bytes_per_page
+from ramify.runtime.models.config import read_config
+from ramify.runtime.models.errors import CheckpointError
+from ramify.runtime.protocol.config import CoreConfig
+from ramify.runtime.protocol.errors import RequestError
+from ramify.runtime.scheduler.plan import ForwardPlan, ForwardResult, PageCopy, Row, Sample, Score
+
+GREEDY = Sample(temperature=0.0, top_k=None, top_p=1.0, min_p=0.0, draw=0.0)
+
+
+def run(engine: Engine, *rows: Row, copies: tuple[PageCopy, ...] = ()) -> ForwardResult:
+    return engine.run(ForwardPlan(step=7, copies=list(copies), rows=list(rows)))
+
+
+def prompts(count: int) -> list[list[int]]:
+    rng = random.Random(1)
+    return [rng.choices(range(150), k=rng.choice([1, 2, 5, 17, 40, 70])) for _ in range(count)]
+
+
+def generate(engine: Engine, prompts: list[list[int]], steps: int) -> list[list[int]]:
+    """Greedy continuations of all prompts together, prefilled in chunks of up to 16 tokens beside decode rows."""
+    pages = random.Random(2).sample(range(engine.info.num_pages), engine.info.num_pages)
+    tables = [[pages.pop() for _ in range(-(-(len(prompt) + steps) // PAGE_SIZE))] for prompt in prompts]
+    sequences, computed = [list(prompt) for prompt in prompts], [0] * len(prompts)
+    goals = [len(prompt) + steps for prompt in prompts]
+    while any(len(s) < goal for s, goal in zip(sequences, goals, strict=True)):
+        live = [i for i, goal in enumerate(goals) if len(sequences[i]) < goal]
+        rows = []
+        for i in live:
+            chunk = sequences[i][computed[i] : computed[i] + 16]
+            last = computed[i] + len(chunk) == len(sequences[i])
+            rows.append(
+                Row(
+                    rid=str(i),
+                    tokens=chunk,
+                    first_position=computed[i],
+                    pages=tables[i],
+                    sample=GREEDY if last else None,
+                )
+            )
+        for i, row, result in zip(live, rows, run(engine, *rows).rows, strict=True):
+            computed[i] += len(row.tokens)
+            assert (result.token is None) == (row.sample is None)
+            if result.token is not None:
+                sequences[i].append(result.token)
+    return [s[-steps:] for s in sequences]
+
+
+def test_a_batch_of_mixed_rows_generates_what_transformers_does(engine: Engine, checkpoint: Path) -> None:
+    judge = transformers.LlamaForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
+    batch = prompts(20)
+    for prompt, got in zip(batch, generate(engine, batch, steps=12), strict=True):
+        ids = torch.tensor([prompt])
+        want = judge.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=12,
+            do_sample=False,
+            eos_token_id=None,
+            pad_token_id=0,
+        )
+        assert got == want[0, len(prompt) :].tolist()
+
+
+def test_the_same_prompt_gives_the_same_tokens_alone_and_among_others(engine: Engine) -> None:
+    batch = prompts(32)
+    together = generate(engine, batch, steps=10)
+    assert [generate(engine, [prompt], steps=10)[0] for prompt in batch] == together
+
+
+def test_sampling_and_scoring_in_one_row_and_beside_others(engine: Engine) -> None:
+    prompt = random.Random(4).choices(range(150), k=30)
+    both = Row(
+        rid="both",
+        tokens=prompt,
+        first_position=0,
+        pages=[3, 1],
+        sample=GREEDY,
+        score=Score(first=10, targets=prompt[11:], num_top=0),
+    )
+    silent = Row(rid="silent", tokens=[4, 5], first_position=0, pages=[9])
+    greedy = Row(rid="greedy", tokens=[4, 5], first_position=0, pages=[8], sample=GREEDY)
+    result = run(engine, silent, both, greedy)
+    assert result.step == 7
+    assert (result.rows[0].token, result.rows[0].scores) == (None, [])
+    assert [score.id for score in result.rows[1].scores] == prompt[11:]
+    alone = run(engine, both).rows[0]
+    assert result.rows[1].token == alone.token
+    assert [s.logprob for s in result.rows[1].scores] == pytest.approx([s.logprob for s in alone.scores], abs=1e-5)
+    assert result.rows[2].token == run(engine, greedy).rows[0].token
+
+
+def test_as_many_outputs_as_tokens_need_not_be_all_of_them(engine: Engine) -> None:
+    score = Score(first=0, targets=[7, 8], num_top=0)
+    silent = Row(rid="silent", tokens=[3], first_position=0, pages=[0])
+    both = Row(rid="both", tokens=[6, 7], first_position=0, pages=[1], sample=GREEDY, score=score)
+    alone, beside = run(engine, both).rows[0], run(engine, silent, both).rows[1]
+    assert beside.token == alone.token
+    assert [s.logprob for s in beside.scores] == pytest.approx([s.logprob for s in alone.scores], abs=1e-5)
+
+
+def test_a_plan_may_only_copy_pages(engine: Engine) -> None:
+    prompt = list(range(20))
+    run(engine, Row(rid="a", tokens=prompt, first_position=0, pages=[0, 1]))
+    chain = (PageCopy(source=1, target=2, num_tokens=4), PageCopy(source=2, target=4, num_tokens=4))
+    assert run(engine, copies=chain).rows == []
+    ahead = Row(rid="a", tokens=[9], first_position=20, pages=[0, 1], sample=GREEDY)
+    copied = Row(rid="b", tokens=[9], first_position=20, pages=[0, 4], sample=GREEDY)
+    left, right = run(engine, ahead).rows[0], run(engine, copied).rows[0]
+    assert left.token == right.token
+
+
+def test_scores_are_cut_into_parts_that_fit(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    prompt = list(range(40))
+    score = Score(first=0, targets=prompt[1:], num_top=2)
+    row = Row(rid="a", tokens=prompt, first_position=0, pages=[0, 1, 2], score=score)
+    whole = run(engine, row).rows[0].scores
+    monkeypatch.setattr("ramify.runtime.engine.scores._MAX_LOGITS", 150 * 7)
+    parts = run(engine, row).rows[0].scores
+    assert [s.id for s in parts] == [s.id for s in whole]
+    assert [s.logprob for s in parts] == pytest.approx([s.logprob for s in whole], abs=1e-5)
+
+
+def test_warming_up_leaves_a_working_engine(engine: Engine) -> None:
+    before = generate(engine, [[1, 2, 3]], steps=4)
+    engine.warm_up()
+    assert generate(engine, [[1, 2, 3]], steps=4) == before
+
+
+def test_info_states_the_models_facts(engine: Engine) -> None:
+    info = engine.info
+    assert (info.architecture, info.vocab_size, info.context_length) == ("LlamaForCausalLM", 150, 128)
+    assert (info.dtype, info.device, info.page_size, info.num_pages) == ("float32", "cpu", 16, 300)
+
+
+def test_kv_memory_sets_the_number_of_pages(checkpoint: Path) -> None:
+    engine = build_engine(CoreConfig(device="cpu", kv_memory=0.01), checkpoint)
+    page = bytes_per_page(read_config(checkpoint), torch.float32)
+    assert page == engine._pool.k_LSKD[:, :16].nbytes + engine._pool.v_LSKD[:, :16].nbytes
+    assert engine.info.num_pages == int(0.01 * 2**30) // page
+
+
+def test_kv_memory_must_hold_one_sequence(checkpoint: Path) -> None:
+    with pytest.raises(RequestError, match=r"kv_memory 1e-06 GiB holds 0 tokens, a sequence may have 128") as caught:
+        build_engine(CoreConfig(device="cpu", kv_memory=1e-6), checkpoint)
+    assert caught.value.param == "kv_memory"
+    build_engine(CoreConfig(device="cpu", num_pages=4), checkpoint)  # but what is asked for by number is obeyed
+
+
+def test_the_context_can_be_shortened_but_not_lengthened(checkpoint: Path) -> None:
+    assert build_engine(CoreConfig(device="cpu", context_length=64), checkpoint).info.context_length == 64
+    with pytest.raises(RequestError, match="129 is longer than the model's 128") as caught:
+        build_engine(CoreConfig(device="cpu", context_length=129), checkpoint)
+    assert caught.value.param == "context_length"
+
+
+@pytest.mark.parametrize("device", ["tpu", "cuda:63", "mps", ""])
+def test_a_device_that_does_not_exist_is_named(device: str, checkpoint: Path) -> None:
+    with pytest.raises(RequestError, match="device") as caught:
+        build_engine(CoreConfig(device=device), checkpoint)
+    assert caught.value.param == "device"
+
+
+def test_types_can_be_chosen(checkpoint: Path) -> None:
+    assert build_engine(CoreConfig(device="cpu"), checkpoint).info.dtype == "float32"
+    engine = build_engine(CoreConfig(device="cpu", dtype="bfloat16", num_pages=8), checkpoint)
+    assert engine.info.dtype == "bfloat16"
+    assert len(generate(engine, [[1, 2, 3]], steps=3)[0]) == 3
+
+
+def test_an_unknown_model_is_named() -> None:
+    with pytest.raises(CheckpointError, match="no such model directory"):
+        build_engine(CoreConfig(device="cpu"), Path("/no/such/model"))

@@ -1,0 +1,147 @@
+"""Judge: one row at a time in numpy, from the definitions."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from ramify.runtime.engine.sampler import sample
+from ramify.runtime.scheduler.plan import Penalties, RowResult, Sample
+
+VOCAB = 70
+LIKELY = 6  # tokens that are usually among the likeliest, so that what is done to them is seen
+tokens = st.integers(0, LIKELY - 1) | st.integers(0, VOCAB - 1)
+penalties = st.builds(
+    Penalties,
+    frequency=st.sampled_from([0.0, 0.5, -1.0]),
+    presence=st.sampled_from([0.0, 0.7]),
+    repetition=st.sampled_from([1.0, 1.3, 0.8]),
+    prompt=st.lists(tokens, max_size=8),
+    output=st.lists(tokens, max_size=8),
+)
+samples = st.builds(
+    Sample,
+    temperature=st.just(0.0) | st.floats(0.1, 3.0),
+    top_k=st.none() | st.integers(1, 100),
+    top_p=st.just(1.0) | st.floats(0.05, 0.99),
+    min_p=st.just(0.0) | st.floats(0.0, 0.5),
+    draw=st.floats(0.0, 1.0, exclude_max=True),
+    penalties=st.none() | penalties,
+    logit_bias=st.dictionaries(tokens, st.floats(-100, 100, width=32), max_size=3),
+    num_top_logprobs=st.none() | st.integers(0, 5),
+)
+masks = st.none() | st.sets(tokens, min_size=1, max_size=VOCAB)
+
+
+def packed(allowed: set[int], num_words: int = 3) -> bytes:
+    bits = sum(1 << token for token in allowed)
+    return bits.to_bytes(4 * num_words, "little")
+
+
+def naive_token(logits: np.ndarray, s: Sample, allowed: set[int] | None) -> int:
+    z = logits.astype(np.float64)
+    for token, bias in s.logit_bias.items():
+        z[token] += bias
+    if s.penalties is not None:
+        p = s.penalties
+        for token in {*p.prompt, *p.output}:
+            z[token] = z[token] / p.repetition if z[token] > 0 else z[token] * p.repetition
+        for token in set(p.output):
+            z[token] -= p.frequency * p.output.count(token) + p.presence
+    if allowed is not None:
+        z[[token for token in range(VOCAB) if token not in allowed]] = -np.inf
+    order = sorted(range(VOCAB), key=lambda token: (-z[token], token))
+    if s.temperature == 0:
+        return order[0]
+    weights = np.exp((z - z.max()) / s.temperature)
+    kept = order if s.top_k is None else order[: s.top_k]
+    mass, before, nucleus = sum(weights[kept]), 0.0, []
+    for token in kept:
+        assume(s.top_p == 1 or abs(before / mass - s.top_p) > 1e-5)
+        if before < s.top_p * mass or s.top_p == 1:
+            nucleus.append(token)
+        before += weights[token]
+    assume(s.min_p == 0 or (np.abs(weights - s.min_p) > 1e-5).all())
+    final = [token for token in sorted(nucleus) if weights[token] >= s.min_p]
+    cumulative, goal = 0.0, s.draw * sum(weights[final])
+    for token in final:
+        cumulative += weights[token]
+        assume(abs(cumulative - goal) > 1e-5 * sum(weights[final]) or token == final[-1])
+        if cumulative > goal:
+            return token
+    return max(token for token in final if weights[token] > 0)
+
+
+@given(rows=st.lists(st.tuples(samples, masks), min_size=1, max_size=5), seed=st.integers(0, 1 << 20))
+@settings(max_examples=250, deadline=None)
+def test_each_row_is_sampled_by_its_own_parameters(rows: list[tuple[Sample, set[int] | None]], seed: int) -> None:
+    logits_RV = 2 * np.random.default_rng(seed).standard_normal((len(rows), VOCAB)).astype(np.float32)
+    logits_RV[:, :LIKELY] += 4
+    raw = torch.from_numpy(logits_RV)
+    results = sample(raw, [s for s, _ in rows], [None if m is None else packed(m) for _, m in rows])
+    assert np.array_equal(raw.numpy(), logits_RV)
+    for logits, result, (s, allowed) in zip(logits_RV, results, rows, strict=True):
+        assert result.token == naive_token(logits, s, allowed)
+        check_logprob(logits, result, s)
+
+
+def check_logprob(logits: np.ndarray, result: RowResult, s: Sample) -> None:
+    """Of the raw distribution, whatever was done to choose the token."""
+    if s.num_top_logprobs is None:
+        assert result.logprob is None
+        return
+    z = logits.astype(np.float64)
+    logprobs = z - np.log(np.exp(z).sum())
+    assert result.logprob is not None
+    assert result.logprob.id == result.token
+    assert result.logprob.logprob == pytest.approx(logprobs[result.token], abs=1e-5)
+    best = np.argsort(-logprobs, kind="stable")[: s.num_top_logprobs].tolist()
+    assert [token for _, token in result.logprob.top] == best
+    assert [logprob for logprob, _ in result.logprob.top] == pytest.approx(logprobs[best], abs=1e-5)
+
+
+def plain(**changes: object) -> Sample:
+    return Sample(**{"temperature": 0.0, "top_k": None, "top_p": 1.0, "min_p": 0.0, "draw": 0.0} | changes)
+
+
+def test_top_k_of_one_is_greedy_even_among_equal_logits() -> None:
+    logits_RV = torch.zeros(2, VOCAB)
+    logits_RV[:, [9, 30]] = 5.0
+    rows = [plain(temperature=1.0, top_k=1, draw=0.99), plain()]
+    assert [result.token for result in sample(logits_RV, rows, [None, None])] == [9, 9]
+
+
+def test_extreme_temperatures_stay_finite() -> None:
+    logits_RV = torch.linspace(-300, 300, VOCAB).expand(2, VOCAB)
+    cold, hot = plain(temperature=1e-300, draw=0.999), plain(temperature=100.0, draw=0.0)
+    assert [result.token for result in sample(logits_RV, [cold, hot], [None, None])] == [VOCAB - 1, 0]
+
+
+def test_a_mask_shorter_than_the_vocabulary_forbids_the_rest() -> None:
+    logits_RV = torch.arange(VOCAB, dtype=torch.float32)[None]
+    [result] = sample(logits_RV, [plain()], [packed(set(range(32)), num_words=1)])
+    assert result.token == 31
+
+
+def test_a_mask_longer_than_the_vocabulary_allows_nothing_beyond_it() -> None:
+    [result] = sample(torch.zeros(1, VOCAB), [plain()], [packed({5, 120}, num_words=4)])
+    assert result.token == 5
+
+
+def test_the_draws_of_a_filtered_masked_row_follow_its_law() -> None:
+    num = 4000
+    logits = torch.tensor([2.0, 1.5, 1.0, 0.5, 0.0, -3.0] + [-9.0] * (VOCAB - 6))
+    draws = np.random.default_rng(8).random(num)
+    rows = [plain(temperature=1.3, top_p=0.9, draw=draw) for draw in draws]
+    results = sample(logits.expand(num, VOCAB), rows, [packed({0, 2, 3, 4, 5})] * num)
+    weights = np.exp(np.array([2.0, 1.0, 0.5, 0.0, -3.0]) / 1.3)
+    nucleus = weights[: 1 + int((np.cumsum(weights / weights.sum()) < 0.9).sum())]
+    expected = num * nucleus / nucleus.sum()
+    counts = np.bincount([result.token for result in results], minlength=VOCAB)
+    observed = counts[[0, 2, 3, 4, 5]][: len(nucleus)]
+    assert observed.sum() == num
+    chi_square = float(((observed - expected) ** 2 / expected).sum())
+    assert chi_square < 16.27  # the 0.999 quantile with 3 degrees of freedom

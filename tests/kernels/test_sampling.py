@@ -1,0 +1,141 @@
+"""Judges: the filters on one row at a time with numpy, and the law of large numbers."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from ramify.kernels import draw_tokens, sampling_weights, token_logprobs
+
+
+def naive_weights(logits: np.ndarray, temperature: float, top_k: int, top_p: float, min_p: float) -> np.ndarray:
+    """Probabilities of one row after temperature, top-k, top-p and min-p, each on the renormalised rest."""
+    z = logits.astype(np.float64) / temperature
+    p = np.exp(z - z.max())
+    p /= p.sum()
+    order = np.argsort(-logits, kind="stable")
+    p[order[top_k:]] = 0
+    p /= p.sum()
+    if top_p < 1:
+        before = 0.0
+        for token in order:
+            assume(abs(before - top_p) > 1e-5)  # float32 may decide such a tie the other way
+            kept = p[token] if before < top_p else 0.0
+            before, p[token] = before + p[token], kept
+        p /= p.sum()
+    assume((np.abs(p - min_p * p.max()) > 1e-6).all() or min_p == 0)
+    p[p < min_p * p.max()] = 0
+    return p / p.sum()
+
+
+rows = st.tuples(
+    st.floats(0.05, 5.0),
+    st.integers(1, 60),
+    st.floats(0.01, 1.0),
+    st.just(0.0) | st.floats(0.0, 1.0),
+)
+
+
+@given(
+    parameters=st.lists(rows, min_size=1, max_size=4),
+    vocab=st.integers(1, 50),
+    candidates=st.integers(1, 12) | st.just(50),
+    coarse=st.booleans(),
+    seed=st.integers(0, 1 << 20),
+)
+@settings(max_examples=150, deadline=None)
+def test_filters_equal_the_naive_ones_row_by_row_whatever_is_sorted_first(
+    parameters: list[tuple[float, int, float, float]], vocab: int, candidates: int, coarse: bool, seed: int
+) -> None:
+    logits_RV = 3 * np.random.default_rng(seed).standard_normal((len(parameters), vocab)).astype(np.float32)
+    if coarse:  # many equal logits, some tokens not allowed
+        logits_RV = logits_RV.round()
+        logits_RV[:, 1::3] = -np.inf
+    temperature, top_k, top_p, min_p = (torch.tensor(column) for column in zip(*parameters, strict=True))
+    weights_RV = sampling_weights(
+        torch.from_numpy(logits_RV),
+        temperature_R=temperature.float(),
+        top_k_R=top_k,
+        top_p_R=top_p.double(),
+        min_p_R=min_p.float(),
+        num_candidates=min(candidates, vocab),
+    ).numpy()
+    for logits, weights, row in zip(logits_RV, weights_RV, parameters, strict=True):
+        want = naive_weights(logits, *row)
+        np.testing.assert_allclose(weights / weights.sum(), want, atol=1e-5)
+
+
+def test_equal_logits_beyond_the_candidates_are_ranked_by_id() -> None:
+    weights_RV = sampling_weights(
+        torch.zeros(2, 40),
+        temperature_R=torch.ones(2),
+        top_k_R=torch.tensor([3, 40]),
+        top_p_R=torch.tensor([1.0, 0.24], dtype=torch.float64),
+        min_p_R=torch.zeros(2),
+        num_candidates=12,
+    )
+    assert [torch.nonzero(row).flatten().tolist() for row in weights_RV] == [list(range(3)), list(range(10))]
+
+
+def test_top_p_is_a_share_of_what_top_k_beyond_the_candidates_left() -> None:
+    # Token t weighs 2 ** -t. Top-k leaves 1.75: two tokens hold 1.5, which is 0.8 of it but not 0.9.
+    logits_RV = -torch.arange(9) * torch.tensor(2.0).log()
+    weights_RV = sampling_weights(
+        logits_RV.expand(2, 9),
+        temperature_R=torch.ones(2),
+        top_k_R=torch.tensor([3, 3]),
+        top_p_R=torch.tensor([0.8, 0.9], dtype=torch.float64),
+        min_p_R=torch.zeros(2),
+        num_candidates=2,
+    )
+    assert [torch.nonzero(row).flatten().tolist() for row in weights_RV] == [[0, 1], [0, 1, 2]]
+
+
+@given(
+    weights=st.lists(st.sampled_from([0.0, 0.25, 1.0, 3.0]), min_size=1, max_size=12).filter(any),
+    draw=st.floats(0.0, 1.0, exclude_max=True),
+)
+@settings(max_examples=200, deadline=None)
+def test_a_draw_is_the_inverse_of_the_cumulative_distribution(weights: list[float], draw: float) -> None:
+    total, cumulative = sum(weights), 0.0
+    for token, weight in enumerate(weights):  # noqa: B007
+        cumulative += weight
+        if cumulative > draw * total:
+            break
+    else:
+        token = max(t for t, weight in enumerate(weights) if weight)
+    assert draw_tokens(torch.tensor([weights]), torch.tensor([draw], dtype=torch.float64)).tolist() == [token]
+
+
+def test_a_row_of_nan_gets_a_token_that_exists() -> None:
+    weights_RV = torch.full((1, 5), float("nan"))
+    [token] = draw_tokens(weights_RV, torch.tensor([0.5], dtype=torch.float64)).tolist()
+    assert 0 <= token < 5
+
+
+def test_even_draws_give_the_softmax_distribution() -> None:
+    logits = torch.tensor([0.3, -1.0, 2.0, 0.0, 1.1])
+    num = 20_000
+    draws = torch.rand(num, dtype=torch.float64, generator=torch.Generator().manual_seed(11))
+    weights = sampling_weights(
+        logits.expand(num, 5),
+        temperature_R=torch.full((num,), 0.7),
+        top_k_R=torch.full((num,), 5),
+        top_p_R=torch.ones(num, dtype=torch.float64),
+        min_p_R=torch.zeros(num),
+    )
+    counts = torch.bincount(draw_tokens(weights, draws), minlength=5).double()
+    expected = num * (logits.double() / 0.7).softmax(-1)
+    chi_square = float(((counts - expected) ** 2 / expected).sum())
+    assert chi_square < 18.47  # the 0.999 quantile with 4 degrees of freedom
+
+
+def test_logprobs_are_those_of_log_softmax() -> None:
+    logits_RV = 10 * torch.randn(4, 33)
+    logprob_R, top_RM, ids_RM = token_logprobs(logits_RV, torch.tensor([0, 5, 32, 7]), num_top=6)
+    want_RV = logits_RV.double().log_softmax(-1)
+    torch.testing.assert_close(logprob_R.double(), want_RV[range(4), [0, 5, 32, 7]], atol=1e-5, rtol=0)
+    torch.testing.assert_close(top_RM.double(), want_RV.sort(descending=True).values[:, :6], atol=1e-5, rtol=0)
+    assert torch.equal(ids_RM, want_RV.argsort(descending=True)[:, :6])
