@@ -1,2 +1,78 @@
-"""ramify."""
-__version__ = "0.1.0"
+"""ramify: a structured-generation language and the runtime that serves it.
+
+Light: importing it loads the language, neither torch nor a web server nor a socket. `Runtime` is loaded when used.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from .lang.backend import Backend, RuntimeEndpoint, flush_cache, get_server_info, set_default_backend
+from .lang.expr import (
+    assistant,
+    assistant_begin,
+    assistant_end,
+    gen,
+    gen_int,
+    gen_string,
+    greedy_token_selection,
+    select,
+    system,
+    system_begin,
+    system_end,
+    token_length_normalized,
+    unconditional_likelihood_normalized,
+    user,
+    user_begin,
+    user_end,
+)
+from .lang.fork import ForkGroup
+from .lang.program import Program, function
+from .lang.state import ProgramState
+from .runtime.protocol.errors import BusyError, RamifyError, RequestError, RuntimeFailed
+from .runtime.protocol.version import __version__
+
+if TYPE_CHECKING:
+    from .runtime.launch import Runtime
+
+__all__ = [
+    "Backend",
+    "BusyError",
+    "ForkGroup",
+    "Program",
+    "ProgramState",
+    "RamifyError",
+    "RequestError",
+    "Runtime",
+    "RuntimeEndpoint",
+    "RuntimeFailed",
+    "__version__",
+    "assistant",
+    "assistant_begin",
+    "assistant_end",
+    "flush_cache",
+    "function",
+    "gen",
+    "gen_int",
+    "gen_string",
+    "get_server_info",
+    "greedy_token_selection",
+    "select",
+    "set_default_backend",
+    "system",
+    "system_begin",
+    "system_end",
+    "token_length_normalized",
+    "unconditional_likelihood_normalized",
+    "user",
+    "user_begin",
+    "user_end",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "Runtime":
+        from .runtime.launch import Runtime
+
+        return Runtime
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

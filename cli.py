@@ -36,16 +36,13 @@ def settings_of(
     struct: type[msgspec.Struct], panel: str, skip: frozenset[str] = frozenset()
 ) -> list[inspect.Parameter]:
     """One keyword parameter, hence one `--flag`, for each field of a configuration struct."""
-    hints = get_type_hints(struct, include_extras=True)
+    kinds, hints = get_type_hints(struct), get_type_hints(struct, include_extras=True)
     parameters = []
     for field in msgspec.structs.fields(struct):
         if field.name in skip:
             continue
-        hint = hints[field.name]
-        description = next(meta.description for meta in get_args(hint)[1:] if isinstance(meta, msgspec.Meta))
-        kind = get_args(hint)[0]
-        option = typer.Option(help=description, rich_help_panel=panel)
-        annotation = Annotated[kind, option]
+        description = next(m.description for m in get_args(hints[field.name])[1:] if isinstance(m, msgspec.Meta))
+        annotation = Annotated[kinds[field.name], typer.Option(help=description, rich_help_panel=panel)]
         parameters.append(
             inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=annotation)
         )

@@ -20,8 +20,12 @@ class CoreConfig(msgspec.Struct, frozen=True, kw_only=True):
         Literal["auto", "float32", "bfloat16", "float16"],
         Meta(description="of weights and KV; auto: float32 on CPU below 200M parameters, else bfloat16"),
     ] = "auto"
-    context_length: Annotated[int | None, Meta(ge=16, description="tokens per sequence; default: the model's")] = None
-    num_pages: Annotated[int | None, Meta(ge=4, description="KV pages of 16 tokens; default: from kv_memory")] = None
+    context_length: Annotated[
+        Annotated[int, Meta(ge=16)] | None, Meta(description="tokens per sequence; default: the model's")
+    ] = None
+    num_pages: Annotated[
+        Annotated[int, Meta(ge=4)] | None, Meta(description="KV pages of 16 tokens; default: from kv_memory")
+    ] = None
     kv_memory: Annotated[float, Meta(gt=0, description="GiB for KV, when num_pages is not given")] = 1.0
     prefill_budget: Annotated[int, Meta(ge=16, description="tokens computed per step, all rows together")] = 1024
     max_running: Annotated[int, Meta(ge=1, description="requests decoded at once")] = 64
@@ -34,7 +38,7 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     socket_dir: str  # mode 0700, made and removed by the frontend's owner
     host: Annotated[str, Meta(description="HTTP address to bind")] = "127.0.0.1"
-    port: Annotated[int | None, Meta(ge=0, le=65535, description="HTTP port; 0: any free one")] = None
+    port: Annotated[Annotated[int, Meta(ge=0, le=65535)] | None, Meta(description="HTTP port; 0: any free one")] = None
     api_key: Annotated[str | None, Meta(description="required as 'Authorization: Bearer KEY' when set")] = None
     log_level: Annotated[Literal["debug", "info", "warning", "error"], Meta(description="of our processes' logs")] = (
         "warning"

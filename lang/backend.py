@@ -1,0 +1,138 @@
+"""Where programs run: the smallest thing a backend must be, the runtime as one, and the default.
+
+Knows nothing of programs. Importing it loads no socket library; the first connection does.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+import msgspec
+
+from ..runtime.protocol.errors import RamifyError, RequestError
+from ..runtime.protocol.session import Reply, ToFrontend
+
+if TYPE_CHECKING:
+    from ..runtime.protocol.client import Connection, Listener
+
+ADDRESS_VARIABLE = "RAMIFY_ADDRESS"  # set by `ramify run --address`
+
+
+class Channel(Protocol):
+    """What plays operations and answers them; `Connection` says what each method means."""
+
+    def attach(self, listener: Listener) -> int: ...
+
+    def detach(self, state: int) -> None: ...
+
+    def send(self, message: ToFrontend) -> None: ...
+
+    def call(self, method: Literal["info", "stats", "flush_cache"]) -> Reply: ...
+
+
+class Backend(Protocol):
+    """Anything that programs can run on; `Runtime` is one."""
+
+    def connection(self) -> Channel:
+        """The same channel every time, ready for use."""
+        ...
+
+
+class RuntimeEndpoint:
+    """A runtime that runs already, reached by its address. Connects when first used.
+
+    Raises RuntimeFailed at that time when nothing listens there.
+    """
+
+    def __init__(self, address: str) -> None:
+        if not address.startswith(("ipc://", "tcp://", "inproc://")):
+            raise RequestError(
+                f"{address!r} is not an address; `ramify serve` prints one, such as ipc:///tmp/ramify-x/frontend",
+                param="address",
+                code="invalid_address",
+            )
+        self.address = address
+        self._lock = threading.Lock()
+        self._connection: Connection | None = None
+
+    def connection(self) -> Connection:
+        from ..runtime.protocol.client import Connection
+
+        with self._lock:
+            if self._connection is None:
+                connection = Connection(self.address)
+                try:
+                    connection.connect()
+                except BaseException:
+                    connection.close()
+                    raise
+                self._connection = connection
+            return self._connection
+
+    def close(self) -> None:
+        """Leave; the runtime goes on. Calling it again does nothing."""
+        with self._lock:
+            if self._connection is not None:
+                self._connection.close()
+                self._connection = None
+
+    def __enter__(self) -> RuntimeEndpoint:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+_default: Backend | None = None
+_lock = threading.Lock()
+
+
+def set_default_backend(backend: Backend | None) -> None:
+    """Run programs there unless they say otherwise. None: as at the start."""
+    global _default
+    if backend is not None:
+        _checked(backend)
+    with _lock:
+        _default = backend
+
+
+def channel_of(backend: Backend | None) -> Channel:
+    """The channel of `backend`, or of the default one. Raises RamifyError when there is none."""
+    return (_default_backend() if backend is None else _checked(backend)).connection()
+
+
+def flush_cache(backend: Backend | None = None) -> None:
+    """Forget every cached prefix that nothing running uses."""
+    channel_of(backend).call("flush_cache")
+
+
+def get_server_info(backend: Backend | None = None) -> dict[str, Any]:
+    """The facts of the model that serves, and the counters of now."""
+    channel = channel_of(backend)
+    facts = (channel.call("info").info, channel.call("stats").stats)
+    return {name: value for part in facts if part is not None for name, value in msgspec.structs.asdict(part).items()}
+
+
+def _default_backend() -> Backend:
+    global _default
+    with _lock:
+        if _default is None:
+            address = os.environ.get(ADDRESS_VARIABLE)
+            if not address:
+                raise RamifyError(
+                    "no backend to run on: call ramify.set_default_backend(ramify.Runtime()), pass backend=..., "
+                    "or start the script with `ramify run FILE`"
+                )
+            _default = RuntimeEndpoint(address)
+        return _default
+
+
+def _checked(backend: Any) -> Backend:
+    if not callable(getattr(backend, "connection", None)):
+        raise RequestError(f"{backend!r} is not a backend: it has no method connection()", param="backend")
+    return backend  # type: ignore[no-any-return]

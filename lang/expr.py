@@ -1,0 +1,269 @@
+"""What can be appended to a state, as frozen values. Knows no state, no defaults and no runtime."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ..runtime.protocol.errors import RequestError
+from ..runtime.protocol.session import ChoicesMethod
+
+token_length_normalized: ChoicesMethod = "token_length_normalized"
+greedy_token_selection: ChoicesMethod = "greedy_token_selection"
+unconditional_likelihood_normalized: ChoicesMethod = "unconditional_likelihood_normalized"
+CHOICES_METHODS = (token_length_normalized, greedy_token_selection, unconditional_likelihood_normalized)
+
+StringOrMany = str | Sequence[str]
+
+
+class Expr:
+    """Anything that `state +=` takes besides a string. `+` chains expressions and strings."""
+
+    __slots__ = ()
+
+    def __add__(self, other: Expr | str) -> Concat:
+        if not isinstance(other, Expr | str):
+            return NotImplemented
+        return Concat((*parts_of(self), *parts_of(other)))
+
+    def __radd__(self, other: str) -> Concat:
+        if not isinstance(other, str):
+            return NotImplemented
+        return Concat((*parts_of(other), *parts_of(self)))
+
+
+@dataclass(frozen=True, slots=True)
+class Constant(Expr):
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class RoleBegin(Expr):
+    role: str
+
+
+@dataclass(frozen=True, slots=True)
+class RoleEnd(Expr):
+    role: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gen(Expr):
+    """Generated text. What is None is taken from the arguments of `run`, then from the defaults."""
+
+    name: str | None = None
+    max_tokens: int | None = None
+    min_tokens: int | None = None
+    n: int | None = None
+    stop: StringOrMany | None = None
+    stop_token_ids: Sequence[int] | None = None
+    stop_regex: StringOrMany | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+    repetition_penalty: float | None = None
+    logit_bias: Mapping[int | str, float] | None = None
+    seed: int | None = None
+    ignore_eos: bool | None = None
+    return_logprob: bool | None = None
+    logprob_start_len: int | None = None
+    top_logprobs_num: int | None = None
+    return_text_in_logprobs: bool | None = None
+    dtype: type | str | None = None
+    regex: str | None = None
+    json_schema: str | Mapping[str, Any] | None = None
+    grammar: str | None = None
+    schema: Any = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Select(Expr):
+    """One of the choices. At temperature 0 the likeliest by `method`, else drawn among them."""
+
+    name: str | None
+    choices: tuple[str, ...]
+    temperature: float
+    method: ChoicesMethod
+    seed: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Concat(Expr):
+    parts: tuple[Expr, ...]
+
+    def __iter__(self) -> Iterator[Expr]:
+        return iter(self.parts)
+
+
+def parts_of(value: Expr | str) -> tuple[Expr, ...]:
+    """The flat sequence of expressions that `value` stands for. Raises RequestError when it is neither."""
+    match value:
+        case Concat(parts):
+            return parts
+        case Expr():
+            return (value,)
+        case str():
+            return (Constant(value),) if value else ()
+    raise RequestError(
+        f"cannot append {value!r}: a state takes strings and expressions such as gen(...), not {type(value).__name__}"
+    )
+
+
+def gen(
+    name: str | None = None,
+    max_tokens: int | None = None,
+    min_tokens: int | None = None,
+    n: int | None = None,
+    stop: StringOrMany | None = None,
+    stop_token_ids: Sequence[int] | None = None,
+    stop_regex: StringOrMany | None = None,
+    temperature: float | None = None,
+    top_p: float | None = None,
+    top_k: int | None = None,
+    min_p: float | None = None,
+    frequency_penalty: float | None = None,
+    presence_penalty: float | None = None,
+    repetition_penalty: float | None = None,
+    logit_bias: Mapping[int | str, float] | None = None,
+    seed: int | None = None,
+    ignore_eos: bool | None = None,
+    return_logprob: bool | None = None,
+    logprob_start_len: int | None = None,
+    top_logprobs_num: int | None = None,
+    return_text_in_logprobs: bool | None = None,
+    dtype: type | str | None = None,
+    choices: Sequence[str] | None = None,
+    choices_method: ChoicesMethod | None = None,
+    regex: str | None = None,
+    json_schema: str | Mapping[str, Any] | None = None,
+    grammar: str | None = None,
+    schema: Any = None,
+) -> Gen | Select:
+    """Generate text and, when named, keep it as the variable `name`.
+
+    At most one of `dtype`, `choices`, `regex`, `json_schema`, `grammar` and `schema` says what the text must look
+    like. `dtype` (int, float, bool, str) and `schema` (a Pydantic model, dataclass, TypedDict, Literal, Enum, ...)
+    make the variable a value of that type. With `n` > 1 the variable is a list of the samples' values, and the state
+    goes on with the first.
+    """
+    if choices is not None:
+        _exclusive(choices=choices, dtype=dtype, regex=regex, json_schema=json_schema, grammar=grammar, schema=schema)
+        selected = select(
+            name, choices, 0.0 if temperature is None else temperature, choices_method or token_length_normalized
+        )
+        return replace(selected, seed=seed)
+    _exclusive(dtype=dtype, regex=regex, json_schema=json_schema, grammar=grammar, schema=schema)
+    return Gen(
+        name=_checked_name(name),
+        max_tokens=max_tokens,
+        min_tokens=min_tokens,
+        n=n,
+        stop=stop,
+        stop_token_ids=stop_token_ids,
+        stop_regex=stop_regex,
+        temperature=temperature,
+        top_p=top_p,
+        top_k=top_k,
+        min_p=min_p,
+        frequency_penalty=frequency_penalty,
+        presence_penalty=presence_penalty,
+        repetition_penalty=repetition_penalty,
+        logit_bias=logit_bias,
+        seed=seed,
+        ignore_eos=ignore_eos,
+        return_logprob=return_logprob,
+        logprob_start_len=logprob_start_len,
+        top_logprobs_num=top_logprobs_num,
+        return_text_in_logprobs=return_text_in_logprobs,
+        dtype=dtype,
+        regex=regex,
+        json_schema=json_schema,
+        grammar=grammar,
+        schema=schema,
+    )
+
+
+def gen_int(name: str | None = None, max_tokens: int | None = None, **options: Any) -> Gen | Select:
+    """`gen` with dtype=int."""
+    return gen(name, max_tokens, dtype=int, **options)
+
+
+def gen_string(name: str | None = None, max_tokens: int | None = None, **options: Any) -> Gen | Select:
+    """`gen` with dtype=str: a quoted string; the variable is what is between the quotes."""
+    return gen(name, max_tokens, dtype=str, **options)
+
+
+def select(
+    name: str | None = None,
+    choices: Sequence[str] | None = None,
+    temperature: float = 0.0,
+    choices_method: ChoicesMethod = token_length_normalized,
+) -> Select:
+    """Score every choice as a continuation, append one, and keep it as the variable `name`."""
+    if isinstance(choices, str) or not choices or not all(isinstance(choice, str) and choice for choice in choices):
+        raise RequestError(f"choices must be a sequence of non-empty strings, got {choices!r}", param="choices")
+    if choices_method not in CHOICES_METHODS:
+        raise RequestError(
+            f"choices_method must be one of {', '.join(CHOICES_METHODS)}, got {choices_method!r}",
+            param="choices_method",
+        )
+    if not 0.0 <= temperature <= 100.0:
+        raise RequestError(f"temperature must be between 0.0 and 100.0, got {temperature}", param="temperature")
+    return Select(name=_checked_name(name), choices=tuple(choices), temperature=temperature, method=choices_method)
+
+
+def role(name: str, expr: Expr | str | None) -> Concat:
+    """A whole chat message."""
+    return Concat((RoleBegin(name), *(() if expr is None else parts_of(expr)), RoleEnd(name)))
+
+
+def system(expr: Expr | str | None = None) -> Concat:
+    return role("system", expr)
+
+
+def user(expr: Expr | str | None = None) -> Concat:
+    return role("user", expr)
+
+
+def assistant(expr: Expr | str | None = None) -> Concat:
+    return role("assistant", expr)
+
+
+def system_begin() -> RoleBegin:
+    return RoleBegin("system")
+
+
+def system_end() -> RoleEnd:
+    return RoleEnd("system")
+
+
+def user_begin() -> RoleBegin:
+    return RoleBegin("user")
+
+
+def user_end() -> RoleEnd:
+    return RoleEnd("user")
+
+
+def assistant_begin() -> RoleBegin:
+    return RoleBegin("assistant")
+
+
+def assistant_end() -> RoleEnd:
+    return RoleEnd("assistant")
+
+
+def _checked_name(name: str | None) -> str | None:
+    if name is not None and not (isinstance(name, str) and name):
+        raise RequestError(f"name must be a non-empty string, got {name!r}", param="name")
+    return name
+
+
+def _exclusive(**constraints: Any) -> None:
+    given = [name for name, value in constraints.items() if value is not None]
+    if len(given) > 1:
+        raise RequestError(f"only one of {' and '.join(given)} can say what the text must be", param=given[1])

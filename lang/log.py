@@ -1,0 +1,130 @@
+"""What became of one state's operations: the half of a state that the runtime writes and programs wait on.
+
+Knows messages, order and waiting; knows no variables and no expressions. It must not hold its state alive: the
+connection holds the log for as long as the state lives.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+
+from ..runtime.protocol.errors import ErrorInfo, RamifyError
+from ..runtime.protocol.session import Delta, Done, Failed, Operation
+from .place import blame
+
+
+class Log:
+    """Operations in order, and the answers to the first `len(done)` of them. `Done` comes in order within a state.
+
+    `changed` guards every field; `version` grows with every change, so that who looked and then waits misses nothing.
+    What is answered stays readable, whatever happens later; what is not, raises once there is an error.
+    """
+
+    def __init__(self) -> None:
+        self.changed = threading.Condition()
+        self.version = 0
+        self.operations: list[Operation] = []
+        self.done: list[Done] = []
+        self.partial = ""  # streamed so far of the operation after `done`
+        self.error: ErrorInfo | None = None  # names the program's line when an operation was waiting
+        self._places: list[str] = []  # of the operations in the program
+        self._branches: list[tuple[int, weakref.ref[Log]]] = []  # which operation forked, and the child's log
+        self._watchers: list[Callable[[], None]] = []
+
+    # The program's side
+
+    def record(self, operations: Sequence[Operation], place: str) -> None:
+        """Call with `changed` held."""
+        self.operations.extend(operations)
+        self._places.extend([place] * len(operations))
+        self.touch()
+
+    def add_branch(self, operation: int, child: Log) -> None:
+        """Call with `changed` held. A child whose fork fails never comes to be, and fails likewise."""
+        self._branches.append((operation, weakref.ref(child)))
+
+    def touch(self) -> None:
+        """Wake everybody who waits. Call with `changed` held."""
+        self.version += 1
+        self.changed.notify_all()
+        for watcher in self._watchers:
+            watcher()
+
+    def wait_for(self, operation: int) -> Done:
+        """The answer to one operation. Raises the state's error when there will be none."""
+        with self.changed:
+            while len(self.done) <= operation:
+                if self.error is not None:
+                    raise self.error.to_exception()
+                self.changed.wait()
+            return self.done[operation]
+
+    def settle(self, end: int) -> RamifyError | None:
+        """Wait until the first `end` operations are answered; the error when one of them will not be."""
+        with self.changed:
+            while len(self.done) < end:
+                if self.error is not None:
+                    return self.error.to_exception()
+                self.changed.wait()
+            return None
+
+    def wait_for_change(self, version: int) -> None:
+        """Wait until something is newer than `version`."""
+        with self.changed:
+            while self.version == version:
+                self.changed.wait()
+
+    def watch(self, watcher: Callable[[], None]) -> None:
+        """Call `watcher`, which must neither block nor raise, at every change."""
+        with self.changed:
+            self._watchers.append(watcher)
+
+    def unwatch(self, watcher: Callable[[], None]) -> None:
+        with self.changed:
+            self._watchers.remove(watcher)
+
+    # The connection's side: see `Listener`
+
+    def receive(self, message: Delta | Done | Failed) -> None:
+        with self.changed:
+            if self.error is not None:
+                return  # the operations after the one that failed are answered with its error
+            assert message.op == len(self.done), f"answer to operation {message.op} instead of {len(self.done)}"
+            match message:
+                case Delta():
+                    self.partial += message.text
+                    self.touch()
+                case Done():
+                    self.done.append(message)
+                    self.partial = ""
+                    self.touch()
+                case Failed():
+                    self.fail(message.error)
+
+    def fail(self, error: ErrorInfo) -> None:
+        """Whatever is not answered by now has failed. The operation that was next is named; the first error stays."""
+        with self.changed:
+            if self.error is not None:
+                return
+            failed = len(self.done)
+            if failed < len(self.operations):
+                error = blame(error, self._places[failed])
+            self.error = error
+            self.touch()
+            orphans = [branch() for operation, branch in self._branches if operation >= failed]
+        for child in orphans:
+            if child is not None:
+                child.inherit_failure(error)
+
+    def inherit_failure(self, error: ErrorInfo) -> None:
+        """The state this one was to be forked from failed before; the error names the line already."""
+        with self.changed:
+            if self.error is None:
+                self.error = error
+                self.touch()
+            orphans = [branch() for _, branch in self._branches]
+        for child in orphans:
+            if child is not None:
+                child.inherit_failure(error)

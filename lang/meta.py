@@ -1,0 +1,76 @@
+"""What a generation tells about itself, as the dicts that `get_meta_info` gives. Names are those of the native API."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from ..runtime.protocol.sampling import TokenLogprob
+from ..runtime.protocol.session import Choice, Done, Sequence
+
+LogprobTuple = tuple[float, int, None]  # log-probability, token id, text (which stays in the runtime)
+
+
+@dataclass(frozen=True)
+class Segment:
+    """A piece of a state's text. `meta` is what `get_meta_info` tells of generated or selected text, None for the
+    program's own."""
+
+    text: str
+    meta: dict[str, Any] | None
+
+    @property
+    def generated(self) -> bool:
+        return self.meta is not None
+
+
+def segment_of(done: Done) -> Segment:
+    if done.sequences is not None:
+        return Segment(done.text, meta_of_sequence(done.sequences[0]))  # the state goes on with the first of several
+    return Segment(done.text, None if done.choice is None else meta_of_choice(done.choice))
+
+
+def meta_of_sequence(sequence: Sequence) -> dict[str, Any]:
+    finish: dict[str, Any] = {"type": sequence.finish.type}
+    if sequence.finish.matched is not None:
+        finish["matched"] = sequence.finish.matched
+    elif sequence.finish.type == "length":
+        finish["length"] = sequence.completion_tokens
+    meta: dict[str, Any] = {
+        "finish_reason": finish,
+        "prompt_tokens": sequence.prompt_tokens,
+        "completion_tokens": sequence.completion_tokens,
+        "cached_tokens": sequence.cached_tokens,
+        "e2e_latency": sequence.seconds,
+        "num_retractions": sequence.num_retractions,
+        "output_ids": sequence.ids,
+    }
+    if sequence.logprobs is not None:
+        meta["output_token_logprobs"] = _tuples(sequence.logprobs)
+        meta["output_top_logprobs"] = _tops(sequence.logprobs)
+    if sequence.prompt_logprobs is not None:
+        meta["input_token_logprobs"] = _tuples(sequence.prompt_logprobs)
+        meta["input_top_logprobs"] = _tops(sequence.prompt_logprobs)
+    return meta
+
+
+def meta_of_choice(choice: Choice) -> dict[str, Any]:
+    meta: dict[str, Any] = {
+        "index": choice.index,
+        "scores": choice.scores,
+        "normalized_prompt_logprobs": choice.normalized_prompt_logprobs,
+        "input_token_logprobs": [_tuples(tokens) for tokens in choice.token_logprobs],
+        "prompt_tokens": choice.prompt_tokens,
+        "cached_tokens": choice.cached_tokens,
+    }
+    if choice.unconditional_logprobs is not None:
+        meta["unconditional_token_logprobs"] = [_tuples(tokens) for tokens in choice.unconditional_logprobs]
+    return meta
+
+
+def _tuples(tokens: list[TokenLogprob] | list[TokenLogprob | None]) -> list[LogprobTuple | None]:
+    return [None if token is None else (token.logprob, token.id, None) for token in tokens]
+
+
+def _tops(tokens: list[TokenLogprob] | list[TokenLogprob | None]) -> list[list[LogprobTuple] | None]:
+    return [None if token is None else [(logprob, id, None) for logprob, id in token.top] for token in tokens]

@@ -1,0 +1,26 @@
+"""Where in the user's program we are. Knows frames, and errors only to say where they belong."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+
+import msgspec
+
+from ..runtime.protocol.errors import ErrorInfo
+
+_OURS = (os.path.dirname(os.path.abspath(__file__)) + os.sep, contextlib.__file__)
+
+
+def program_place() -> str:
+    """`file:line` of the innermost frame outside the language: the line of the program that is to blame."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_OURS):
+        frame = frame.f_back
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+
+
+def blame(error: ErrorInfo, place: str, what: str = "") -> ErrorInfo:
+    """The error, with the program's line and what was asked there before its message."""
+    return msgspec.structs.replace(error, message=": ".join(filter(None, (place, what, error.message))))

@@ -1,0 +1,118 @@
+"""A state as its readers see it: variables that may still come, text that may still grow. Appends nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from ..runtime.protocol.errors import RamifyError, RequestError
+from .background import Background
+from .log import Log
+from .recorder import Recorder
+from .stream import Span, Wait, pieces
+from .values import Value
+
+
+class Reader:
+    """Waits for what may still come: what is not answered yet and, for a program in the background, not yet said."""
+
+    def __init__(self, recorder: Recorder, variables: dict[str, Value]) -> None:
+        self.variables = variables
+        self.background: Background | None = None
+        self._recorder = recorder
+        self._log: Log = recorder.log
+
+    def define(self, name: str, value: Value) -> None:
+        """The latest definition of a name is the one that is read."""
+        with self._log.changed:
+            self.variables[name] = value
+            self._log.touch()
+
+    def snapshot(self) -> dict[str, Value]:
+        with self._log.changed:
+            return dict(self.variables)
+
+    def value(self, name: str) -> Value:
+        """Wait until the variable is defined. Raises KeyError, or what ended the program, when it will not be."""
+        while isinstance(found := self._find(name), Wait):
+            found.log.wait_for_change(found.version)
+        return found
+
+    def get(self, name: str) -> Any:
+        """The variable's value, when it is there."""
+        value = self.value(name)
+        try:
+            return value.get()
+        except RamifyError:
+            self._raise_failure()  # of which the error may be a consequence
+            raise
+
+    def wait_for_end(self) -> None:
+        """Wait for the end of a program in the background. Raises what ended it."""
+        with self._log.changed:
+            while self._is_followed():
+                self._log.changed.wait()
+        self._raise_failure()
+
+    def follow(self, var: str | None) -> Iterator[str | Wait]:
+        """The text of a variable, or all of it: to the end of a program in the background, else as recorded now."""
+        try:
+            yield from self._follow(var)
+        except RamifyError:
+            self._raise_failure()
+            raise
+        if var is None:
+            self._raise_failure()
+
+    def meta_if_complete(self, name: str) -> Any:
+        """None while the variable is being generated."""
+        value = self.value(name)
+        return value.meta() or {} if all(end <= len(log.done) for log, _, end in value.spans()) else None
+
+    def _follow(self, var: str | None) -> Iterator[str | Wait]:
+        if var is None:
+            yield from pieces(self._whole())
+            return
+        while isinstance(found := self._find(var), Wait):
+            yield found
+        spans = found.spans()
+        if spans:
+            yield from pieces((log, first, _fixed(end)) for log, first, end in spans)
+            return
+        value = found.get()
+        if not isinstance(value, str):
+            raise RequestError(f"the variable {var!r} is not one piece of text: {value!r}", param="var")
+        yield value
+
+    def _find(self, name: str) -> Value | Wait:
+        with self._log.changed:
+            if (value := self.variables.get(name)) is not None:
+                return value
+            if self._is_followed():
+                return Wait(self._log, self._log.version)
+            self._raise_failure()
+            if self._log.error is not None:
+                raise self._log.error.to_exception()
+            raise KeyError(f"no variable {name!r}; there are: {', '.join(map(repr, self.variables)) or 'none'}")
+
+    def _whole(self) -> list[Span]:
+        *older, (own, recorded) = self._recorder.segments()
+        followed = self._is_followed()
+
+        def end_of_followed() -> int | None:
+            return None if self._is_followed() else len(own.operations)
+
+        return [(log, 0, _fixed(end)) for log, end in older] + [
+            (own, 0, end_of_followed if followed else _fixed(recorded))
+        ]
+
+    def _is_followed(self) -> bool:
+        return self.background is not None and self.background.is_followed
+
+    def _raise_failure(self) -> None:
+        if self.background is not None and self.background.failure is not None:
+            raise self.background.failure
+
+
+def _fixed(end: int) -> Callable[[], int | None]:
+    return lambda: end

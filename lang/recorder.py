@@ -1,0 +1,100 @@
+"""One state as the client sees it: numbered, recorded, forked, closed. Knows operations; knows no variables."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator, Sequence
+
+from ..runtime.protocol.errors import ErrorInfo, RamifyError
+from ..runtime.protocol.session import Append, Concatenate, Done, Fork, Open, Operation
+from .backend import Channel
+from .log import Log
+from .place import blame, program_place
+
+
+class Recorder:
+    """Sends what is appended at once and never waits for it. The runtime forgets the state when nobody holds this.
+
+    A fork holds its parent, which thereby lives until the fork has been played and as long as its text is of use.
+    """
+
+    def __init__(self, channel: Channel, parent: Recorder | None = None) -> None:
+        self.log = Log()
+        self._channel = channel
+        self._parent = parent
+        self._forked_at = 0  # how many of the parent's operations this state begins with
+        self._number = channel.attach(self.log)
+        self._forget = weakref.finalize(self, channel.detach, self._number)
+        self._forget.atexit = False  # the connection says goodbye for all its states at once
+
+    @classmethod
+    def open(cls, channel: Channel) -> Recorder:
+        """A new, empty state: the first of a program, which takes its number."""
+        recorder = cls(channel)
+        channel.send(Open(recorder._number, recorder._number))
+        return recorder
+
+    def append(self, operations: Sequence[Operation]) -> int:
+        """Record and send; the number of the first. Raises the state's error if it has failed already."""
+        with self.log.changed:
+            return self._append(list(operations))
+
+    def fork(self, size: int) -> list[Recorder]:
+        """`size` states that begin as this one is now."""
+        with self.log.changed:
+            self._raise_if_failed(program_place())
+            children = [Recorder(self._channel, parent=self) for _ in range(size)]
+            operation = self._append([Fork(tuple(child._number for child in children))])
+            for child in children:
+                child._forked_at = operation
+                self.log.add_branch(operation, child.log)
+        return children
+
+    def concatenate(self, children: Sequence[Recorder]) -> None:
+        """Append what each child appended since its fork. The caller keeps the children until that is done."""
+        self.append([Concatenate(tuple(child._number for child in children))])
+
+    def close(self, why: str) -> None:
+        """Abort what runs. What is not answered yet fails for that reason, here and in this state's forks."""
+        self._forget()
+        self.log.fail(ErrorInfo(kind="runtime", message=why))
+
+    def segments(self) -> list[tuple[Log, int]]:
+        """The logs this state's text is made of, oldest first, each with how many of its operations belong to it."""
+        own = (self.log, len(self.log.operations))
+        if self._parent is None:
+            return [own]
+        *older, (log, _) = self._parent.segments()
+        return [*older, (log, self._forked_at), own]
+
+    def history(self) -> Iterator[tuple[Operation, Done]]:
+        """Every operation so far with its answer, waiting for each. Raises the state's error when one has none."""
+        for log, end in self.segments():
+            for index in range(end):
+                done = log.wait_for(index)
+                yield log.operations[index], done
+
+    def settle(self) -> RamifyError | None:
+        """Wait until everything recorded is answered, in this state and where it came from; the error, if any."""
+        for log, end in self.segments():
+            if (error := log.settle(end)) is not None:
+                return error
+        return None
+
+    def _append(self, operations: list[Operation]) -> int:
+        place = program_place()
+        self._raise_if_failed(place)
+        first = len(self.log.operations)
+        try:
+            self._channel.send(Append(self._number, first, operations))
+        except RamifyError as error:
+            raise blame(ErrorInfo.of(error), place).to_exception() from None
+        self.log.record(operations, place)
+        return first
+
+    def _raise_if_failed(self, place: str) -> None:
+        log = self.log
+        if log.error is None:
+            return
+        all_answered = len(log.done) == len(log.operations)  # then it is this line that finds the runtime gone
+        raise (blame(log.error, place) if all_answered else log.error).to_exception()

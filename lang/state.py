@@ -1,0 +1,240 @@
+"""The state of a program, `s`: what it appends, the variables it reads. Recording never waits; reading waits for that.
+
+Knows expressions, variables and roles; the recorder knows the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+from ..runtime.protocol import session
+from ..runtime.protocol.errors import RequestError
+from .background import Background
+from .expr import Expr, Gen, RoleBegin, RoleEnd, parts_of, role
+from .fork import ForkGroup
+from .lowering import lower
+from .meta import Segment, segment_of
+from .place import program_place
+from .reader import Reader
+from .recorder import Recorder
+from .stream import drive, drive_async
+from .values import Given, Scope, Value, value_of
+
+
+class ProgramState:
+    """A growing text with variables, held by the runtime as tokens.
+
+    `s += x` appends a string or an expression, `s["v"]` reads a variable. What fails raises RamifyError, with the
+    program's line, where something that depends on it is read or appended to; what was answered before stays readable.
+    """
+
+    def __init__(
+        self,
+        recorder: Recorder,
+        *,
+        defaults: Gen,
+        stream: bool = False,
+        variables: dict[str, Value] | None = None,
+        open_role: str | None = None,
+    ) -> None:
+        self.ret_value: Any = None  # what the program's function returned
+        self._recorder = recorder
+        self._log = recorder.log
+        self._reader = Reader(recorder, {} if variables is None else variables)
+        self._defaults = defaults
+        self._stream = stream
+        self._open_role = open_role
+        self._concatenated: list[Recorder] = []  # to be kept until they are appended
+        self._error_seen = False
+
+    # Appending
+
+    def __iadd__(self, other: Expr | str) -> ProgramState:
+        self._append(parts_of(other))
+        return self
+
+    def system(self, expr: Expr | str | None = None) -> AbstractContextManager[None]:
+        """A system message: `s.system(x)`, or `with s.system(): ...`. Likewise `user` and `assistant`."""
+        return self._message("system", expr)
+
+    def user(self, expr: Expr | str | None = None) -> AbstractContextManager[None]:
+        return self._message("user", expr)
+
+    def assistant(self, expr: Expr | str | None = None) -> AbstractContextManager[None]:
+        return self._message("assistant", expr)
+
+    @contextmanager
+    def var_scope(self, name: str) -> Iterator[None]:
+        """The text appended inside becomes the variable `name`."""
+        first = len(self._log.operations)
+        yield
+        self._reader.define(name, Scope(self._recorder, first, len(self._log.operations)))
+
+    # Branching
+
+    def fork(self, size: int = 1) -> ForkGroup:
+        """`size` states that begin as this one is now, with its variables, and are played at the same time."""
+        if not isinstance(size, int) or size < 1:
+            raise RequestError(f"fork needs a positive number of branches, got {size!r}", param="size")
+        with self._log.changed:
+            children = [
+                ProgramState(
+                    recorder,
+                    defaults=self._defaults,
+                    stream=self._stream,
+                    variables=self._reader.snapshot(),
+                    open_role=self._open_role,
+                )
+                for recorder in self._recorder.fork(size)
+            ]
+        return ForkGroup(self, children)
+
+    @contextmanager
+    def copy(self) -> Iterator[ProgramState]:
+        """`with s.copy() as c`: a fork of one, joined at the end."""
+        group = self.fork(1)
+        yield group[0]
+        group.join()
+
+    # Variables
+
+    def __getitem__(self, name: str) -> Any:
+        return self.get_var(name)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        self.set_var(name, value)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._reader.variables
+
+    def get_var(self, name: str) -> Any:
+        """Wait for the variable's value. KeyError when there is none of that name."""
+        return self._reader.get(name)
+
+    def set_var(self, name: str, value: Any) -> None:
+        self._reader.define(name, Given(value))
+
+    def get_meta_info(self, name: str) -> Any:
+        """How it was generated: a dict; a list of dicts for n > 1 or a joined variable; None for one that was set."""
+        return self._reader.value(name).meta()
+
+    # The whole
+
+    def text(self) -> str:
+        """Everything appended so far, generated text included; waits for it."""
+        self._reader.wait_for_end()
+        return "".join(done.text for _, done in self._recorder.history())
+
+    def segments(self) -> list[Segment]:
+        """The same in pieces, one an operation, each telling whether it was generated, and how."""
+        self._reader.wait_for_end()
+        return [segment_of(done) for _, done in self._recorder.history() if done.text]
+
+    def messages(self) -> list[dict[str, str]]:
+        """The closed chat messages as role and content; waits for them."""
+        self._reader.wait_for_end()
+        messages = []
+        role_now, content = None, ""
+        for operation, done in self._recorder.history():
+            match operation:
+                case session.RoleBegin(role=name):
+                    role_now, content = name, ""
+                case session.RoleEnd() if role_now is not None:
+                    messages.append({"role": role_now, "content": content})
+                    role_now = None
+                case _:
+                    content += done.text
+        return messages
+
+    def sync(self) -> None:
+        """Wait until everything appended so far is done. Raises what failed."""
+        self._reader.wait_for_end()
+        if (error := self._recorder.settle()) is not None:
+            raise error
+
+    def error(self) -> Exception | None:
+        """Wait like `sync`; give what failed instead of raising it. `run` then takes it as dealt with."""
+        self._error_seen = True
+        try:
+            self.sync()
+        except Exception as error:
+            return error
+        return None
+
+    def close(self) -> None:
+        """Abort what still runs, branches included; what is not there yet raises RuntimeFailed when read."""
+        self._recorder.close("the program was closed")
+
+    # Following the text as it comes
+
+    def text_iter(self, var: str | None = None) -> Iterator[str]:
+        """New text as it comes, of the variable or of the whole state. Raises what fails, after what came before it.
+
+        In pieces if the program was run with `stream=True`; otherwise each operation's text at once.
+        """
+        return drive(self._reader.follow(var))
+
+    async def text_async_iter(self, var: str | None = None, return_meta_data: bool = False) -> AsyncIterator[Any]:
+        """`text_iter` for event loops. With meta data, pairs of text and meta info: what `get_meta_info` gives once the
+        variable is complete, `{"finish_reason": None}` before."""
+        if not return_meta_data:
+            async for piece in drive_async(self._reader.follow(var)):
+                yield piece
+            return
+        if var is None:
+            raise RequestError("meta data are a variable's: name it", param="return_meta_data")
+        meta: Any = None
+        async for piece in drive_async(self._reader.follow(var)):
+            meta = self._reader.meta_if_complete(var)
+            yield piece, {"finish_reason": None} if meta is None else meta
+        if meta is None:
+            yield "", self._reader.meta_if_complete(var)
+
+    # For the language's other modules
+
+    def _start(self, body: Callable[[], None]) -> None:
+        """Run the program's body in the background; whoever reads from another thread follows it."""
+        self._reader.background = Background(body, self._abandon, self._log)
+
+    def _abandon(self, error: BaseException) -> None:
+        """The program has raised: what it still runs, branches included, is of no use to anybody."""
+        self._recorder.close(f"the program ended with {error!r}")
+
+    def _finish(self) -> None:
+        """The program has ended: wait for everything, and raise what failed unless the program has asked for it."""
+        error = self._recorder.settle()
+        if self._error_seen:
+            return
+        if error is not None:
+            raise error
+        for value in self._reader.snapshot().values():
+            value.get()
+
+    def _concatenate(self, children: Sequence[ProgramState]) -> None:
+        recorders = [child._recorder for child in children]
+        self._concatenated += recorders
+        self._recorder.concatenate(recorders)
+
+    def _append(self, parts: Sequence[Expr]) -> None:
+        if not parts:
+            return
+        with self._log.changed:
+            lowered = lower(parts, self._defaults, self._stream, self._open_role)
+            first = self._recorder.append(lowered.operations)
+            self._open_role = lowered.open_role
+            for binding in lowered.bindings:
+                self._reader.define(binding.name, value_of(binding, self._recorder, first, program_place()))
+
+    def _message(self, name: str, expr: Expr | str | None) -> AbstractContextManager[None]:
+        if expr is None:
+            return self._open_message(name)
+        self._append(role(name, expr).parts)
+        return nullcontext()
+
+    @contextmanager
+    def _open_message(self, name: str) -> Iterator[None]:
+        self._append([RoleBegin(name)])
+        yield
+        self._append([RoleEnd(name)])

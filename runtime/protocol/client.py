@@ -1,0 +1,183 @@
+"""The client's end of the wire: numbers states, hands messages over, and gives each answer to whom it is for.
+
+Knows messages and who listens for which state; knows nothing of programs, variables or text. When the runtime dies,
+every listener and every open call is told so at once.
+"""
+
+from __future__ import annotations
+
+import atexit
+import itertools
+import os
+import threading
+from queue import SimpleQueue
+from types import TracebackType
+from typing import Literal, Protocol
+
+import msgspec
+
+from . import wire
+from .core import ModelInfo
+from .errors import ErrorInfo, RequestError, RuntimeFailed
+from .link import Link, LinkDown
+from .session import (
+    Call,
+    Close,
+    Delta,
+    Done,
+    Failed,
+    Fatal,
+    FromFrontend,
+    Hello,
+    Malformed,
+    Reply,
+    ToFrontend,
+    Welcome,
+)
+from .version import __version__
+
+
+class Listener(Protocol):
+    """Who hears of one state. Called on the connection's thread, so it must neither block nor raise."""
+
+    def receive(self, message: Delta | Done | Failed) -> None: ...
+
+    def fail(self, error: ErrorInfo) -> None:
+        """Nothing more will come."""
+
+
+class Connection:
+    """A client's connection to a frontend, shared by all of a process's programs. Any thread may use it.
+
+    Making one does not wait; `connect` does. Raises RequestError for an address that is none. Ends by `close`, a
+    `with` block, or the process's end; after that, and once the runtime is gone, `connect`, `send` and `call` raise
+    RuntimeFailed.
+    """
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self._pid = os.getpid()
+        self._numbers = itertools.count(1)
+        self._listeners: dict[int, Listener] = {}
+        self._calls: dict[int, SimpleQueue[Reply | ErrorInfo]] = {}
+        self._error: ErrorInfo | None = None
+        self._info: ModelInfo | None = None
+        self._answered = threading.Event()  # by Welcome, or by failure
+        self._decoder: msgspec.msgpack.Decoder[FromFrontend] = msgspec.msgpack.Decoder(FromFrontend)
+        self._link = Link(
+            address,
+            wire.encode(Hello(__version__)),
+            on_message=self._receive,
+            is_busy=lambda: bool(self._listeners),
+            on_end=self._fail,
+        )
+        self._link.start()
+        atexit.register(self.close)
+
+    # For every thread
+
+    def connect(self, timeout: float | None = None) -> ModelInfo:
+        """Wait until the runtime welcomes us, once its model is loaded.
+
+        Raises RuntimeFailed when nothing listens at the address, the runtime ends, or after `timeout` seconds.
+        """
+        if not self._answered.wait(timeout):
+            raise RuntimeFailed(f"the runtime at {self.address} did not answer within {timeout} s")
+        self._raise_if_down()
+        assert self._info is not None
+        return self._info
+
+    def attach(self, listener: Listener) -> int:
+        """A fresh state number, whose answers go to `listener` until it is detached."""
+        number = next(self._numbers)
+        self._listeners[number] = listener
+        return number
+
+    def detach(self, state: int) -> None:
+        """Forget a state, here and in the runtime. Never raises and takes no lock: garbage collection may call it."""
+        if self._listeners.pop(state, None) is not None and self._error is None:
+            self._link.post(wire.encode(Close((state,))))
+
+    def send(self, message: ToFrontend) -> None:
+        """Hand a message over, without waiting. Messages arrive in the order of these calls.
+
+        Raises RuntimeFailed when the runtime is gone, RequestError when the message cannot be encoded or is too long.
+        """
+        self._raise_if_down()
+        if os.getpid() != self._pid:
+            raise RuntimeFailed("a connection does not survive os.fork(); make one in the new process")
+        try:
+            data = wire.encode(message)
+        except UnicodeEncodeError as error:
+            text = error.object[max(0, error.start - 20) : error.end + 20]
+            raise RequestError(f"text that is not valid Unicode: {text!r}", param="text", code="invalid_text") from None
+        if len(data) > wire.MAX_MESSAGE_BYTES:
+            raise RequestError(
+                f"one append of {len(data)} bytes; the most is {wire.MAX_MESSAGE_BYTES}", param="text", code="too_long"
+            )
+        self._link.post(data)
+
+    def call(self, method: Literal["info", "stats", "flush_cache"]) -> Reply:
+        """Ask and wait for the answer. Raises the error that it carries, RuntimeFailed when none can come."""
+        number = next(self._numbers)
+        self._calls[number] = answers = SimpleQueue[Reply | ErrorInfo]()
+        try:
+            self.send(Call(number, method))
+            answer = answers.get()
+        finally:
+            self._calls.pop(number, None)
+        error = answer if isinstance(answer, ErrorInfo) else answer.error
+        if error is not None:
+            raise error.to_exception()
+        assert isinstance(answer, Reply)
+        return answer
+
+    def close(self) -> None:
+        """Say goodbye and end the thread. What is still awaited fails. Calling it again does nothing."""
+        self._link.stop()
+        atexit.unregister(self.close)
+
+    def __enter__(self) -> Connection:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _raise_if_down(self) -> None:
+        if self._error is not None:
+            raise self._error.to_exception()
+
+    # On the link's thread
+
+    def _receive(self, data: bytes) -> None:
+        try:
+            message: FromFrontend = wire.decode(self._decoder, data)
+        except RequestError as error:
+            raise LinkDown(f"the runtime sent what we cannot read: {error}") from None
+        match message:
+            case Delta() | Done() | Failed():
+                if (listener := self._listeners.get(message.state)) is not None:
+                    listener.receive(message)
+            case Reply():
+                if (answers := self._calls.get(message.call)) is not None:
+                    answers.put(message)
+            case Welcome():
+                self._info = message.info
+                self._link.allow_sending()
+                self._answered.set()
+            case Fatal():
+                raise LinkDown(message.error.message)
+            case Malformed():
+                # Some operation was not understood and will not be answered; which one is unknown.
+                raise LinkDown(f"the runtime could not read us: {message.error.message}")
+
+    def _fail(self, error: ErrorInfo) -> None:
+        # Set first: who registers later meets it in `send`, who registered earlier is found below.
+        self._error = error
+        self._answered.set()
+        for listener in list(self._listeners.values()):
+            listener.fail(error)
+        for answers in list(self._calls.values()):
+            answers.put(error)

@@ -1,0 +1,177 @@
+"""A socket to a frontend and the one thread that owns it; other threads only hand bytes over.
+
+Knows bytes, sockets and when the other end is gone; what the bytes mean is its owner's to know. Nothing polls: the
+thread sleeps until either side sends, the socket's monitor reports, or, while the owner is busy, a ping is due.
+"""
+
+from __future__ import annotations
+
+import math
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import zmq
+from zmq.utils.monitor import parse_monitor_message
+
+from . import wire
+from .errors import ErrorInfo, RequestError, RuntimeFailed
+from .session import Bye, Ping
+
+PING_SECONDS = 5.0
+GOODBYE_MS = 200  # how long a closing socket may take to deliver its last messages
+MESSAGES_PER_TURN = 256  # read before looking at what is to be sent
+
+_GONE = zmq.Event.DISCONNECTED | zmq.Event.CLOSED  # CLOSED: an attempt to connect failed
+_REFUSED = zmq.Event.HANDSHAKE_FAILED_NO_DETAIL | zmq.Event.HANDSHAKE_FAILED_PROTOCOL | zmq.Event.HANDSHAKE_FAILED_AUTH
+
+
+class LinkDown(Exception):
+    """Ends the link: why nothing more will be answered. The owner's callbacks may raise it too."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.error = ErrorInfo(kind="runtime", message=message)
+
+
+class Link:
+    """`first` is sent at once, everything else after `allow_sending`.
+
+    On the thread: `on_message(data)` for each message, `is_busy()` when a ping is due, and at last `on_end(error)`,
+    once. Raises RequestError for an address that is none.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        first: bytes,
+        *,
+        on_message: Callable[[bytes], None],
+        is_busy: Callable[[], bool],
+        on_end: Callable[[ErrorInfo], None],
+    ) -> None:
+        self._address = address
+        self._on_message = on_message
+        self._is_busy = is_busy
+        self._on_end = on_end
+        self._outbox: deque[bytes] = deque()
+        self._may_send = False
+        self._leaving = False
+        self._awake = False
+        self._context = zmq.Context()
+        self._socket = self._context.socket(zmq.DEALER)
+        wire.set_options(self._socket)
+        self._monitor = self._socket.get_monitor_socket(_GONE | _REFUSED)
+        try:
+            self._socket.connect(address)
+        except zmq.ZMQError as error:
+            self._close_sockets()
+            raise RequestError(
+                f"{address!r} is not the address of a runtime: {error}", param="address", code="invalid_address"
+            ) from None
+        self._socket.send(first)
+        self._bell, self._ring = socket.socketpair()
+        self._bell.setblocking(False)
+        self._ring.setblocking(False)
+        self._thread = threading.Thread(target=self._run, name="ramify-connection", daemon=True)
+
+    # For every thread
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def post(self, data: bytes) -> None:
+        """Send, in the order of these calls. Takes no lock and never fails: garbage collection may call it."""
+        self._outbox.append(data)
+        self._wake()
+
+    def stop(self) -> None:
+        """Send what was posted and a Bye, and wait for the thread's end."""
+        self._leaving = True
+        if self._thread.is_alive():
+            self._wake()
+            if threading.current_thread() is not self._thread:
+                self._thread.join()
+
+    def allow_sending(self) -> None:
+        """Call on the thread, or before it starts."""
+        self._may_send = True
+
+    def _wake(self) -> None:
+        # The thread clears the flag before it looks at the outbox, so whoever finds it set has been seen.
+        if self._awake:
+            return
+        self._awake = True
+        try:
+            self._ring.send(b"\0")
+        except OSError:
+            return  # unread rings are waiting, or the thread has ended and its owner was told why
+
+    # For the link's own thread
+
+    def _run(self) -> None:
+        try:
+            self._loop()
+            self._on_end(ErrorInfo.of(RuntimeFailed("the connection to the runtime was closed")))
+        except LinkDown as down:
+            self._on_end(down.error)
+        except BaseException as error:
+            self._on_end(ErrorInfo.of(RuntimeFailed(f"the connection to the runtime failed: {error!r}")))
+            raise
+        finally:
+            self._close_sockets()
+            self._bell.close()
+            self._ring.close()
+
+    def _loop(self) -> None:
+        poller = zmq.Poller()
+        for source in (self._bell.fileno(), self._socket, self._monitor):
+            poller.register(source, zmq.POLLIN)
+        next_ping = time.monotonic() + PING_SECONDS
+        while not self._leaving:
+            wait_ms = max(0, math.ceil((next_ping - time.monotonic()) * 1000)) if self._is_busy() else None
+            ready = dict(poller.poll(wait_ms))
+            if self._bell.fileno() in ready:
+                self._bell.recv(4096)
+                self._awake = False
+            self._receive(MESSAGES_PER_TURN)
+            if self._monitor in ready:
+                self._examine(parse_monitor_message(self._monitor.recv_multipart()))
+            self._send()
+            if time.monotonic() >= next_ping:
+                next_ping = time.monotonic() + PING_SECONDS
+                if self._is_busy():
+                    self._socket.send(wire.encode(Ping()))
+        self._send()
+        self._socket.send(wire.encode(Bye()))
+
+    def _send(self) -> None:
+        while self._may_send and self._outbox:
+            self._socket.send(self._outbox.popleft())
+
+    def _receive(self, limit: float) -> None:
+        while limit > 0:
+            limit -= 1
+            try:
+                data = self._socket.recv(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            self._on_message(data)
+
+    def _examine(self, event: Any) -> None:
+        """The monitor reports only ends. Messages sent before the end, last words among them, come first."""
+        self._receive(math.inf)
+        if event["event"] & _REFUSED:
+            raise LinkDown(f"what answers at {self._address} does not speak our protocol")
+        if event["event"] == zmq.Event.CLOSED:
+            raise LinkDown(f"no runtime listens at {self._address}")
+        raise LinkDown(f"the runtime at {self._address} is gone")
+
+    def _close_sockets(self) -> None:
+        self._socket.disable_monitor()
+        self._monitor.close(linger=0)
+        self._socket.close(linger=GOODBYE_MS)
+        self._context.term()

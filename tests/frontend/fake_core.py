@@ -1,0 +1,176 @@
+"""A core in the test's own event loop: the real messages on a real socket, and a "model" that is a pure function.
+
+Its log-probabilities are a function of all tokens before, so that a wrong prompt shows; what it puts out is scripted;
+it stops where the real scheduler's rules stop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import zlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+import zmq
+import zmq.asyncio
+
+from ramify.runtime.protocol import wire
+from ramify.runtime.protocol.core import (
+    Abort,
+    Attach,
+    CoreFailed,
+    CoreReady,
+    CoreReply,
+    CoreStats,
+    Finish,
+    FlushCache,
+    FromCore,
+    Generate,
+    GetStats,
+    ModelInfo,
+    RequestFailed,
+    ToCore,
+    Tokens,
+)
+from ramify.runtime.protocol.errors import BusyError, ErrorInfo, RamifyError
+from ramify.runtime.protocol.sampling import TokenLogprob
+from ramify.runtime.scheduler.stops import StopRules
+from ramify.runtime.scheduler.vocabulary import VocabularyFacts
+from ramify.runtime.tokenizer import Tokenizer
+
+Script = Callable[[Generate], Sequence[int] | RamifyError | None]
+
+
+def logprob(before: Sequence[int], token: int) -> float:
+    """The "model": what `token` has after `before`."""
+    return -(zlib.crc32(repr((list(before), token)).encode()) % 1000) / 100 - 0.01
+
+
+def entries(tokens: Sequence[int], start: int) -> list[TokenLogprob | None]:
+    return [
+        None if place == 0 else TokenLogprob(logprob(tokens[:place], tokens[place]), tokens[place])
+        for place in range(start, len(tokens))
+    ]
+
+
+class FakeCore:
+    """`script` says what a request puts out before EOS: ids; None to say nothing until it is aborted; an error."""
+
+    def __init__(self, context: zmq.asyncio.Context, address: str, tokenizer: Tokenizer, script: Script) -> None:
+        self.tokenizer = tokenizer
+        self.script = script
+        self.requests: list[Generate] = []
+        self.aborted: list[str] = []
+        self.num_flushes = 0
+        self.failure: RamifyError | None = None  # set: the core cannot start
+        self.loaded = asyncio.Event()
+        self.loaded.set()
+        self.info = ModelInfo(
+            name="fake",
+            path="/models/fake",
+            architecture="Fake",
+            num_parameters=1,
+            vocab_size=tokenizer.vocab_size,
+            context_length=2048,
+            dtype="float32",
+            device="cpu",
+            page_size=16,
+            num_pages=64,
+            version="0",
+        )
+        self._facts = VocabularyFacts(tokenizer.vocab_size, tokenizer.token_bytes, frozenset(tokenizer.eos_ids))
+        self._waiting: dict[str, bytes] = {}
+        self._changed = asyncio.Event()
+        self._socket: zmq.asyncio.Socket = context.socket(zmq.ROUTER)
+        wire.set_options(self._socket)
+        self._socket.bind(address)
+        self._decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(ToCore)
+        self._frontend = b""
+        self._task = asyncio.create_task(self._run())
+
+    async def close(self) -> None:
+        self._task.cancel()
+        await asyncio.wait({self._task})
+        self._socket.close(linger=0)
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        """Wait for something that messages bring about."""
+        async with asyncio.timeout(10):
+            while not condition():
+                self._changed.clear()
+                await self._changed.wait()
+
+    def fail(self, error: RamifyError) -> None:
+        self.send(CoreFailed(ErrorInfo.of(error)))
+
+    def send(self, message: FromCore) -> None:
+        self._socket.send_multipart([self._frontend, wire.encode(message)])
+
+    async def _run(self) -> None:
+        while True:
+            self._frontend, data = await self._socket.recv_multipart()
+            await self._handle(wire.decode(self._decoder, data))
+            self._changed.set()
+
+    async def _handle(self, message: ToCore) -> None:
+        match message:
+            case Attach():
+                await self.loaded.wait()
+                self.send(CoreReady(self.info) if self.failure is None else CoreFailed(ErrorInfo.of(self.failure)))
+            case Generate():
+                self.requests.append(message)
+                self._generate(message)
+            case Abort(rid=rid):
+                for each in [rid] if rid is not None else list(self._waiting):
+                    self.aborted.append(each)
+                    if self._waiting.pop(each, None) is not None:
+                        self.send(Tokens(rid=each, ids=[], num_cached=0, finish=Finish("abort")))
+            case FlushCache(call=call):
+                self.num_flushes += 1
+                self.send(CoreReply(call))
+            case GetStats(call=call):
+                values = dict.fromkeys(CoreStats.__struct_fields__, 0)
+                self.send(CoreReply(call, stats=CoreStats(**values | {"num_waiting": len(self._waiting)})))
+
+    def _generate(self, request: Generate) -> None:
+        output = self.script(request) if request.sampling.max_new_tokens else []
+        if isinstance(output, RamifyError):
+            self.send(RequestFailed(request.rid, ErrorInfo.of(output)))
+            return
+        rules = StopRules(request.sampling, self._facts)
+        start = None if request.logprobs is None else request.logprobs.prompt_from
+        given = None if start is None else entries(request.tokens, start)
+        ids: list[int] = []
+        finish = None if request.sampling.max_new_tokens else Finish("length")
+        for token in [*(output or []), self.tokenizer.eos_ids[0]] if finish is None else []:
+            if output is None:
+                break
+            finish = rules.feed(token, len(ids))
+            before = [*request.tokens, *ids]
+            ids.append(token)
+            if finish is None and len(ids) == request.sampling.max_new_tokens:
+                finish = Finish("length")
+            values = None if request.logprobs is None else [TokenLogprob(logprob(before, token), token)]
+            self.send(
+                Tokens(
+                    rid=request.rid,
+                    ids=[token],
+                    num_cached=len(request.tokens) // 2,
+                    finish=finish,
+                    logprobs=values,
+                    prompt_logprobs=given,
+                )
+            )
+            given = None
+            if finish is not None:
+                return
+        if output is None:
+            self._waiting[request.rid] = self._frontend
+        else:
+            self.send(
+                Tokens(rid=request.rid, ids=[], num_cached=0, finish=finish or Finish("length"), prompt_logprobs=given)
+            )
+
+
+BUSY = BusyError("too many requests wait")

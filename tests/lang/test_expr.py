@@ -1,0 +1,95 @@
+"""Expressions are values that chain; what cannot be meant is refused where it is written."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import ramify
+from ramify import RequestError, gen, select
+from ramify.lang.expr import Concat, Constant, Gen, RoleBegin, RoleEnd, Select, parts_of
+
+
+def test_strings_and_expressions_chain_in_order() -> None:
+    chain = "a" + gen("x") + "b" + select("y", ["1", "2"]) + ramify.user("c")
+    assert [type(part) for part in parts_of(chain)] == [
+        Constant,
+        Gen,
+        Constant,
+        Select,
+        RoleBegin,
+        Constant,
+        RoleEnd,
+    ]
+
+
+def test_adding_does_not_change_what_is_added() -> None:
+    first = "a" + gen("x")
+    second = first + "b"
+    assert len(first.parts) == 2
+    assert len(second.parts) == 3
+
+
+def test_an_empty_string_is_nothing() -> None:
+    assert parts_of("") == ()
+    assert parts_of("" + gen("x")) == (gen("x"),)
+
+
+def test_roles_wrap_their_content() -> None:
+    assert ramify.system("s") == Concat((RoleBegin("system"), Constant("s"), RoleEnd("system")))
+    assert ramify.assistant() == Concat((ramify.assistant_begin(), ramify.assistant_end()))
+    assert ramify.user("u").parts[0] == ramify.user_begin()
+    assert ramify.user("u").parts[-1] == ramify.user_end()
+    assert ramify.system("s").parts[0] == ramify.system_begin()
+    assert ramify.system("s").parts[-1] == ramify.system_end()
+
+
+def test_gen_with_choices_is_a_select() -> None:
+    chosen = gen("x", choices=["a", "b"], temperature=0.5, seed=3, choices_method=ramify.greedy_token_selection)
+    assert chosen == Select(name="x", choices=("a", "b"), temperature=0.5, method="greedy_token_selection", seed=3)
+    assert gen("x", choices=["a"]) == select("x", ["a"])
+
+
+@pytest.mark.parametrize("choices", [[], (), None, "abc", ["a", ""], ["a", 1]])
+def test_choices_that_are_none_are_refused(choices: Any) -> None:
+    with pytest.raises(RequestError, match="choices must be") as caught:
+        select("x", choices)
+    assert caught.value.param == "choices"
+    if choices is not None:
+        with pytest.raises(RequestError, match="choices must be"):
+            gen("x", choices=choices)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "param"),
+    [
+        ({"choices": ["a"], "choices_method": "best"}, "choices_method"),
+        ({"choices": ["a"], "temperature": -1.0}, "temperature"),
+        ({"choices": ["a"], "regex": "a"}, "regex"),
+        ({"dtype": int, "json_schema": "{}"}, "json_schema"),
+        ({"regex": "a", "grammar": "start: A"}, "grammar"),
+        ({"dtype": int, "schema": int}, "schema"),
+        ({"name": ""}, "name"),
+        ({"name": 3}, "name"),
+    ],
+)
+def test_what_cannot_be_meant_names_its_parameter(arguments: dict[str, Any], param: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        gen(**arguments)
+    assert caught.value.param == param
+
+
+@pytest.mark.parametrize("other", [3, None, ["a"], b"a"])
+def test_only_strings_and_expressions_chain(other: Any) -> None:
+    with pytest.raises(TypeError):
+        gen("x") + other
+    with pytest.raises(TypeError):
+        other + gen("x")
+    with pytest.raises(RequestError, match="cannot append"):
+        parts_of(other)
+
+
+def test_gen_int_and_gen_string_are_typed_gens() -> None:
+    assert ramify.gen_int("x", 8, stop="!") == gen("x", 8, dtype=int, stop="!")
+    assert ramify.gen_string("x") == gen("x", dtype=str)

@@ -1,0 +1,142 @@
+"""Precedence of sampling arguments, and that none is dropped on the way to the runtime."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ramify import RequestError, select
+from ramify.lang.expr import Gen
+from ramify.lang.expr import gen as make_gen
+from ramify.lang.sampling import NO_DEFAULTS, RUN_NAMES, defaults_of, lower_gen, lower_select
+from ramify.runtime.protocol import session
+from ramify.runtime.protocol.sampling import Constraint, LogprobParams, SamplingParams
+
+# For each argument of gen: two values, and what the runtime is asked for each.
+ARGUMENTS: dict[str, list[tuple[Any, str, Any]]] = {
+    "max_tokens": [(7, "max_new_tokens", 7), (9, "max_new_tokens", 9)],
+    "min_tokens": [(1, "min_new_tokens", 1), (2, "min_new_tokens", 2)],
+    "stop": [("a", "stop", ("a",)), (["b", "c"], "stop", ("b", "c"))],
+    "stop_token_ids": [([1], "stop_token_ids", (1,)), ((2, 3), "stop_token_ids", (2, 3))],
+    "temperature": [(0, "temperature", 0.0), (0.5, "temperature", 0.5)],
+    "top_p": [(0.1, "top_p", 0.1), (0.9, "top_p", 0.9)],
+    "top_k": [(5, "top_k", 5), (-1, "top_k", None)],
+    "min_p": [(0.1, "min_p", 0.1), (0.2, "min_p", 0.2)],
+    "frequency_penalty": [(0.1, "frequency_penalty", 0.1), (0.2, "frequency_penalty", 0.2)],
+    "presence_penalty": [(0.1, "presence_penalty", 0.1), (0.2, "presence_penalty", 0.2)],
+    "repetition_penalty": [(1.1, "repetition_penalty", 1.1), (1.2, "repetition_penalty", 1.2)],
+    "logit_bias": [({"5": 1.0}, "logit_bias", {5: 1.0}), ({6: -1}, "logit_bias", {6: -1.0})],
+    "seed": [(0, "seed", 0), (-3, "seed", -3)],
+    "ignore_eos": [(True, "ignore_eos", True), (False, "ignore_eos", False)],
+}
+
+
+@given(
+    own=st.sets(st.sampled_from(sorted(ARGUMENTS))),
+    run=st.sets(st.sampled_from(sorted(ARGUMENTS))),
+    which=st.integers(0, 1),
+)
+def test_gen_overrides_run_overrides_the_default(own: set[str], run: set[str], which: int) -> None:
+    gen = Gen(**{name: ARGUMENTS[name][which][0] for name in own})
+    defaults = defaults_of({name: ARGUMENTS[name][1 - which][0] for name in run})
+    sampling = lower_gen(gen, defaults, stream=False).operation.sampling
+    for name, cases in ARGUMENTS.items():
+        field = cases[0][1]
+        expected = getattr(SamplingParams(), field)
+        if name in run:
+            expected = cases[1 - which][2]
+        if name in own:
+            expected = cases[which][2]
+        assert getattr(sampling, field) == expected, name
+
+
+def test_every_argument_of_gen_is_covered() -> None:
+    constraints = {"dtype", "regex", "json_schema", "grammar", "schema"}
+    logprobs = {"return_logprob", "logprob_start_len", "top_logprobs_num"}
+    others = {"name", "n", "stop_regex", "return_text_in_logprobs"}
+    assert {field.name for field in dataclasses.fields(Gen)} == constraints | logprobs | others | set(ARGUMENTS)
+
+
+def test_run_takes_sampling_arguments_by_both_names() -> None:
+    assert defaults_of({"max_new_tokens": 5}) == defaults_of({"max_tokens": 5}) == Gen(max_tokens=5)
+    assert {"max_new_tokens", "temperature", "stop", "n"} <= set(RUN_NAMES)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "constraint"),
+    [
+        ({"regex": "a+"}, Constraint("regex", "a+")),
+        ({"json_schema": {"type": "object"}}, Constraint("json_schema", '{"type": "object"}')),
+        ({"json_schema": "{}"}, Constraint("json_schema", "{}")),
+        ({"grammar": "start: A"}, Constraint("grammar", "start: A")),
+        ({"schema": bool}, Constraint("json_schema", '{"type": "boolean"}')),
+    ],
+    ids=str,
+)
+def test_a_constraint_survives_beside_other_arguments(arguments: dict[str, Any], constraint: Constraint) -> None:
+    gen = make_gen("x", temperature=0.3, stop="z", **arguments)
+    sampling = lower_gen(gen, defaults_of({"top_p": 0.5}), stream=False).operation.sampling
+    assert sampling.constraint == constraint
+    assert (sampling.temperature, sampling.stop, sampling.top_p) == (0.3, ("z",), 0.5)
+
+
+def test_a_typed_gen_takes_a_stop_of_its_own_too() -> None:
+    sampling = lower_gen(Gen(dtype=int, stop="."), NO_DEFAULTS, stream=False).operation.sampling
+    assert sampling.stop == (".", "\n")
+    assert sampling.constraint is not None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ({}, None),
+        ({"return_logprob": True}, LogprobParams()),
+        (
+            {"return_logprob": True, "logprob_start_len": 3, "top_logprobs_num": 2},
+            LogprobParams(num_top=2, prompt_from=3),
+        ),
+        ({"top_logprobs_num": 2}, LogprobParams(num_top=2)),
+        ({"return_logprob": True, "logprob_start_len": -1}, LogprobParams()),
+        ({"return_logprob": False, "top_logprobs_num": 2}, None),
+    ],
+)
+def test_log_probabilities_are_asked_for(arguments: dict[str, Any], expected: LogprobParams | None) -> None:
+    assert lower_gen(Gen(**arguments), NO_DEFAULTS, stream=False).operation.logprobs == expected
+    assert lower_gen(Gen(), defaults_of(arguments), stream=False).operation.logprobs == expected
+
+
+@pytest.mark.parametrize(
+    ("arguments", "param"),
+    [
+        ({"temperature": -1}, "temperature"),
+        ({"temperature": "hot"}, "temperature"),
+        ({"top_p": 0}, "top_p"),
+        ({"top_k": 0}, "top_k"),
+        ({"max_tokens": 1.5}, "max_new_tokens"),
+        ({"stop": ["a", 3]}, "stop"),
+        ({"stop": ""}, "stop"),
+        ({"logit_bias": {"x": 1}}, "logit_bias"),
+        ({"logit_bias": [1]}, "logit_bias"),
+        ({"n": 0}, "n"),
+        ({"n": "2"}, "n"),
+        ({"stop_regex": "a+"}, "stop_regex"),
+        ({"return_text_in_logprobs": True}, "return_text_in_logprobs"),
+        ({"top_logprobs_num": 1000}, "top_logprobs"),
+        ({"dtype": list}, "dtype"),
+    ],
+)
+def test_a_bad_argument_is_named(arguments: dict[str, Any], param: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        lower_gen(Gen(**arguments), NO_DEFAULTS, stream=False)
+    assert caught.value.param == param
+
+
+def test_a_select_keeps_its_temperature_and_takes_the_run_s_seed() -> None:
+    chosen = select("x", ["a", "b"], temperature=0.7, choices_method="greedy_token_selection")
+    assert lower_select(chosen, defaults_of({"seed": 5, "temperature": 0.1})) == session.Select(
+        choices=("a", "b"), method="greedy_token_selection", temperature=0.7, seed=5
+    )

@@ -1,0 +1,103 @@
+"""Whatever a client sends, it gets an error and nobody else notices."""
+
+from __future__ import annotations
+
+import httpx
+import msgspec
+import pytest
+import zmq
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import ramify
+from ramify import gen
+from ramify.runtime.protocol.session import FromFrontend, Hello, Malformed, Welcome
+
+GREEDY = {"temperature": 0.0, "max_new_tokens": 6}
+QUESTION = "Question: What is the capital of France?\nAnswer:"
+
+
+@ramify.function
+def ask(s: ramify.ProgramState, prompt: str, **params: object) -> None:
+    s += prompt
+    s += gen("answer", max_tokens=6, temperature=0, **params)
+
+
+def lives(url: str) -> bool:
+    answer = httpx.post(f"{url}/generate", json={"text": QUESTION, "sampling_params": GREEDY}, timeout=60)
+    return answer.status_code == 200 and "Paris" in answer.json()["text"]
+
+
+def test_a_prompt_beyond_the_context_names_both_numbers(url: str, backend: ramify.Runtime) -> None:
+    long = "spider " * 4000
+    answer = httpx.post(f"{url}/generate", json={"text": long, "sampling_params": GREEDY}, timeout=60)
+    assert answer.status_code == 400
+    error = answer.json()["error"]
+    assert error["code"] == "context_length_exceeded"
+    assert str(backend.info.context_length) in error["message"]
+    with pytest.raises(ramify.RequestError, match=str(backend.info.context_length)):
+        ask.run(long)
+    assert lives(url)
+
+
+@pytest.mark.parametrize(
+    ("params", "param"),
+    [
+        ({"temperature": -1}, "temperature"),
+        ({"top_p": 0}, "top_p"),
+        ({"regex": "[a-"}, "regex"),
+        ({"json_schema": '{"type": "object", "properties": {"a": {"type": "nothing"}}}'}, "json_schema"),
+        ({"json_schema": "{"}, "json_schema"),
+        ({"max_new_tokens": "many"}, "max_new_tokens"),
+        ({"no_such_parameter": 1}, "no_such_parameter"),
+        ({"regex": "a", "json_schema": "{}"}, "regex"),
+        ({"logit_bias": {"99999999": 1}}, "logit_bias"),
+    ],
+    ids=str,
+)
+def test_a_bad_parameter_is_a_400_that_names_it(url: str, params: dict[str, object], param: str) -> None:
+    body = {"text": QUESTION, "sampling_params": GREEDY | params}
+    answer = httpx.post(f"{url}/generate", json=body, timeout=60)
+    assert answer.status_code == 400, answer.text
+    assert param in answer.text
+    assert lives(url)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"", b"{", b"[]", b"null", b'{"text": 5}', b"{}", b'{"text": "a", "input_ids": [1]}', b"[" * 100_000, b"\xff"],
+)
+def test_a_malformed_body_is_a_400(url: str, body: bytes) -> None:
+    answer = httpx.post(f"{url}/generate", content=body, headers={"content-type": "application/json"}, timeout=60)
+    assert answer.status_code == 400, answer.text
+    assert answer.json()["error"]["message"]
+
+
+def test_a_token_outside_the_vocabulary_is_named(url: str) -> None:
+    answer = httpx.post(f"{url}/generate", json={"input_ids": [1, 10_000_000]}, timeout=60)
+    assert answer.status_code == 400
+    assert "10000000" in answer.text
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(frames=st.lists(st.binary(max_size=200), min_size=1, max_size=3))
+def test_garbage_on_the_socket_is_answered_and_the_runtime_lives(runtime: ramify.Runtime, frames: list[bytes]) -> None:
+    decoder = msgspec.msgpack.Decoder(FromFrontend)
+    with zmq.Context() as context, context.socket(zmq.DEALER) as socket:
+        socket.setsockopt(zmq.LINGER, 0)
+        socket.setsockopt(zmq.RCVTIMEO, 20_000)
+        socket.connect(runtime.address)
+        socket.send_multipart(frames)
+        assert isinstance(decoder.decode(socket.recv()), Malformed)
+        socket.send(msgspec.msgpack.encode(Hello("0")))
+        assert isinstance(decoder.decode(socket.recv()), Welcome)
+
+
+def test_a_bad_program_harms_no_other(backend: ramify.Runtime) -> None:
+    states = ask.run_batch(
+        [{"prompt": QUESTION}, {"prompt": QUESTION, "regex": "[a-"}, {"prompt": ""}, {"prompt": QUESTION}],
+        return_exceptions=True,
+    )
+    assert "Paris" in states[0]["answer"]
+    assert "Paris" in states[3]["answer"]
+    assert isinstance(states[1].error(), ramify.RequestError)

@@ -1,0 +1,195 @@
+from __future__ import annotations
+
+import random
+
+from ramify.radix.cache import Lease, PrefixCache
+from ramify.radix.invariants import check_invariants
+
+
+def run(cache: PrefixCache, tokens: list[int], namespace: str = "") -> Lease:
+    """Acquire, copy and compute `tokens`, without releasing."""
+    lease = cache.acquire(tokens, namespace, num_tokens=len(tokens))
+    assert lease is not None
+    if lease.copy is not None:
+        cache.copied(lease)
+    return lease
+
+
+def store(cache: PrefixCache, tokens: list[int], namespace: str = "") -> None:
+    cache.release(run(cache, tokens, namespace), tokens)
+
+
+def test_a_follow_up_turn_reuses_every_token_of_the_last_one() -> None:
+    cache = PrefixCache(100)
+    turn = list(range(137))
+    store(cache, turn)
+    assert cache.match([*turn, 500, 501]) == 137
+
+
+def test_a_prefix_that_ends_inside_a_page_is_copied_not_shared() -> None:
+    cache = PrefixCache(100)
+    store(cache, list(range(40)))
+    lease = cache.acquire([*range(37), 99, 98], num_tokens=39)
+    assert lease is not None
+    assert lease.copy is not None
+    assert lease.matched == 37
+    assert lease.copy.num_tokens == 5
+    assert lease.copy.target == lease.pages[2]
+    assert lease.copy.source not in lease.pages
+
+
+def test_the_source_of_a_copy_survives_eviction_until_it_is_copied() -> None:
+    cache = PrefixCache(4)
+    store(cache, list(range(20)))
+    lease = cache.acquire([*range(18), 99], num_tokens=19)
+    assert lease is not None
+    assert lease.copy is not None
+    source = lease.copy.source
+    # Of four pages the source is the only one that could still be had.
+    assert cache.extend(lease, 48)
+    assert not cache.extend(lease, 49)
+    cache.copied(lease)
+    assert cache.extend(lease, 49)
+    assert source in lease.pages
+
+
+def test_a_pinned_prefix_survives_eviction_and_flush() -> None:
+    cache = PrefixCache(8)
+    shared = list(range(48))
+    lease = run(cache, shared)
+    cache.commit(lease, shared)
+    store(cache, list(range(1000, 1060)))
+    store(cache, list(range(2000, 2060)))
+    cache.flush()
+    assert cache.match(shared) == 48
+    assert cache.num_cached == 3
+    cache.release(lease, shared)
+
+
+def test_the_least_recently_used_prefix_goes_first_and_its_tail_before_its_head() -> None:
+    cache = PrefixCache(6)
+    first, second = list(range(48)), list(range(100, 148))
+    store(cache, first)
+    store(cache, second)
+    store(cache, [*first, 7][:48])  # used again
+    lease = cache.acquire([9], num_tokens=16)
+    assert lease is not None
+    assert cache.match(first) == 48
+    assert cache.match(second) == 32
+    assert cache.extend(lease, 48)
+    assert (cache.match(first), cache.match(second)) == (48, 0)
+
+
+def test_nothing_is_shared_across_namespaces() -> None:
+    cache = PrefixCache(8)
+    store(cache, list(range(40)), "one")
+    assert cache.match(list(range(40)), "two") == 0
+    assert cache.match(list(range(40)), "one") == 40
+
+
+def test_what_two_sequences_computed_alike_is_kept_once() -> None:
+    cache = PrefixCache(20)
+    tokens = list(range(70))
+    leases = [run(cache, tokens) for _ in range(3)]
+    assert cache.num_free == 5
+    for lease in leases:
+        cache.commit(lease, tokens)
+    assert leases[0].pages[:4] == leases[1].pages[:4] == leases[2].pages[:4]
+    assert len({lease.pages[4] for lease in leases}) == 3, "each goes on writing to its own last page"
+    check_invariants(cache, leases)
+    for lease in leases:
+        cache.release(lease, tokens)
+    check_invariants(cache, [])
+    assert (cache.num_cached, cache.num_free) == (5, 15)
+
+
+def test_a_published_unfinished_page_gives_way_to_a_whole_one_that_came_first() -> None:
+    cache = PrefixCache(20)
+    tokens = list(range(16))
+    slow, fast = run(cache, tokens), run(cache, tokens)
+    cache.commit(slow, tokens[:10])
+    cache.commit(fast, tokens)
+    cache.commit(slow, tokens)
+    assert slow.pages == fast.pages
+    assert (cache.num_cached, cache.num_free) == (1, 19)
+    check_invariants(cache, [slow, fast])
+
+
+def test_an_unfinished_page_that_a_sibling_holds_as_well_goes_with_its_last_pin() -> None:
+    cache = PrefixCache(20)
+    tokens = list(range(12))
+    slow, fast = run(cache, tokens), run(cache, tokens)
+    cache.commit(slow, tokens[:10])
+    cache.commit(fast, tokens)
+    assert cache.num_cached == 2
+    cache.release(slow, tokens[:10])
+    assert cache.num_cached == 1
+    check_invariants(cache, [fast])
+
+
+def test_a_lease_that_cannot_be_had_changes_nothing() -> None:
+    cache = PrefixCache(4)
+    store(cache, list(range(40)))
+    lease = run(cache, list(range(1000, 1032)))
+    stats = (cache.num_free, cache.num_cached, cache.stats.num_evicted_pages)
+    assert cache.acquire(list(range(40)), num_tokens=49) is None
+    assert cache.acquire(list(range(40)), num_tokens=32, spare=1) is None
+    assert (cache.num_free, cache.num_cached, cache.stats.num_evicted_pages) == stats
+    cache.release(lease, [])
+
+
+def test_a_boundary_page_is_given_up_rather_than_the_lease() -> None:
+    cache = PrefixCache(3)
+    store(cache, list(range(40)))
+    # The copy would need a fourth page: its source, pinned, and its target.
+    lease = cache.acquire([*range(38), 99], num_tokens=39)
+    assert lease is not None
+    assert lease.copy is None
+    assert lease.matched == 32
+    cache.release(lease, list(range(32)))
+
+
+def test_a_disabled_cache_shares_nothing_and_loses_nothing() -> None:
+    cache = PrefixCache(8, enabled=False)
+    store(cache, list(range(40)))
+    assert cache.match(list(range(40))) == 0
+    assert (cache.num_free, cache.num_cached) == (8, 0)
+
+
+def test_forgotten_namespaces_leave_nothing_behind() -> None:
+    cache = PrefixCache(4)
+    for i in range(100):
+        store(cache, list(range(20)), f"user {i}")
+    assert len(cache.tree.roots()) <= 4
+    cache.flush()
+    assert cache.tree.roots() == []
+
+
+def test_the_eviction_heap_stays_as_small_as_the_tree() -> None:
+    cache = PrefixCache(50, page_size=2)
+    rng = random.Random(0)
+    for _ in range(3000):
+        store(cache, [rng.randrange(3) for _ in range(rng.randrange(1, 9))])
+        assert len(cache.eviction) <= 2 * 50 + 128
+    check_invariants(cache, [])
+
+
+def test_matching_costs_what_is_matched_not_what_is_cached() -> None:
+    """Counted in comparisons: token look-ups done by one match with a hundred and with ten thousand siblings."""
+
+    class Counted(list[int]):
+        reads = 0
+
+        def __getitem__(self, at):  # type: ignore[no-untyped-def]
+            Counted.reads += 1
+            return super().__getitem__(at)
+
+    def reads(num_siblings: int) -> int:
+        cache = PrefixCache(2 * num_siblings + 8)
+        for i in range(num_siblings):
+            store(cache, [*range(16), i, *range(5)])
+        Counted.reads = 0
+        assert cache.match(Counted([*range(16), num_siblings // 2, *range(15)])) == 22
+        return Counted.reads
+
+    assert reads(100) == reads(10_000)

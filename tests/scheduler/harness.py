@@ -1,0 +1,403 @@
+"""A make-believe engine whose KV is what was written to it, and the sequential run that every schedule must equal.
+
+The engine's "model" is a pure function of the whole history that it reads from the pages, so a wrong page table, a
+copy too few or a page freed too early gives another output, or trips an assertion at once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from ramify.radix.cache import Lease, PrefixCache
+from ramify.radix.invariants import check_invariants
+from ramify.runtime.protocol.config import CoreConfig
+from ramify.runtime.protocol.core import Abort, Finish, FromCore, Generate, RequestFailed, Tokens
+from ramify.runtime.protocol.sampling import Constraint, LogprobParams, SamplingParams, TokenLogprob
+from ramify.runtime.scheduler.plan import ForwardPlan, ForwardResult, Row, RowResult
+from ramify.runtime.scheduler.sampling_draw import draw
+from ramify.runtime.scheduler.scheduler import Scheduler
+from ramify.runtime.scheduler.vocabulary import VocabularyFacts
+
+EOS = 0
+SPECIAL = 1
+# Half characters, a stop string in pieces, whole words.
+TOKEN_BYTES: list[bytes | None] = [
+    None,
+    None,
+    b"a",
+    b"b",
+    b"ab",
+    b"ba",
+    b"\xc3",
+    b"\xa9",
+    b"\n",
+    b"Stop",
+    b" ",
+    b"c" * 5,
+]
+VOCABULARY = VocabularyFacts(len(TOKEN_BYTES), TOKEN_BYTES, frozenset({EOS}))
+
+
+def number(*parts: object) -> int:
+    return int.from_bytes(hashlib.blake2b(repr(parts).encode(), digest_size=8).digest(), "little")
+
+
+def choose(history: Sequence[int], allowed: Iterable[int], how: object) -> int:
+    """The make-believe model and sampler."""
+    candidates = sorted(allowed)
+    return candidates[number(tuple(history), how) % len(candidates)]
+
+
+def logprob(history: Sequence[int], token: int, num_top: int) -> TokenLogprob:
+    top = [(-float(i), number(tuple(history), i) % VOCABULARY.vocab_size) for i in range(num_top)]
+    return TokenLogprob(-(number(tuple(history), token) % 1000) / 100, token, top)
+
+
+class FakeEngine:
+    def __init__(self, page_size: int) -> None:
+        self.page_size = page_size
+        self.kv: dict[int, tuple[int, ...]] = {}  # slot -> the sequence up to and with its token
+        self.num_computed = 0
+
+    def slots(self, row: Row) -> list[int]:
+        end = row.first_position + len(row.tokens)
+        assert len(row.pages) == -(-end // self.page_size)
+        return [row.pages[p // self.page_size] * self.page_size + p % self.page_size for p in range(end)]
+
+    def run(self, plan: ForwardPlan) -> ForwardResult:
+        for copy in plan.copies:
+            for offset in range(copy.num_tokens):
+                self.kv[copy.target * self.page_size + offset] = self.kv[copy.source * self.page_size + offset]
+        histories, written = [], []
+        for row in plan.rows:
+            slots = self.slots(row)
+            past, new = slots[: row.first_position], slots[row.first_position :]
+            history = self.kv[past[-1]] if past else ()
+            assert len(history) == row.first_position
+            assert all(self.kv[slot] == history[: p + 1] for p, slot in enumerate(past)), "a page holds something else"
+            histories.append((*history, *row.tokens))
+            written.append(new)
+        assert len({row.rid for row in plan.rows}) == len(plan.rows)
+        assert len({slot for new in written for slot in new}) == plan.num_tokens, "two rows write to one slot"
+        for row, history, new in zip(plan.rows, histories, written, strict=True):
+            for offset, slot in enumerate(new):
+                self.kv[slot] = history[: row.first_position + offset + 1]
+        self.num_computed += plan.num_tokens
+        results = [self.result(row, history) for row, history in zip(plan.rows, histories, strict=True)]
+        return ForwardResult(step=plan.step, rows=results)
+
+    def result(self, row: Row, history: tuple[int, ...]) -> RowResult:
+        scores = []
+        if row.score is not None:
+            for i, target in enumerate(row.score.targets):
+                before = history[: row.first_position + row.score.first + i + 1]
+                scores.append(logprob(before, target, row.score.num_top))
+        if row.sample is None:
+            return RowResult(scores=scores)
+        sample = row.sample
+        allowed: Iterable[int] = range(VOCABULARY.vocab_size)
+        if row.mask is not None:
+            words = np.frombuffer(row.mask, "<i4")
+            allowed = [t for t in allowed if words[t // 32] >> (t % 32) & 1]
+        penalties = sample.penalties
+        if penalties is not None:
+            assert (*penalties.prompt, *penalties.output) == history
+        how = (sample.temperature, sample.draw, None if penalties is None else len(penalties.output))
+        token = choose(history, allowed, how)
+        wanted = sample.num_top_logprobs
+        return RowResult(
+            token=token, logprob=None if wanted is None else logprob(history, token, wanted), scores=scores
+        )
+
+
+class FakeMatcher:
+    """A finite language of token sequences."""
+
+    def __init__(self, language: list[list[int]]) -> None:
+        self.language = language
+        self.accepted: list[int] = []
+
+    def next_tokens(self) -> set[int]:
+        return next_in(self.language, self.accepted)
+
+    def mask(self, out: Any) -> None:
+        out[:] = 0
+        for token in self.next_tokens():
+            out[token // 32] |= 1 << token % 32
+
+    def accept(self, token: int) -> bool:
+        if token not in self.next_tokens() - {EOS}:
+            return False
+        self.accepted.append(token)
+        return True
+
+    def rollback(self, num_tokens: int) -> None:
+        del self.accepted[len(self.accepted) - num_tokens :]
+
+    def is_accepting(self) -> bool:
+        return self.accepted in self.language
+
+
+def next_in(language: list[list[int]], prefix: list[int]) -> set[int]:
+    n = len(prefix)
+    following = {s[n] for s in language if len(s) > n and s[:n] == prefix}
+    return following | ({EOS} if prefix in language else set())
+
+
+@dataclass
+class FakeGrammar:
+    language: list[list[int]]
+
+    def matcher(self) -> FakeMatcher:
+        return FakeMatcher(self.language)
+
+
+@dataclass
+class FakeGrammars:
+    """Compiles when told to."""
+
+    pending: list[tuple[Future[Any], Constraint]] = field(default_factory=list)
+
+    def get(self, constraint: Constraint) -> Future[Any]:
+        future: Future[Any] = Future()
+        self.pending.append((future, constraint))
+        return future
+
+    def compile(self) -> None:
+        for future, constraint in self.pending:
+            future.set_result(FakeGrammar(json.loads(constraint.source)))
+        self.pending.clear()
+
+
+class WatchedCache(PrefixCache):
+    """Knows its live leases, and checks itself after every operation."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.leases: list[Lease] = []
+
+    def check(self) -> None:
+        check_invariants(self, self.leases)
+
+    def acquire(self, *args: Any, **kwargs: Any) -> Lease | None:
+        lease = super().acquire(*args, **kwargs)
+        if lease is not None:
+            self.leases.append(lease)
+        self.check()
+        return lease
+
+    def release(self, lease: Lease, tokens: Sequence[int]) -> None:
+        super().release(lease, tokens)
+        self.leases.remove(lease)
+        self.check()
+
+
+@dataclass
+class Answer:
+    """All that came for one request."""
+
+    ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprob] | None = None
+    prompt_logprobs: list[TokenLogprob | None] | None = None
+    finish: Finish | None = None
+    num_cached: int | None = None
+    num_retractions: int = 0
+    num_messages: int = 0
+    error: Any = None
+
+    @property
+    def over(self) -> bool:
+        return self.finish is not None or self.error is not None
+
+
+class Runtime:
+    """Scheduler and engine, one step at a time, everything checked in between."""
+
+    def __init__(
+        self,
+        *,
+        num_pages: int = 64,
+        page_size: int = 4,
+        budget: int = 32,
+        max_running: int = 8,
+        max_waiting: int = 100,
+        cache: bool = True,
+        context_length: int = 200,
+    ) -> None:
+        self.cache = WatchedCache(num_pages, page_size, cache)
+        self.engine = FakeEngine(page_size)
+        self.grammars = FakeGrammars()
+        self.config = CoreConfig(prefill_budget=budget, max_running=max_running, max_waiting=max_waiting)
+        self.scheduler = Scheduler(
+            self.config,
+            cache=self.cache,
+            vocabulary=VOCABULARY,
+            grammars=self.grammars,
+            context_length=context_length,
+        )
+        self.answers: dict[str, Answer] = {}
+        self.plans: list[ForwardPlan] = []
+        self.replies: list[FromCore] = []
+
+    def add(self, *messages: Generate, owner: bytes = b"") -> None:
+        for message in messages:
+            self.answers[message.rid] = Answer()
+            self.take(self.scheduler.handle(message, 0.0, owner))
+
+    def abort(self, rid: str | None, owner: bytes = b"") -> None:
+        self.take(self.scheduler.handle(Abort(rid), 0.0, owner))
+        self.cache.check()
+
+    def step(self, aborts_in_flight: Sequence[str] = ()) -> bool:
+        """Returns whether something was computed."""
+        plan = self.scheduler.plan(0.0)
+        self.cache.check()
+        self.take(self.scheduler.answers())
+        if plan is not None:
+            assert 0 < plan.num_tokens <= self.config.prefill_budget
+            assert len(plan.rows) <= self.config.max_running
+            self.plans.append(plan)
+            result = self.engine.run(plan)
+            for rid in aborts_in_flight:
+                self.abort(rid)
+            self.take(self.scheduler.commit(plan, result, 0.0))
+            self.cache.check()
+        if self.scheduler.idle:
+            assert not self.cache.leases
+            assert self.cache.num_free + self.cache.num_cached == self.cache.num_pages
+        return plan is not None
+
+    def finish(self) -> None:
+        """Run until idle. Each step must move something: there is nothing to wait for."""
+        while not self.scheduler.idle or self.scheduler.pending_grammars:
+            self.grammars.compile()
+            self.progress()
+
+    def progress(self) -> None:
+        over = sum(answer.over for answer in self.answers.values())
+        assert self.step() or sum(answer.over for answer in self.answers.values()) > over or self.scheduler.idle
+
+    def take(self, messages: list[FromCore]) -> None:
+        for message in messages:
+            match message:
+                case Tokens():
+                    self.take_tokens(self.answers[message.rid], message)
+                case RequestFailed(rid=rid, error=error):
+                    assert not self.answers[rid].over
+                    self.answers[rid].error = error
+                case _:
+                    self.replies.append(message)
+
+    def take_tokens(self, answer: Answer, message: Tokens) -> None:
+        assert not answer.over, "tokens after the end"
+        answer.num_messages += 1
+        answer.ids += message.ids
+        answer.finish = message.finish
+        if message.logprobs is not None:
+            assert len(message.logprobs) == len(message.ids)
+            answer.logprobs = (answer.logprobs or []) + message.logprobs
+        if message.prompt_logprobs is not None:
+            assert answer.num_messages == 1, "the prompt's come with the first tokens"
+            answer.prompt_logprobs = message.prompt_logprobs
+        assert answer.num_cached in (None, message.num_cached)
+        answer.num_cached = message.num_cached
+        answer.num_retractions = message.num_retractions
+
+
+def generate(rid: str, tokens: Sequence[int], **params: Any) -> Generate:
+    """A request; what is no field of Generate is a sampling parameter."""
+    fields = {name: params.pop(name) for name in ("priority", "namespace", "program") if name in params}
+    logprobs = params.pop("logprobs", None)
+    params = {"temperature": 0.0, "max_new_tokens": 8, "seed": 7, **params}
+    return Generate(rid=rid, tokens=list(tokens), sampling=SamplingParams(**params), logprobs=logprobs, **fields)
+
+
+def language_of(params: SamplingParams) -> list[list[int]] | None:
+    return None if params.constraint is None else json.loads(params.constraint.source)
+
+
+def sequential(message: Generate, *, context_length: int = 200, num_slots: int = 1 << 30) -> Answer:
+    """What the request gives alone, in a loop that knows nothing of pages, chunks or increments."""
+    params = message.sampling
+    prompt = list(message.tokens)
+    answer = Answer(finish=Finish("length"))
+    num_top = 0 if message.logprobs is None else message.logprobs.num_top
+    if message.logprobs is not None:
+        answer.logprobs = []
+        start = message.logprobs.prompt_from
+        if start is not None:
+            positions = range(start, len(prompt))
+            answer.prompt_logprobs = [logprob(prompt[:p], prompt[p], num_top) if p else None for p in positions]
+    language = language_of(params)
+    eos = set() if params.ignore_eos else {EOS}
+    while len(answer.ids) < params.max_new_tokens and len(prompt) + len(answer.ids) < min(context_length, num_slots):
+        history = prompt + answer.ids
+        young = len(answer.ids) < params.min_new_tokens
+        base = set(range(VOCABULARY.vocab_size)) if language is None else next_in(language, answer.ids)
+        avoided = eos | set(params.stop_token_ids) if young else set()
+        avoided |= {EOS} if language is not None and params.ignore_eos else set()
+        how = (
+            params.temperature,
+            0.0 if params.seed is None else draw(params.seed, len(history)),
+            len(answer.ids) if params.penalised else None,
+        )
+        token = choose(history, base - avoided or base, how)
+        if answer.logprobs is not None:
+            answer.logprobs.append(logprob(history, token, num_top))
+        answer.ids.append(token)
+        if language is not None and token == EOS:
+            answer.finish = Finish("stop", EOS)
+            return answer
+        if young:
+            continue
+        if token in eos | set(params.stop_token_ids):
+            answer.finish = Finish("stop", token)
+            return answer
+        stop = first_stop(answer.ids, params)
+        if stop is not None:
+            answer.finish = Finish("stop", stop)
+            return answer
+    return answer
+
+
+def first_stop(ids: list[int], params: SamplingParams) -> str | None:
+    """The stop string that ends first in the last token, searched in the whole output."""
+    between = b"" if params.skip_special_tokens else b"\xff"
+    pieces = [between if TOKEN_BYTES[t] is None else TOKEN_BYTES[t] or b"" for t in ids]
+    text = b"".join(pieces)
+    for end in range(len(text) - len(pieces[-1]) + 1, len(text) + 1):
+        ending = [stop for stop in params.stop if text[:end].endswith(stop.encode())]
+        if ending:
+            return max(ending, key=lambda stop: len(stop.encode()))
+    return None
+
+
+def assert_equal(answer: Answer, expected: Answer) -> None:
+    assert answer.error is None
+    assert (answer.ids, answer.finish) == (expected.ids, expected.finish)
+    assert answer.logprobs == expected.logprobs
+    assert answer.prompt_logprobs == expected.prompt_logprobs
+
+
+__all__ = [
+    "EOS",
+    "SPECIAL",
+    "TOKEN_BYTES",
+    "VOCABULARY",
+    "Answer",
+    "Constraint",
+    "FakeMatcher",
+    "LogprobParams",
+    "Runtime",
+    "assert_equal",
+    "generate",
+    "language_of",
+    "sequential",
+]

@@ -1,0 +1,132 @@
+"""Whatever is mixed, chunked, cached, retracted or aborted: every request gets the tokens it would get alone."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ramify.runtime.protocol.core import FlushCache, Generate
+from ramify.runtime.protocol.sampling import Constraint, LogprobParams
+
+from .harness import VOCABULARY, Runtime, assert_equal, generate, sequential
+
+token = st.integers(2, VOCABULARY.vocab_size - 1)
+few = st.integers(2, 3)  # few different ones, so that prefixes are shared
+prompts = st.lists(few, min_size=1, max_size=30) | st.sampled_from([[2] * 9, [2] * 21, [2, 3] * 8, [2] * 16 + [3] * 9])
+stops = st.lists(st.sampled_from(["ab", "bab", "é", "a\n", "Stop", "ccc", "b b", "aéb"]), max_size=3).map(tuple)
+
+
+@st.composite
+def params(draw: st.DrawFn) -> dict[str, Any]:
+    max_new = draw(st.integers(0, 24))
+    chosen: dict[str, Any] = {
+        "max_new_tokens": max_new,
+        "min_new_tokens": draw(st.just(0) | st.integers(0, max_new)),
+        "temperature": draw(st.sampled_from([0.0, 1.0])),
+        "seed": draw(st.integers(0, 2)),
+        "stop": draw(st.just(()) | stops),
+        "stop_token_ids": draw(st.just(()) | st.lists(token, max_size=2).map(tuple)),
+        "ignore_eos": draw(st.booleans()),
+        "skip_special_tokens": draw(st.booleans()),
+        "frequency_penalty": draw(st.sampled_from([0.0, 0.0, 0.5])),
+    }
+    if draw(st.integers(0, 4)) == 0:
+        sentences = draw(st.lists(st.lists(token, min_size=1, max_size=6), min_size=1, max_size=4))
+        # Some sentences begin others, so that an output could end before it must.
+        language = [*sentences, *(sentence[: draw(st.integers(1, 6))] for sentence in sentences)]
+        chosen["constraint"] = Constraint("choices", json.dumps(language))
+    return chosen
+
+
+@dataclass
+class Event:
+    """What happens before a step."""
+
+    kind: str  # add, abort, abort_in_flight, compile, flush
+    request: int
+
+
+@st.composite
+def requests(draw: st.DrawFn) -> list[Generate]:
+    drawn: list[Generate] = []
+    for _ in range(draw(st.integers(1, 4))):
+        tokens, chosen = draw(prompts), draw(params())
+        logprobs = None
+        if draw(st.integers(0, 2)) == 0:
+            prompt_from = draw(st.none() | st.integers(0, 32))
+            logprobs = LogprobParams(num_top=draw(st.integers(0, 2)), prompt_from=prompt_from)
+        for copy in range(draw(st.integers(1, 3))):
+            drawn.append(
+                generate(
+                    f"r{len(drawn)}",
+                    tokens,
+                    **{**chosen, "seed": chosen["seed"] + draw(st.integers(0, copy))},
+                    logprobs=logprobs,
+                    priority=draw(st.sampled_from([0, 0, 0, 1, -1])),
+                    namespace=draw(st.sampled_from(["", "", "", "other"])),
+                    program=draw(st.sampled_from([None, "p", "q"])),
+                )
+            )
+    return drawn
+
+
+@st.composite
+def scenarios(draw: st.DrawFn) -> tuple[dict[str, Any], list[Generate], list[list[Event]]]:
+    mix = draw(requests())
+    # At least pages for the longest alone; often no more, so that requests are retracted and outputs cut.
+    longest = max(len(message.tokens) for message in mix) + 1
+    shape = {
+        "num_pages": -(-longest // 4) + draw(st.integers(0, 12) | st.just(60)),
+        "budget": draw(st.sampled_from([1, 2, 3, 5, 8, 16, 64])),
+        "max_running": draw(st.integers(1, 8)),
+        "cache": draw(st.sampled_from([True, True, True, False])),
+        "context_length": draw(st.just(200) | st.integers(longest - 1, 60)),
+    }
+    kinds = st.sampled_from(["add", "add", "add", "nothing", "nothing", "abort", "abort_in_flight", "compile", "flush"])
+    events = st.builds(Event, kinds, st.integers(0, len(mix) - 1))
+    return shape, mix, draw(st.lists(st.lists(events, max_size=3), max_size=25))
+
+
+@settings(max_examples=400, deadline=None, derandomize=True)
+@given(scenarios())
+def test_every_request_gets_what_it_would_get_alone(
+    scenario: tuple[dict[str, Any], list[Generate], list[list[Event]]],
+) -> None:
+    shape, mix, script = scenario
+    runtime = Runtime(**shape)
+    aborted: set[str] = set()
+    to_come = list(mix)
+    for events in script:
+        in_flight = []
+        for event in events:
+            rid = mix[event.request].rid
+            match event.kind:
+                case "add" if to_come:
+                    runtime.add(to_come.pop(0))
+                case "abort" if rid in runtime.answers:
+                    runtime.abort(rid)
+                    aborted.add(rid)
+                case "abort_in_flight" if rid in runtime.answers:
+                    in_flight.append(rid)
+                    aborted.add(rid)
+                case "compile":
+                    runtime.grammars.compile()
+                case "flush":
+                    runtime.scheduler.handle(FlushCache(0), 0.0)
+        runtime.step(in_flight)
+    runtime.add(*to_come)
+    runtime.finish()
+    for message in mix:
+        answer = runtime.answers[message.rid]
+        expected = sequential(message, context_length=shape["context_length"], num_slots=shape["num_pages"] * 4)
+        assert answer.over
+        if message.rid in aborted and answer.finish is not None and answer.finish.type == "abort":
+            assert answer.ids == expected.ids[: len(answer.ids)]
+        else:
+            assert_equal(answer, expected)
+        if not shape["cache"]:
+            assert not answer.num_cached

@@ -1,0 +1,102 @@
+"""Streaming says what decoding the whole says, however the ids arrive and wherever a stop string cuts them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ramify.runtime.scheduler.stops import StopStrings
+from ramify.runtime.tokenizer import Detokenizer, Tokenizer, cut
+
+STOPS = st.lists(st.sampled_from(["END", "EN", " EOF", "東京", "é", "\n\n", "a", "aab", "🙂"]), max_size=3)
+TEXTS = st.lists(
+    st.sampled_from(["E", "END", "EN", "the ", "東", "京", "東京", "🙂", "é", "a", "aa", "b", "\n", "\n\n", " EOF"])
+    | st.characters(exclude_categories=["Cs"]),
+    max_size=20,
+).map("".join)
+
+
+def any_ids(tokenizer: Tokenizer) -> st.SearchStrategy[list[int]]:
+    """Ids of texts, and ids of nothing sensible: broken characters, special tokens."""
+    wild = st.lists(st.integers(0, tokenizer.vocab_size - 1), max_size=12)
+    return wild | TEXTS.map(lambda text: tokenizer.encode(text, continues=True))
+
+
+def matched_stop(tokenizer: Tokenizer, ids: Sequence[int], stops: Sequence[str], shown: bool) -> tuple[int, str] | None:
+    """Where the scheduler ends the output: the number of ids, and the stop string."""
+    strings = StopStrings(stops)
+    special = set(tokenizer.special_ids.values())
+    for number, token in enumerate(ids, start=1):
+        if token in special and shown:
+            strings.interrupt()
+        elif (stop := strings.feed(tokenizer.token_bytes[token] or b"")) is not None:
+            return number, stop
+    return None
+
+
+@given(data=st.data(), stops=STOPS, skip=st.booleans())
+def test_the_stream_is_the_decoded_text_whatever_the_steps(
+    tokenizer: Tokenizer, data: st.DataObject, stops: list[str], skip: bool
+) -> None:
+    ids = data.draw(any_ids(tokenizer))
+    detokenizer = Detokenizer(tokenizer, stops, skip_special_tokens=skip)
+    parts, start = [], 0
+    while start < len(ids):
+        end = data.draw(st.integers(start + 1, len(ids)))
+        parts.append(detokenizer.add(ids[start:end]))
+        start = end
+    whole = tokenizer.decode(ids, skip_special_tokens=skip)
+    sent = "".join(parts)
+    assert whole.startswith(sent)
+    assert sent + detokenizer.finish() == whole
+
+
+@given(data=st.data(), stops=STOPS.filter(bool), skip=st.booleans(), keep=st.booleans())
+def test_a_stop_string_cuts_the_stream_and_none_of_it_was_sent_before(
+    tokenizer: Tokenizer, data: st.DataObject, stops: list[str], skip: bool, keep: bool
+) -> None:
+    ids = data.draw(any_ids(tokenizer))
+    match = matched_stop(tokenizer, ids, stops, shown=not skip)
+    if match is None:
+        return
+    number, stop = match
+    ids = ids[:number]
+    num_last = data.draw(st.integers(1, number))
+    detokenizer = Detokenizer(tokenizer, stops, skip_special_tokens=skip)
+    sent = "".join(detokenizer.add([token]) for token in ids[: number - num_last])
+    text = sent + detokenizer.finish(ids[number - num_last :], stop=stop, keep_stop=keep)
+
+    result = cut(tokenizer, ids, stop, skip_special_tokens=skip)
+    assert text == result.text + (stop if keep else "")
+    assert tokenizer.decode(ids, skip_special_tokens=skip).startswith(result.text + stop)
+    assert tokenizer.decode(ids[: result.num_whole], skip_special_tokens=skip) + result.leftover == result.text
+    assert result.num_whole < number
+
+
+@given(data=st.data())
+def test_no_half_character_is_sent(tokenizer: Tokenizer, data: st.DataObject) -> None:
+    text = data.draw(TEXTS)
+    detokenizer = Detokenizer(tokenizer)
+    assert "\ufffd" not in "".join(detokenizer.add([token]) for token in tokenizer.encode(text, continues=True)) or (
+        "\ufffd" in text
+    )
+
+
+def test_text_without_stops_is_sent_at_once(tokenizer: Tokenizer) -> None:
+    detokenizer = Detokenizer(tokenizer)
+    for token in tokenizer.encode("hello world 123", continues=True):
+        assert detokenizer.add([token]) == tokenizer.decode([token])
+
+
+def test_a_stop_string_that_did_not_end_the_output_is_sent(tokenizer: Tokenizer) -> None:
+    detokenizer = Detokenizer(tokenizer, ["END"])
+    ids = tokenizer.encode("an END, and more", continues=True)
+    assert detokenizer.add(ids) == "an END, and more"
+
+
+def test_a_stop_string_that_is_not_there_is_our_mistake(tokenizer: Tokenizer) -> None:
+    with pytest.raises(AssertionError, match="stop string"):
+        cut(tokenizer, tokenizer.encode("hello"), "END")

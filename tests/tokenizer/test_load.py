@@ -1,0 +1,84 @@
+"""Which files make a tokenizer, what they say of ends and BOS, and what is said of files that make none."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from ramify.runtime.tokenizer import TokenizerError, load_tokenizer
+
+from .conftest import KINDS
+
+
+def corrupt(name: str, content: bytes) -> Callable[[Path], None]:
+    def write(folder: Path) -> None:
+        (folder / name).write_bytes(content)
+
+    return write
+
+
+@pytest.mark.parametrize(
+    ("write", "match"),
+    [
+        (lambda folder: None, "no tokenizer"),
+        (corrupt("tokenizer.json", b"{"), "tokenizer.json cannot be read"),
+        (corrupt("tokenizer.json", b"[1]"), "not an object"),
+        (corrupt("tokenizer.json", b"{}"), "no tokenizer that"),
+        (corrupt("tokenizer.json", b"\xff\xfe"), "cannot be read"),
+        (corrupt("tokenizer.model", b"\x0a\x99garbage"), "no SentencePiece model"),
+        (corrupt("tokenizer.model", b""), "no SentencePiece model"),
+        (corrupt("tokenizer.model", b"IQ== 0\nnot base64 1\n"), "line 2"),
+        (corrupt("tokenizer.model", b"IQ== 0\nIg== 1\n"), "256 single bytes"),
+        (corrupt("tokenizer_config.json", b"nonsense"), "tokenizer_config.json"),
+    ],
+)
+def test_a_missing_or_corrupt_file_is_named(tmp_path: Path, write: Callable[[Path], None], match: str) -> None:
+    write(tmp_path)
+    with pytest.raises(TokenizerError, match=match) as caught:
+        load_tokenizer(tmp_path)
+    assert str(tmp_path) in str(caught.value)
+
+
+def test_a_vocabulary_whose_bytes_are_unknown_is_refused(tmp_path: Path) -> None:
+    KINDS["byte_level"](tmp_path)
+    state = json.loads((tmp_path / "tokenizer.json").read_text())
+    state["decoder"] = {"type": "WordPiece", "prefix": "##", "cleanup": True}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(state))
+    with pytest.raises(TokenizerError, match="WordPiece"):
+        load_tokenizer(tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["byte_level", "sentencepiece_bpe", "ranks"])
+def test_ends_come_from_generation_config_then_config_then_the_vocabulary(tmp_path: Path, kind: str) -> None:
+    KINDS[kind](tmp_path)
+    assert (
+        set(load_tokenizer(tmp_path).eos_ids)
+        == {
+            "byte_level": {1},
+            "sentencepiece_bpe": {2},
+            "ranks": {276 + 1, 276 + 8, 276 + 9},
+        }[kind]
+    )
+    (tmp_path / "config.json").write_text(json.dumps({"eos_token_id": [5, 6]}))
+    assert {5, 6} <= set(load_tokenizer(tmp_path).eos_ids)
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": 7}))
+    assert 7 in load_tokenizer(tmp_path).eos_ids
+    assert 5 not in load_tokenizer(tmp_path).eos_ids
+
+
+def test_a_configuration_may_say_that_bos_is_not_added(tmp_path: Path) -> None:
+    KINDS["byte_level"](tmp_path)
+    assert load_tokenizer(tmp_path).adds_bos
+    config = {"bos_token": "<|bos|>", "add_bos_token": False}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    assert not load_tokenizer(tmp_path).adds_bos
+
+
+def test_tokenizers_load_without_torch() -> None:
+    code = "import sys, ramify.runtime.tokenizer; sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd="/", check=False).returncode == 0
