@@ -72,4 +72,4 @@ if __name__ == "__main__":
     question = sys.argv[1] if len(sys.argv) > 1 else "How many legs do 12 spiders have?"
     state = react.run(question=question, temperature=0)
     show(state)
-    print(f"Answer: {state['answer'] if 'answer' in state else 'none within the steps allowed'}")
+    print(f"Answer: {state['answer']}" if "answer" in state else "No answer within the steps allowed.")

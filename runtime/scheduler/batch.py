@@ -1,0 +1,122 @@
+"""The running requests and their memory: who gets room for the next tokens, and who has to give it up."""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from ...radix.cache import PrefixCache
+from .request import Request
+
+
+@dataclass(frozen=True)
+class Part:
+    """A request's share of a step: its next `num_tokens` tokens."""
+
+    request: Request
+    num_tokens: int
+
+    @property
+    def samples(self) -> bool:
+        """Whether the next token comes out of it."""
+        return self.num_tokens == self.request.num_uncomputed and self.request.wants_tokens
+
+
+@dataclass(frozen=True)
+class Shares:
+    """What the running requests compute in a step, who lost its place for it, and what is left for newcomers."""
+
+    parts: list[Part]
+    retracted: list[Request]
+    num_left: int
+
+
+class Batch:
+    """Running requests, most senior first. The most senior one always gets room, so something always progresses."""
+
+    def __init__(self, cache: PrefixCache) -> None:
+        self._cache = cache
+        self._requests: list[Request] = []
+
+    def __len__(self) -> int:
+        return len(self._requests)
+
+    def __iter__(self) -> Iterator[Request]:
+        return iter(self._requests)
+
+    def start(self, request: Request, num_matched: int, max_tokens: int) -> Part | None:
+        """Lease the cached prefix and room for at most `max_tokens` more. None when there is no room, and nothing
+        changed.
+
+        A page for each request that runs is kept in hand, lest the newcomer be retracted in the next steps.
+        """
+        assert request.lease is None
+        lease = self._cache.acquire(
+            request.tokens,
+            request.message.namespace,
+            limit=request.reuse_limit,
+            num_tokens=min(num_matched + max_tokens, len(request.tokens)),
+            spare=len(self._requests),
+        )
+        if lease is None:
+            return None
+        request.lease = lease
+        request.num_computed = lease.matched
+        insort(self._requests, request, key=lambda other: other.seniority)
+        return Part(request, min(self._room(request, num_available=0), max_tokens, request.num_uncomputed))
+
+    def share_out(self, budget: int) -> Shares:
+        """Split `budget` tokens: one for each request that decodes, the rest for prompts, the most senior first."""
+        decoding = [request for request in self._requests if request.num_uncomputed == 1]
+        parts: list[Part] = []
+        retracted: list[Request] = []
+        num_left = budget - len(decoding)
+        for request in list(self._requests):
+            if request.lease is None:
+                continue  # retracted for a senior's sake
+            decodes = request.num_uncomputed == 1
+            wanted = 1 if decodes else min(request.num_uncomputed, num_left)
+            if wanted == 0:
+                continue
+            granted = self._make_room(request, wanted, retracted)
+            num_left -= 0 if decodes else granted
+            if granted:
+                parts.append(Part(request, granted))
+        return Shares(parts, retracted, num_left)
+
+    def leave(self, request: Request) -> None:
+        """Stop running; the pages stay with the request until `release`."""
+        self._requests.remove(request)
+
+    def release(self, request: Request) -> None:
+        """Give up the pages. What is computed stays in the cache, as long as it can."""
+        assert request.lease is not None
+        self._cache.release(request.lease, request.tokens[: request.num_computed])
+        request.lease = None
+        request.num_computed = 0
+
+    def _make_room(self, request: Request, num_tokens: int, retracted: list[Request]) -> int:
+        """Room for the next `num_tokens` tokens, or for as many as there is; at least one for the most senior.
+
+        Juniors are retracted, the most junior first, only when there is no room for even one token. The most junior
+        itself keeps its pages and pauses: as long as no senior needs them, recomputing would be waste.
+        """
+        assert request.lease is not None
+        while (room := self._room(request, self._cache.num_available)) <= 0:
+            victim = self._requests[-1]
+            if victim is request:
+                assert request is not self._requests[0], "a request does not fit in the pool alone: its end is wrong"
+                return 0
+            self.leave(victim)
+            self.release(victim)
+            victim.num_retractions += 1
+            retracted.append(victim)
+        granted = min(num_tokens, room)
+        extended = self._cache.extend(request.lease, request.num_computed + granted)
+        assert extended
+        return granted
+
+    def _room(self, request: Request, num_available: int) -> int:
+        assert request.lease is not None
+        return (len(request.lease.pages) + num_available) * self._cache.page_size - request.num_computed

@@ -1,0 +1,38 @@
+"""What the scheduler asks of grammars, as the smallest protocols. Whoever compiles them is somebody else."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..protocol.sampling import Constraint
+
+Bitmask = NDArray[np.int32]  # ceil(vocab_size / 32) words: bit t % 32 of word t // 32 is token t
+
+
+class Matcher(Protocol):
+    """One output's way through a grammar."""
+
+    def mask(self, out: Bitmask) -> Any:
+        """Write which tokens may come next; EOS may exactly when `is_accepting`."""
+
+    def accept(self, token: int) -> bool:
+        """Go on by one token that is not EOS. False, and nothing changed, when it may not come next."""
+
+    def rollback(self, num_tokens: int) -> Any:
+        """Take back the last tokens accepted."""
+
+    def is_accepting(self) -> bool:
+        """Whether the output may end here."""
+
+
+class CompiledGrammar(Protocol):
+    def matcher(self) -> Matcher: ...
+
+
+class Grammars(Protocol):
+    def get(self, constraint: Constraint) -> Future[Any]:
+        """The future CompiledGrammar. What is wrong with the constraint is the future's exception."""

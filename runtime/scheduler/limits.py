@@ -1,0 +1,44 @@
+"""What a request may ask for. Pure: raises the client's mistake, named, before anything is queued."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from ..protocol.core import Generate
+from ..protocol.errors import RequestError
+
+
+def end_of(message: Generate, *, vocab_size: int, context_length: int, num_slots: int) -> int:
+    """How many tokens, prompt and output together, the request ends at. Less than it asks for when the context or the
+    KV pool is smaller.
+
+    Raises RequestError when it cannot run at all.
+    """
+    params = message.sampling
+    num_prompt = len(message.tokens)
+    if num_prompt == 0:
+        raise RequestError("the prompt is empty: there is no token to continue", param="prompt", code="empty_prompt")
+    _check_ids(message.tokens, vocab_size, "prompt")
+    _check_ids(params.stop_token_ids, vocab_size, "stop_token_ids")
+    _check_ids(params.logit_bias, vocab_size, "logit_bias")
+    if params.seed is None and not params.greedy:
+        raise RequestError("sampling needs a seed", param="seed")
+    if num_prompt > context_length:
+        raise RequestError(
+            f"the prompt has {num_prompt} tokens, the context length is {context_length}",
+            param="prompt",
+            code="context_length_exceeded",
+        )
+    if num_prompt + min(1, params.max_new_tokens) > num_slots:
+        raise RequestError(
+            f"the prompt has {num_prompt} tokens, the KV cache holds {num_slots} with the output",
+            param="prompt",
+            code="context_length_exceeded",
+        )
+    return min(num_prompt + params.max_new_tokens, context_length, num_slots)
+
+
+def _check_ids(ids: Iterable[int], vocab_size: int, param: str) -> None:
+    wrong = next((token for token in ids if not 0 <= token < vocab_size), None)
+    if wrong is not None:
+        raise RequestError(f"token id {wrong} is not in the vocabulary of {vocab_size} tokens", param=param)

@@ -1,0 +1,43 @@
+"""Which tokens may be sampled next, as bits: the grammar's mask, less the tokens that may not end the output yet."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from ..protocol.errors import RequestError
+from .grammar import Bitmask, Matcher
+
+
+def next_mask(matcher: Matcher | None, avoided: Iterable[int], vocab_size: int) -> bytes | None:
+    """The words of a Row's mask, or None when everything may come.
+
+    Avoided tokens are left out only if something else remains: the grammar wins. Raises RequestError when the grammar
+    allows no token at all.
+    """
+    if matcher is None and not avoided:
+        return None
+    allowed = _everything(vocab_size)
+    if matcher is not None:
+        matcher.mask(allowed)
+        if not allowed.any():
+            raise RequestError(
+                "no token of the vocabulary can continue the constrained output", param="constraint", code="dead_end"
+            )
+    kept = allowed.copy()
+    for token in avoided:
+        kept[token // 32] &= ~_bit(token)
+    chosen = kept if kept.any() else allowed
+    return chosen.astype("<i4").tobytes()
+
+
+def _everything(vocab_size: int) -> Bitmask:
+    words = np.full(-(-vocab_size // 32), -1, np.int32)
+    if vocab_size % 32:
+        words[-1] = (1 << vocab_size % 32) - 1
+    return words
+
+
+def _bit(token: int) -> np.int32:
+    return np.uint32(1 << token % 32).view(np.int32)

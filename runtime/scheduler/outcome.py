@@ -1,0 +1,63 @@
+"""What a row's result means for its request: the next token, whether it ends the output, what to tell the client."""
+
+from __future__ import annotations
+
+from ..protocol.core import Finish, Tokens
+from ..protocol.sampling import TokenLogprob
+from .plan import Row, RowResult
+from .request import Request
+from .vocabulary import VocabularyFacts
+
+
+def advance(request: Request, row: Row, result: RowResult, vocabulary: VocabularyFacts) -> Tokens | None:
+    """Take over the result of a row that has been computed. None while the prompt is not done."""
+    request.num_computed += len(row.tokens)
+    assert len(result.scores) == (0 if row.score is None else len(row.score.targets))
+    request.prompt_scores.extend(result.scores)
+    if row.sample is None:
+        return None if request.num_uncomputed else prompt_answer(request)
+    token = result.token
+    assert token is not None
+    assert 0 <= token < vocabulary.vocab_size
+    finish = request.stops.feed(token, request.num_output)
+    request.tokens.append(token)
+    if request.matcher is not None and token not in vocabulary.eos_ids:
+        accepted = request.matcher.accept(token)
+        assert accepted, f"token {token} was sampled against its mask"
+    if finish is None and not request.wants_tokens:
+        finish = Finish("length")
+    logprobs = None
+    if request.message.logprobs is not None:
+        assert result.logprob is not None
+        logprobs = [result.logprob]
+    return _tokens(request, [token], finish, logprobs=logprobs)
+
+
+def prompt_answer(request: Request) -> Tokens:
+    """The whole answer to a request that wants no tokens."""
+    return _tokens(request, [], Finish("length"), logprobs=None if request.message.logprobs is None else [])
+
+
+def abort_answer(request: Request) -> Tokens:
+    return Tokens(
+        rid=request.rid,
+        ids=[],
+        num_cached=request.num_cached or 0,
+        finish=Finish("abort"),
+        num_retractions=request.num_retractions,
+    )
+
+
+def _tokens(request: Request, ids: list[int], finish: Finish | None, *, logprobs: list[TokenLogprob] | None) -> Tokens:
+    assert request.num_cached is not None
+    first = not request.answered
+    request.answered = True
+    return Tokens(
+        rid=request.rid,
+        ids=ids,
+        num_cached=request.num_cached,
+        finish=finish,
+        logprobs=logprobs,
+        prompt_logprobs=request.prompt_logprobs() if first else None,
+        num_retractions=request.num_retractions,
+    )

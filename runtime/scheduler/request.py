@@ -1,0 +1,85 @@
+"""A live request: what was asked, and how far it is. Knows nothing of other requests."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from ...radix.cache import Lease
+from ..protocol.core import Generate
+from ..protocol.sampling import TokenLogprob
+from .grammar import Matcher
+from .stops import StopRules
+
+
+@dataclass(eq=False)
+class Request:
+    """Facts. It runs while it has a lease; computed positions are [0, num_computed)."""
+
+    message: Generate
+    owner: bytes
+    serial: int  # order of arrival
+    end: int  # the output's limit, as a length of `tokens`
+    stops: StopRules
+    tokens: list[int]  # the prompt, then the output so far
+    matcher: Matcher | None = None
+    lease: Lease | None = None
+    num_computed: int = 0
+    num_cached: int | None = None  # prompt tokens reused when it first ran
+    num_retractions: int = 0
+    prompt_scores: list[TokenLogprob] = field(default_factory=list)
+    answered: bool = False  # the client has its first tokens, and the prompt's scores with them
+    aborted: bool = False
+
+    @property
+    def rid(self) -> str:
+        return self.message.rid
+
+    @property
+    def num_prompt(self) -> int:
+        return len(self.message.tokens)
+
+    @property
+    def num_output(self) -> int:
+        return len(self.tokens) - self.num_prompt
+
+    @property
+    def num_uncomputed(self) -> int:
+        return len(self.tokens) - self.num_computed
+
+    @property
+    def seniority(self) -> tuple[int, int]:
+        """Smaller goes first: higher priority, then earlier arrival. No two requests are equal."""
+        return -self.message.priority, self.serial
+
+    @property
+    def wants_tokens(self) -> bool:
+        return len(self.tokens) < self.end
+
+    @property
+    def next_scored(self) -> int | None:
+        """The first prompt position whose log-probability is still to come."""
+        logprobs = self.message.logprobs
+        if logprobs is None or logprobs.prompt_from is None:
+            return None
+        position = max(logprobs.prompt_from, 1) + len(self.prompt_scores)  # position 0 has none
+        return position if position < self.num_prompt else None
+
+    @property
+    def reuse_limit(self) -> int:
+        """How many tokens may come from the cache: those whose logits nobody needs."""
+        # The last token's logits give the next one; a scored token needs those of the token before it.
+        limit = len(self.tokens) - 1 if self.wants_tokens else len(self.tokens)
+        return limit if self.next_scored is None else min(limit, self.next_scored - 1)
+
+    def note_cached(self, num_tokens: int) -> None:
+        """It starts to run with so many tokens from the cache; only the first time says something to the client."""
+        if self.num_cached is None:
+            self.num_cached = min(num_tokens, self.num_prompt)
+
+    def prompt_logprobs(self) -> list[TokenLogprob | None] | None:
+        """As `Tokens` carries them, once all are there."""
+        logprobs = self.message.logprobs
+        if logprobs is None or logprobs.prompt_from is None:
+            return None
+        assert self.next_scored is None
+        return [None, *self.prompt_scores] if logprobs.prompt_from == 0 else list(self.prompt_scores)

@@ -1,0 +1,67 @@
+"""A request's part of a step as a Row: its next tokens, what to sample, what to score."""
+
+from __future__ import annotations
+
+from .batch import Part
+from .masks import next_mask
+from .plan import Penalties, Row, Sample, Score
+from .request import Request
+from .sampling_draw import draw
+
+
+def build_row(part: Part, vocab_size: int, page_size: int) -> Row:
+    """The row that computes `part`. Raises RequestError when the request's grammar is at a dead end."""
+    request = part.request
+    assert request.lease is not None
+    first = request.num_computed
+    end = first + part.num_tokens
+    return Row(
+        rid=request.rid,
+        tokens=request.tokens[first:end],
+        first_position=first,
+        pages=request.lease.pages[: -(-end // page_size)],
+        sample=_sample(request) if part.samples else None,
+        mask=_mask(request, vocab_size) if part.samples else None,
+        score=_score(request, first, end),
+    )
+
+
+def _mask(request: Request, vocab_size: int) -> bytes | None:
+    return next_mask(request.matcher, request.stops.avoided(request.num_output), vocab_size)
+
+
+def _sample(request: Request) -> Sample:
+    params = request.message.sampling
+    logprobs = request.message.logprobs
+    penalties = None
+    if params.penalised:
+        penalties = Penalties(
+            frequency=params.frequency_penalty,
+            presence=params.presence_penalty,
+            repetition=params.repetition_penalty,
+            prompt=request.message.tokens,
+            output=request.tokens[request.num_prompt :],
+        )
+    return Sample(
+        temperature=params.temperature,
+        top_k=params.top_k,
+        top_p=params.top_p,
+        min_p=params.min_p,
+        draw=0.0 if params.seed is None else draw(params.seed, len(request.tokens)),
+        penalties=penalties,
+        logit_bias=params.logit_bias,
+        num_top_logprobs=None if logprobs is None else logprobs.num_top,
+    )
+
+
+def _score(request: Request, first: int, end: int) -> Score | None:
+    target = request.next_scored
+    if target is None or target > end:
+        return None
+    assert target > first, "the position before a scored token was taken from the cache"
+    assert request.message.logprobs is not None
+    return Score(
+        first=target - 1 - first,
+        targets=request.message.tokens[target : end + 1],
+        num_top=request.message.logprobs.num_top,
+    )

@@ -1,0 +1,265 @@
+"""Decides, step by step, what is computed for whom, and turns results into answers. Pure: it does no I/O.
+
+    answers = scheduler.handle(message, now)          # as messages come
+    plan = scheduler.plan(now)                        # then, as long as there is something to do
+    answers = scheduler.answers()                     # what needed no forward
+    answers = scheduler.commit(plan, result, now)
+
+One plan mixes decode rows and prefill chunks under one token budget. A request is, in this order: waiting for its
+grammar; waiting; running, that is, with a lease; possibly retracted, that is, waiting again; ended.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from ...radix.cache import PrefixCache
+from ..protocol.config import CoreConfig
+from ..protocol.core import (
+    Abort,
+    Attach,
+    CoreReply,
+    CoreStats,
+    FlushCache,
+    FromCore,
+    Generate,
+    GetStats,
+    RequestFailed,
+    ToCore,
+)
+from ..protocol.errors import BusyError, ErrorInfo, RequestError
+from .admission import Admission
+from .batch import Batch, Part
+from .grammar import Grammars
+from .limits import end_of
+from .outcome import abort_answer, advance, prompt_answer
+from .plan import ForwardPlan, ForwardResult, PageCopy, Row
+from .request import Request
+from .rows import build_row
+from .stops import StopRules
+from .vocabulary import VocabularyFacts
+
+__all__ = ["Scheduler", "VocabularyFacts"]
+
+
+@dataclass
+class Totals:
+    """Counted since start, named as in `CoreStats`."""
+
+    num_steps: int = 0
+    num_prompt_tokens: int = 0
+    num_cached_tokens: int = 0
+    num_output_tokens: int = 0
+    num_retractions: int = 0
+
+    def count_prompt(self, request: Request) -> None:
+        """The request starts. A retracted one that starts again has been counted."""
+        if request.num_retractions == 0:
+            assert request.num_cached is not None
+            self.num_prompt_tokens += request.num_prompt
+            self.num_cached_tokens += request.num_cached
+
+
+class Scheduler:
+    """One core's requests. At most one plan is in flight: `plan` and `commit` alternate."""
+
+    def __init__(
+        self,
+        config: CoreConfig,
+        *,
+        cache: PrefixCache,
+        vocabulary: VocabularyFacts,
+        grammars: Grammars,
+        context_length: int,
+    ) -> None:
+        self._cache = cache
+        self._vocabulary = vocabulary
+        self._grammars = grammars
+        self._context_length = context_length
+        self._budget = config.prefill_budget
+        self._max_waiting = config.max_waiting
+        self._live: dict[str, Request] = {}
+        self._compiling: dict[str, Future[Any]] = {}
+        self._batch = Batch(cache)
+        # Every running request decodes in every step, so no more may run than the budget has tokens.
+        self._waiting = Admission(cache, self._batch, min(config.max_running, config.prefill_budget))
+        self._in_flight: tuple[ForwardPlan, list[Request]] | None = None
+        self._answers: list[FromCore] = []
+        self._num_arrived = 0
+        self._totals = Totals()
+
+    @property
+    def idle(self) -> bool:
+        """Nothing to compute or to answer now. Requests may still wait for their grammars."""
+        return not (self._waiting or self._batch or self._in_flight or self._answers)
+
+    @property
+    def pending_grammars(self) -> bool:
+        """Some request waits for its grammar to be compiled."""
+        return bool(self._compiling)
+
+    def handle(self, message: ToCore, now: float, owner: bytes = b"") -> list[FromCore]:
+        """Take in a message of `owner`. Returns what can be answered at once."""
+        match message:
+            case Generate():
+                return self._arrive(message, owner)
+            case Abort(rid=rid):
+                asked = list(self._live.values()) if rid is None else [self._live[rid]] if rid in self._live else []
+                return [self._abort(request) for request in asked if request.owner == owner]
+            case FlushCache(call=call):
+                self._cache.flush()
+                return [CoreReply(call)]
+            case GetStats(call=call):
+                return [CoreReply(call, stats=self.stats())]
+            case Attach():
+                raise AssertionError("the core answers Attach")
+
+    def plan(self, now: float) -> ForwardPlan | None:
+        """The next step's work, or None when there is nothing to compute."""
+        assert self._in_flight is None, "the last plan has not been committed"
+        self._settle_grammars()
+        shares = self._batch.share_out(self._budget)
+        for request in shares.retracted:
+            self._waiting.add(request)
+        self._totals.num_retractions += len(shares.retracted)
+        admitted = self._waiting.admit(shares.num_left)
+        for part in admitted.parts:
+            self._totals.count_prompt(part.request)
+        for request in admitted.cached_whole:
+            self._totals.count_prompt(request)
+            del self._live[request.rid]
+            self._answers.append(prompt_answer(request))
+        rows, requests = self._build(shares.parts + admitted.parts)
+        if not rows:
+            return None
+        leases = [request.lease for request in requests]
+        copies = [lease.copy for lease in leases if lease is not None and lease.copy is not None]
+        self._totals.num_steps += 1
+        plan = ForwardPlan(
+            step=self._totals.num_steps,
+            copies=[PageCopy(copy.source, copy.target, copy.num_tokens) for copy in copies],
+            rows=rows,
+        )
+        self._in_flight = plan, requests
+        return plan
+
+    def answers(self) -> list[FromCore]:
+        """What the last `plan` found out without computing: failed grammars, prompts that are cached whole."""
+        answers, self._answers = self._answers, []
+        return answers
+
+    def commit(self, plan: ForwardPlan, result: ForwardResult, now: float) -> list[FromCore]:
+        """Take over what was computed. Returns the tokens, in the order of the plan's rows."""
+        assert self._in_flight is not None
+        in_flight, requests = self._in_flight
+        assert in_flight is plan
+        assert result.step == plan.step
+        self._in_flight = None
+        answers = self.answers()
+        for request, row, row_result in zip(requests, plan.rows, result.rows, strict=True):
+            assert request.lease is not None
+            if request.lease.copy is not None:
+                self._cache.copied(request.lease)
+            if request.aborted:
+                request.num_computed += len(row.tokens)
+                self._batch.release(request)
+                continue
+            answer = advance(request, row, row_result, self._vocabulary)
+            if answer is not None:
+                self._totals.num_output_tokens += len(answer.ids)
+                answers.append(answer)
+            if answer is not None and answer.finish is not None:
+                self._end(request)
+            elif len(row.tokens) > 1 or self._worth_publishing(request):
+                self._cache.commit(request.lease, request.tokens[: request.num_computed])
+        return answers
+
+    def stats(self) -> CoreStats:
+        return CoreStats(
+            num_running=len(self._batch),
+            num_waiting=len(self._waiting) + len(self._compiling),
+            num_pages=self._cache.num_pages,
+            num_free_pages=self._cache.num_free,
+            num_cached_pages=self._cache.num_cached,
+            num_evicted_pages=self._cache.stats.num_evicted_pages,
+            **asdict(self._totals),
+        )
+
+    def _arrive(self, message: Generate, owner: bytes) -> list[FromCore]:
+        assert message.rid not in self._live, f"rid {message.rid!r} is taken"
+        try:
+            end = end_of(
+                message,
+                vocab_size=self._vocabulary.vocab_size,
+                context_length=self._context_length,
+                num_slots=self._cache.num_slots,
+            )
+            if len(self._waiting) + len(self._compiling) >= self._max_waiting:
+                raise BusyError(f"{self._max_waiting} requests are waiting already")
+        except (RequestError, BusyError) as error:
+            return [RequestFailed(message.rid, ErrorInfo.of(error))]
+        request = Request(
+            message=message,
+            owner=owner,
+            serial=self._num_arrived,
+            end=end,
+            stops=StopRules(message.sampling, self._vocabulary),
+            tokens=list(message.tokens),
+        )
+        self._num_arrived += 1
+        self._live[request.rid] = request
+        if message.sampling.constraint is None:
+            self._waiting.add(request)
+        else:
+            self._compiling[request.rid] = self._grammars.get(message.sampling.constraint)
+        return []
+
+    def _settle_grammars(self) -> None:
+        for rid, future in [(rid, future) for rid, future in self._compiling.items() if future.done()]:
+            del self._compiling[rid]
+            request = self._live[rid]
+            error = future.exception()
+            if error is not None:
+                del self._live[rid]
+                self._answers.append(RequestFailed(rid, ErrorInfo.of(error)))
+            else:
+                request.matcher = future.result().matcher()
+                self._waiting.add(request)
+
+    def _abort(self, request: Request) -> FromCore:
+        if request.lease is None:
+            del self._live[request.rid]
+            if self._compiling.pop(request.rid, None) is None:
+                self._waiting.remove(request)
+        elif self._in_flight is not None and request in self._in_flight[1]:
+            # The engine may be writing to its pages: they are released when the plan is committed.
+            request.aborted = True
+            del self._live[request.rid]
+            self._batch.leave(request)
+        else:
+            self._end(request)
+        return abort_answer(request)
+
+    def _end(self, request: Request) -> None:
+        """A running request is over."""
+        self._batch.leave(request)
+        self._batch.release(request)
+        del self._live[request.rid]
+
+    def _worth_publishing(self, request: Request) -> bool:
+        # Others may wait for every bit of a prompt; of what comes after it, whole pages are enough.
+        return request.num_computed <= request.num_prompt or request.num_computed % self._cache.page_size == 0
+
+    def _build(self, parts: list[Part]) -> tuple[list[Row], list[Request]]:
+        """The rows, and whose they are. A request whose grammar is at a dead end leaves instead."""
+        rows, requests = [], []
+        for part in parts:
+            try:
+                rows.append(build_row(part, self._vocabulary.vocab_size, self._cache.page_size))
+                requests.append(part.request)
+            except RequestError as error:
+                self._end(part.request)
+                self._answers.append(RequestFailed(part.request.rid, ErrorInfo.of(error)))
+        return rows, requests
