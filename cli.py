@@ -9,7 +9,6 @@ import os
 import runpy
 import signal
 import sys
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, get_args, get_type_hints
@@ -85,13 +84,10 @@ def serve(
     """Serve a model over HTTP and to programs, until Ctrl-C."""
     from .runtime.launch import make_config
     from .runtime.protocol.start import Started
-    from .runtime.serve import make_socket_dir
     from .runtime.serve import serve as run_frontend
 
     logging.basicConfig(level=settings["log_level"].upper(), format="%(levelname)s %(name)s: %(message)s")
-    socket_dir = tempfile.mkdtemp(prefix="ramify-")
-    config = make_config(model, socket_dir, {"port": port, **settings})
-    make_socket_dir(socket_dir)
+    config = make_config(model, {"port": port, **settings})
 
     def on_start(started: Started) -> None:
         print(f"serving {started.info.name} at http://{config.serve.host}:{started.http_port}", flush=True)

@@ -11,12 +11,11 @@ import sys
 import time
 import traceback
 from collections.abc import Iterator
-from pathlib import Path
+from dataclasses import asdict
 
 import msgspec
 import zmq
 
-from .. import __version__
 from ..radix.cache import PrefixCache
 from . import lifeline, progress
 from .checkpoint import find_checkpoint, served_name
@@ -36,6 +35,7 @@ from .protocol.core import (
     ToCore,
 )
 from .protocol.errors import ErrorInfo, RamifyError, RequestError, RuntimeFailed
+from .protocol.version import __version__
 from .scheduler.scheduler import Scheduler, VocabularyFacts
 from .tokenizer import load_tokenizer
 
@@ -111,7 +111,8 @@ def load(config: CoreConfig) -> tuple[Engine, Scheduler, ModelInfo]:
     tokenizer = load_tokenizer(path)
     with progress.loading(name) as on_progress:
         engine = build_engine(config, path, on_progress)
-    info = model_info(config, path, name, engine)
+    engine.warm_up()
+    info = ModelInfo(name=name, path=str(path), version=__version__, **asdict(engine.info))
     token_bytes = (tokenizer.token_bytes + [None] * info.vocab_size)[: info.vocab_size]
     facts = VocabularyFacts(info.vocab_size, token_bytes, frozenset(tokenizer.eos_ids))
     scheduler = Scheduler(
@@ -122,27 +123,6 @@ def load(config: CoreConfig) -> tuple[Engine, Scheduler, ModelInfo]:
         context_length=info.context_length,
     )
     return engine, scheduler, info
-
-
-def model_info(config: CoreConfig, path: Path, name: str, engine: Engine) -> ModelInfo:
-    limit = config.context_length or engine.config.context_length
-    if limit > engine.config.context_length:
-        raise RequestError(
-            f"context_length {limit} is beyond the model's {engine.config.context_length}", param="context_length"
-        )
-    return ModelInfo(
-        name=name,
-        path=str(path),
-        architecture=engine.config.architecture,
-        num_parameters=engine.num_parameters,
-        vocab_size=engine.config.vocab_size,
-        context_length=limit,
-        dtype=engine.dtype,
-        device=engine.device,
-        page_size=engine.pool.page_size,
-        num_pages=engine.pool.num_pages,
-        version=__version__,
-    )
 
 
 def loop(link: Link, engine: Engine, scheduler: Scheduler, info: ModelInfo) -> None:
@@ -159,6 +139,7 @@ def loop(link: Link, engine: Engine, scheduler: Scheduler, info: ModelInfo) -> N
                 else:
                     link.send([answer])
         plan = scheduler.plan(time.monotonic())
+        link.send(scheduler.answers())
         if plan is not None:
             link.send(scheduler.commit(plan, engine.run(plan), time.monotonic()))
 

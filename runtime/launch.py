@@ -16,9 +16,10 @@ from .checkpoint import find_checkpoint
 from .protocol.client import Connection
 from .protocol.config import CoreConfig, RuntimeConfig, ServeConfig
 from .protocol.core import ModelInfo
-from .protocol.errors import RequestError, RuntimeFailed
+from .protocol.errors import RamifyError, RequestError, RuntimeFailed
 from .protocol.start import StartFailed, StartReport
 
+MAX_TMPDIR = 80  # characters: the kernel allows 107 bytes for the path of a socket
 GRACE = 5.0  # seconds the processes may take to leave before they are killed
 
 T = TypeVar("T")
@@ -35,9 +36,7 @@ class Runtime:
     """
 
     def __init__(self, model: str | None = None, **settings: Any) -> None:
-        find_checkpoint(model)  # the commonest mistake, answered before a process starts
-        socket_dir = tempfile.mkdtemp(prefix="ramify-")
-        config = make_config(model, socket_dir, settings)
+        config = make_config(model, settings)
         self.address = config.serve.client_address
         self._process = subprocess.Popen(
             lifeline.child_command("ramify.runtime.serve"),
@@ -47,7 +46,7 @@ class Runtime:
             start_new_session=True,  # a terminal's Ctrl-C is this program's to answer
         )
         self._connection: Connection | None = None
-        self._finalizer = weakref.finalize(self, _end, self._process, socket_dir)
+        self._finalizer = weakref.finalize(self, _end, self._process, config.serve.socket_dir)
         try:
             self.info, self.http_port = _await_start(self._process, config)
         except BaseException:
@@ -86,18 +85,27 @@ class Runtime:
         self.shutdown()
 
 
-def make_config(model: str | None, socket_dir: str, settings: dict[str, Any]) -> RuntimeConfig:
-    """Sort keyword settings into the configuration. Raises RequestError naming the one at fault."""
+def make_config(model: str | None, settings: dict[str, Any]) -> RuntimeConfig:
+    """The configuration that keyword settings make, with a new directory for its sockets, closed to other users.
+
+    Raises RequestError naming the setting at fault, RamifyError when there is no such model; then it makes none.
+    """
+    find_checkpoint(model)  # the commonest mistake, answered before a process starts
     for name in settings:
         if name not in _CORE_FIELDS | _SERVE_FIELDS:
             known = ", ".join(sorted(_CORE_FIELDS | _SERVE_FIELDS))
             raise RequestError(f"unknown setting {name!r}; the settings are {known}", param=name)
-    core = {name: value for name, value in settings.items() if name in _CORE_FIELDS}
-    serve = {name: value for name, value in settings.items() if name in _SERVE_FIELDS}
-    return RuntimeConfig(
-        core=_convert({"model": model, **core}, CoreConfig),
-        serve=_convert({"socket_dir": socket_dir, **serve}, ServeConfig),
-    )
+    core = _convert({"model": model} | {n: value for n, value in settings.items() if n in _CORE_FIELDS}, CoreConfig)
+    serve = {n: value for n, value in settings.items() if n in _SERVE_FIELDS}
+    _convert({"socket_dir": ""} | serve, ServeConfig)
+    return RuntimeConfig(core=core, serve=_convert({"socket_dir": _make_socket_dir()} | serve, ServeConfig))
+
+
+def _make_socket_dir() -> str:
+    parent = tempfile.gettempdir()
+    if len(parent) > MAX_TMPDIR:
+        raise RamifyError(f"the directory for sockets has too long a path: {parent!r}; set TMPDIR to a shorter one")
+    return tempfile.mkdtemp(prefix="ramify-", dir=parent)
 
 
 def _convert(values: dict[str, Any], struct: type[T]) -> T:

@@ -29,20 +29,24 @@ CORE_GRACE = 2.0  # seconds a core may take to leave before it is killed
 
 
 async def serve(config: RuntimeConfig, end: asyncio.Event, on_start: Callable[[Started], None]) -> None:
-    """Serve until `end` is set. Raises RamifyError when starting fails, RuntimeFailed when the core dies."""
-    tokenizer = load_tokenizer(find_checkpoint(config.core.model))
-    frontend = Frontend(config, tokenizer)
-    core = await _start_core(config)
-    error: RamifyError | None = None
+    """Serve until `end` is set. Raises RamifyError when starting fails, RuntimeFailed when the core dies.
+
+    The directory of the sockets is removed at the end, however it ends.
+    """
     try:
-        await frontend.start()
-        await _supervise(frontend, core, end, on_start)
-    except RamifyError as caught:
-        error = caught
-        raise
+        frontend = Frontend(config, load_tokenizer(find_checkpoint(config.core.model)))
+        core = await _start_core(config)
+        error: RamifyError | None = None
+        try:
+            await frontend.start()
+            await _supervise(frontend, core, end, on_start)
+        except RamifyError as caught:
+            error = caught
+            raise
+        finally:
+            await frontend.stop(None if error is None else ErrorInfo.of(error))
+            await _end_core(core)
     finally:
-        await frontend.stop(None if error is None else ErrorInfo.of(error))
-        await _end_core(core)
         shutil.rmtree(config.serve.socket_dir, ignore_errors=True)
 
 
@@ -95,13 +99,6 @@ def _how_it_ended(returncode: int) -> str:
     return f"was killed by signal {-returncode}" if returncode < 0 else f"ended with status {returncode}"
 
 
-def make_socket_dir(path: str) -> None:
-    """A directory that only its owner can enter. Raises RamifyError when a socket's path would be too long."""
-    if len(path) > 90:  # the kernel allows 107 bytes for a socket's path
-        raise RamifyError(f"the directory for sockets has too long a path: {path!r}; set TMPDIR to a shorter one")
-    os.makedirs(path, mode=0o700, exist_ok=True)
-
-
 async def _child(config: RuntimeConfig) -> int:
     loop = asyncio.get_running_loop()
     end = asyncio.Event()
@@ -139,7 +136,6 @@ def _report(value: StartReport) -> None:
 def main() -> int:
     config = lifeline.read_config(sys.stdin.buffer)
     logging.basicConfig(level=config.serve.log_level.upper(), format="%(levelname)s %(name)s: %(message)s")
-    make_socket_dir(config.serve.socket_dir)
     status = asyncio.run(_child(config))
     # Not sys.exit: the lifeline's thread is blocked in a read, which would hold up the interpreter's own end.
     sys.stdout.flush()

@@ -89,7 +89,7 @@ def test_garbage_on_the_socket_is_answered_and_the_runtime_lives(runtime: ramify
         socket.connect(runtime.address)
         socket.send_multipart(frames)
         assert isinstance(decoder.decode(socket.recv()), Malformed)
-        socket.send(msgspec.msgpack.encode(Hello("0")))
+        socket.send(msgspec.msgpack.encode(Hello(ramify.__version__)))
         assert isinstance(decoder.decode(socket.recv()), Welcome)
 
 
