@@ -1,0 +1,1 @@
+"""The asyncio process between clients and core: program sessions, HTTP, tokenizer. Imports no torch."""

@@ -110,14 +110,13 @@ class FakeCore:
     async def _run(self) -> None:
         while True:
             self._frontend, data = await self._socket.recv_multipart()
-            await self._handle(wire.decode(self._decoder, data))
+            self._handle(wire.decode(self._decoder, data))
             self._changed.set()
 
-    async def _handle(self, message: ToCore) -> None:
+    def _handle(self, message: ToCore) -> None:
         match message:
             case Attach():
-                await self.loaded.wait()
-                self.send(CoreReady(self.info) if self.failure is None else CoreFailed(ErrorInfo.of(self.failure)))
+                self._loading = asyncio.create_task(self._load())
             case Generate():
                 self.requests.append(message)
                 self._generate(message)
@@ -132,6 +131,10 @@ class FakeCore:
             case GetStats(call=call):
                 values = dict.fromkeys(CoreStats.__struct_fields__, 0)
                 self.send(CoreReply(call, stats=CoreStats(**values | {"num_waiting": len(self._waiting)})))
+
+    async def _load(self) -> None:
+        await self.loaded.wait()
+        self.send(CoreReady(self.info) if self.failure is None else CoreFailed(ErrorInfo.of(self.failure)))
 
     def _generate(self, request: Generate) -> None:
         output = self.script(request) if request.sampling.max_new_tokens else []

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
 
 from ramify.runtime.frontend.generation import Generated, Generator, Piece, Prompt
+from ramify.runtime.protocol import wire
 from ramify.runtime.protocol.core import Finish, Generate
 from ramify.runtime.protocol.errors import RequestError
 from ramify.runtime.protocol.sampling import LogprobParams, SamplingParams, TokenLogprob
@@ -24,9 +26,9 @@ def generator(built: House) -> Generator:
 
 
 async def finish(
-    built: House, *, logprobs: LogprobParams | None = None, **params: object
+    built: House, *, logprobs: LogprobParams | None = None, **params: Any
 ) -> tuple[list[Piece], Generated]:
-    sampling = SamplingParams(temperature=0.0, **params)  # type: ignore[arg-type]
+    sampling = SamplingParams(temperature=0.0, **params)
     with generator(built).start(Prompt(tokens=[1, 2, 3], sampling=sampling, logprobs=logprobs)) as samples:
         pieces = [piece async for piece in samples[0]]
         return pieces, await samples[0].result()
@@ -58,7 +60,8 @@ def test_pieces_never_hold_half_a_character_nor_run_ahead_of_their_text() -> Non
     async def main() -> None:
         async with house(says(TEXT)) as built:
             pieces, _ = await finish(built, stop=("The end",))
-            text, ids = "", []
+            text = ""
+            ids: list[int] = []
             for piece in pieces:
                 text, ids = text + piece.text, ids + piece.ids
                 assert "\ufffd" not in piece.text
@@ -154,5 +157,17 @@ def test_an_error_of_the_core_is_raised_as_what_it_is() -> None:
         async with house(lambda request: BUSY) as built:
             with pytest.raises(type(BUSY), match="too many"):
                 await finish(built)
+
+    run(main())
+
+
+def test_a_prompt_too_long_for_the_wire_is_refused_before_it_is_sent() -> None:
+    async def main() -> None:
+        async with house() as built:
+            prompt = Prompt(tokens=[70_000] * (wire.MAX_MESSAGE_BYTES // 5 + 1), sampling=SamplingParams())
+            with pytest.raises(RequestError, match="more than can be sent") as caught:
+                generator(built).start(prompt)
+            assert caught.value.code == "context_length_exceeded"
+            assert (await finish(built))[1].sequence.text == " fine."
 
     run(main())

@@ -12,6 +12,7 @@ from ramify.runtime.protocol.core import Generate
 from ramify.runtime.protocol.errors import ErrorInfo
 from ramify.runtime.protocol.sampling import LogprobParams, SamplingParams
 from ramify.runtime.protocol.session import (
+    Append,
     ChoicesMethod,
     Close,
     Concatenate,
@@ -22,6 +23,7 @@ from ramify.runtime.protocol.session import (
     Gen,
     Malformed,
     Open,
+    Operation,
     RoleBegin,
     RoleEnd,
     Select,
@@ -161,7 +163,7 @@ def test_a_select_scores_the_tokens_after_the_common_seam(method: ChoicesMethod)
                 pending = draw.choice(["The answer is", "The answer is ", "inter", "x", "Yes"])
                 choices = draw.sample(["national", "nation", "n", " yes", " no", "yes", "es, of course", " "], 3)
                 await client.open(state)
-                _, select = await client.play(state, Text(pending), Select(tuple(choices), method))
+                _, select = await client.play(state, Text(pending), Select(choices=tuple(choices), method=method))
                 assert isinstance(select, Done)
                 assert select.choice is not None
                 expected = naive_scores(method, BOS, pending, choices)
@@ -179,7 +181,7 @@ def test_choices_may_be_prefixes_of_one_another_and_share_their_values() -> None
         async with house() as built:
             client = built.client()
             await client.open(1)
-            select = Select((" a", " a b", " a b c"), "greedy_token_selection", 0.5, 7)
+            select = Select(choices=(" a", " a b", " a b c"), method="greedy_token_selection", temperature=0.5, seed=7)
             first = (await client.play(1, Text("Q:"), select))[1]
             assert isinstance(first, Done)
             assert first.choice is not None
@@ -198,10 +200,10 @@ def test_choices_may_be_prefixes_of_one_another_and_share_their_values() -> None
 @pytest.mark.parametrize(
     ("select", "message"),
     [
-        (Select(()), "choices"),
-        (Select(("a", "")), "non-empty"),
-        (Select(("a",), temperature=-1.0), "temperature"),
-        (Select(("a",), temperature=math.nan), "temperature"),
+        (Select(choices=()), "choices"),
+        (Select(choices=("a", "")), "non-empty"),
+        (Select(choices=("a",), temperature=-1.0), "temperature"),
+        (Select(choices=("a",), temperature=math.nan), "temperature"),
     ],
 )
 def test_a_senseless_select_is_the_clients_mistake(select: Select, message: str) -> None:
@@ -276,10 +278,12 @@ def test_forks_go_on_from_the_same_ids_and_join_with_what_they_did() -> None:
         async with house(script) as built:
             client = built.client()
             await client.open(0)
-            await client.append(0, Text("Root"), Fork((1, 2)), Text(" main"), Concatenate((1, 2)), Gen(sampling=GREEDY))
+            await client.append(0, Text("Root"), Fork((1, 2)), Text(" main"))
             for child in (1, 2):
                 await client.append(child, Text(f" {child}:"), Gen(sampling=GREEDY), Text("\n"))
-            answers = await client.answers(11)
+            await client.append(0, Concatenate((1, 2)), Gen(sampling=GREEDY))
+            await client.append(1, Text("too late"))
+            answers = await client.answers(12)
             assert text_of(answers[0, 3]) == " 1: left\n 2: right\n"
             expected = (
                 BOS + encode("Root main 1:") + encode(" left") + encode("\n 2:") + encode(" right") + encode("\n")
@@ -302,25 +306,20 @@ def test_a_joined_fork_gives_the_ids_that_doing_it_oneself_gives() -> None:
                 RoleBegin("assistant"),
                 Gen(sampling=GREEDY),
                 Text("nation"),
-                Select(("al", "alism")),
+                Select(choices=("al", "alism")),
                 Text(", B"),
                 RoleEnd(),
             ]
             await client.open(0, 9)
             await client.play(9, Text("Start "), *operations, RoleBegin("user"), Gen(sampling=GREEDY))
             alone = last_prompt(built)
-            await client.append(0, Text("Start "), Fork((1,)), Concatenate((1,)))
-            await client.append(1)
-            await client.send(Close((1,)))
-            await client.answers(3)
-            # Once more, with the child played before it is joined, and its own fork joined into it.
-            await client.append(0, Fork((2,)))
-            await client.append(2, Fork((3,)))
-            await client.append(3, *operations)
-            await client.append(2, Concatenate((3,)))
-            await client.append(0, Concatenate((2,)), RoleBegin("user"), Gen(sampling=GREEDY))
-            await client.send(Close((2, 3)))
-            while ((0, 6) not in (found := await client.answers(1))) and found:
+            await client.append(0, Text("Start "), Fork((1,)))
+            await client.append(1, Fork((2,)))
+            await client.append(2, *operations)
+            await client.append(1, Concatenate((2,)))
+            await client.append(0, Concatenate((1,)), RoleBegin("user"), Gen(sampling=GREEDY))
+            await client.send(Close((1, 2)))  # as soon as a program has joined its forks it lets go of them
+            while (0, 4) not in (await client.answers(1)):
                 pass
             assert last_prompt(built) == alone
 
@@ -328,14 +327,8 @@ def test_a_joined_fork_gives_the_ids_that_doing_it_oneself_gives() -> None:
 
 
 def test_a_fork_of_a_closed_state_lives_on() -> None:
-    gate: list[bool] = []
-
-    def script(request: Generate) -> list[int]:
-        gate.append(True)
-        return encode(" ok")
-
     async def main() -> None:
-        async with house(script) as built:
+        async with house(says(" ok")) as built:
             client = built.client()
             await client.open(0)
             await client.append(0, Text("a"), Gen(sampling=GREEDY), Fork((1,)), Gen(sampling=GREEDY))
@@ -398,16 +391,15 @@ def test_wrong_operations_are_answered_never_ignored() -> None:
                 "no such state" in answer.error.message for answer in answers.values() if isinstance(answer, Failed)
             )
             assert all(isinstance(answer, Failed) for answer in answers.values())
-            for operation, message in [
+            wrong: list[tuple[Operation, str]] = [
                 (Fork((7,)), "must be new"),
                 (Fork((8, 8)), "must be new"),
                 (Concatenate((7,)), "not a fork"),
                 (Concatenate((1234,)), "not a fork"),
                 (RoleEnd(), "none is open"),
                 (Gen(sampling=GREEDY, n=0), "n must be"),
-            ]:
-                state = client._next.get(-1, 100)
-                client._next[-1] = state + 1
+            ]
+            for state, (operation, message) in enumerate(wrong, start=100):
                 await client.open(state)
                 bad, after = await client.play(state, operation, Text("b"))
                 assert isinstance(bad, Failed)
@@ -416,8 +408,8 @@ def test_wrong_operations_are_answered_never_ignored() -> None:
                 assert after.error == bad.error
             await client.send(Open(0, 0))
             assert isinstance(await client.receive(), Malformed)
-            client._next[0] = 5
-            assert isinstance((await client.play(0, Text("misnumbered")))[0], Failed)
+            await client.send(Append(0, 5, [Text("misnumbered")]))
+            assert isinstance((await client.answers(1))[0, 5], Failed)
 
     run(main())
 

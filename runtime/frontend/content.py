@@ -1,0 +1,152 @@
+"""What a program's state holds: token ids, the text after them that is not tokenised yet, and its open chat role.
+
+Text waits until a request needs ids, so that neighbouring pieces are tokenised as one. Knows no requests, no clients.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from ..protocol.errors import RequestError
+from ..tokenizer.interface import Tokenizer
+from .chat import Chat
+from .segments import Encoder, Segment
+
+
+@dataclass(frozen=True)
+class Appended:
+    """What a forked state did since its fork, to be done again by the state that it joins.
+
+    `log` holds texts, and ids that were generated after them; empty ids stand for a place where the text before was
+    tokenised without the text after. `roles` are those of the messages it wrote, `tail` what ended the last of them.
+    """
+
+    log: list[Segment | tuple[int, ...]]
+    roles: tuple[str, ...]
+    tail: str
+
+
+class Content:
+    """Ids [0, len(ids)) are fixed; `pending` follows them.
+
+    `ids` is what a request takes; call `flush` first.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, encoder: Encoder) -> None:
+        self._tokenizer = tokenizer
+        self._encoder = encoder
+        self.ids: list[int] = []
+        self.pending: list[Segment] = []
+        self.chat = Chat()
+        self._log: list[Segment | tuple[int, ...]] | None = None  # None: nobody can join it
+        self._roles_at_fork = self.chat
+
+    def fork(self) -> Content:
+        child = Content(self._tokenizer, self._encoder)
+        child.ids = self.ids.copy()
+        child.pending = self.pending.copy()
+        child.chat = child._roles_at_fork = self.chat
+        child._log = []
+        return child
+
+    def begin_role(self, role: str) -> str:
+        """Append what the template puts before the content of a message. Raises RequestError."""
+        self.chat, text = self.chat.begin(self._tokenizer.chat, role)
+        if self.ids or self.pending:
+            text = text.removeprefix(self._bos_text())  # the template thinks that it is first
+        self._append(Segment(text, trusted=True))
+        return text
+
+    def end_role(self) -> str:
+        """Append what the template puts after the content. Raises RequestError when no role is open."""
+        self.chat, text = self.chat.end(self._tokenizer.chat)
+        self._append(Segment(text, trusted=True))
+        return text
+
+    def append_text(self, text: str) -> str:
+        """Append a program's text; returns it with what the template puts before an assistant's given text."""
+        lead = self.take_lead() if text else ""
+        self._append(Segment(text, trusted=not self.chat.is_open))
+        return lead + text
+
+    def take_lead(self) -> str:
+        """Append the lead of an assistant's given text, once. A generated message has none: call `drop_lead`."""
+        lead = self.chat.lead
+        self._append(Segment(lead, trusted=True))
+        self.drop_lead()
+        return lead
+
+    def drop_lead(self) -> None:
+        self.chat = self.chat.without_lead()
+
+    async def flush(self) -> list[int]:
+        """Tokenise what is pending; the ids of everything."""
+        if self.pending or not self.ids:
+            self.ids += await self._encoder.encode_aside(self.pending, at_start=not self.ids)
+            self.pending = []
+        return self.ids
+
+    async def append_chosen(self, text: str) -> None:
+        """Append a choice as it was scored: tokenised with the text before it, not with the text after."""
+        self._append(Segment(text, trusted=not self.chat.is_open))
+        await self._append_ids(())
+
+    async def append_generated(self, ids: list[int], leftover: str) -> None:
+        """Append generated ids, and the text of a token of which only a part was kept."""
+        await self._append_ids(tuple(ids))
+        self._append(Segment(leftover, trusted=False))
+
+    def with_pending(self, text: str) -> list[Segment]:
+        """The pending text with one more; for asking how it would be tokenised."""
+        return [*self.pending, Segment(text, trusted=not self.chat.is_open)]
+
+    def since_fork(self) -> Appended:
+        """What was appended since the fork. Raises RequestError when a role that was begun since is still open, or the
+        one that was open at the fork is not."""
+        assert self._log is not None
+        roles = self.chat.roles[len(self._roles_at_fork.roles) :]
+        if self.chat.is_open and (roles or not self._roles_at_fork.is_open):
+            raise RequestError(f"a fork cannot be joined while its role {self.chat.roles[-1]!r} is open", param="role")
+        if self._roles_at_fork.is_open and not self.chat.is_open:
+            raise RequestError(
+                f"a fork that ended role {self._roles_at_fork.roles[-1]!r}, opened before it, cannot be joined",
+                param="role",
+            )
+        return Appended(list(self._log), roles, self.chat.tail)
+
+    async def join(self, appended: Appended) -> str:
+        """Append what a fork appended: the same text, and the very ids it generated. Returns the text.
+
+        Raises RequestError when the fork wrote messages and one is open here.
+        """
+        if appended.roles and self.chat.is_open:
+            raise RequestError(
+                f"a fork that wrote messages cannot be joined inside role {self.chat.roles[-1]!r}", param="role"
+            )
+        texts = []
+        for item in appended.log:
+            if isinstance(item, Segment):
+                self._append(item)
+                texts.append(item.text)
+            else:
+                await self._append_ids(item)
+                texts.append(self._tokenizer.decode(list(item)))
+        if appended.roles:
+            self.chat = replace(self.chat, roles=(*self.chat.roles, *appended.roles), tail=appended.tail)
+        return "".join(texts)
+
+    def _append(self, segment: Segment) -> None:
+        if segment.text:
+            self.pending.append(segment)
+            if self._log is not None:
+                self._log.append(segment)
+
+    async def _append_ids(self, ids: tuple[int, ...]) -> None:
+        await self.flush()
+        self.ids += ids
+        if self._log is not None:
+            self._log.append(ids)
+
+    def _bos_text(self) -> str:
+        bos = self._tokenizer.bos_id
+        return next((text for text, token in self._tokenizer.special_ids.items() if token == bos), "")

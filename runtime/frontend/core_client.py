@@ -1,0 +1,214 @@
+"""The frontend's end of the core's socket: requests out, each request's tokens back to whoever waits for them.
+
+Knows token ids only. When the core fails, or somebody who knows says that it did, every waiter is told at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import uuid
+from types import TracebackType
+
+import msgspec
+import zmq
+import zmq.asyncio
+
+from ..protocol import wire
+from ..protocol.core import (
+    Abort,
+    Attach,
+    CoreFailed,
+    CoreReady,
+    CoreReply,
+    CoreStats,
+    FlushCache,
+    FromCore,
+    Generate,
+    GetStats,
+    ModelInfo,
+    RequestFailed,
+    ToCore,
+    Tokens,
+)
+from ..protocol.errors import ErrorInfo, RequestError, RuntimeFailed
+
+logger = logging.getLogger("ramify.frontend")
+
+
+def new_rid() -> str:
+    """A request id that no other request has."""
+    return uuid.uuid4().hex
+
+
+class Answer:
+    """One request's tokens as they come. Leaving the `with` block before the last one aborts the request."""
+
+    def __init__(self, core: CoreClient, rid: str) -> None:
+        self._core = core
+        self._rid = rid
+        self._queue: asyncio.Queue[Tokens | ErrorInfo] = asyncio.Queue()
+        self._over = False
+
+    def put(self, item: Tokens | ErrorInfo) -> None:
+        self._queue.put_nowait(item)
+
+    def __aiter__(self) -> Answer:
+        return self
+
+    async def __anext__(self) -> Tokens:
+        """Raises RamifyError when the request, or the core, failed."""
+        if self._over:
+            raise StopAsyncIteration
+        item = await self._queue.get()
+        if isinstance(item, ErrorInfo):
+            self._over = True
+            raise item.to_exception()
+        self._over = item.finish is not None
+        return item
+
+    def close(self) -> None:
+        """Nobody will read on. Calling it again does nothing."""
+        self._over = True
+        self._core.forget(self._rid)
+
+    def __enter__(self) -> Answer:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class CoreClient:
+    """Call `start` inside the event loop that it will serve."""
+
+    def __init__(self, context: zmq.asyncio.Context, address: str) -> None:
+        self._socket = context.socket(zmq.DEALER)
+        wire.set_options(self._socket)
+        self._address = address
+        self._decoder = msgspec.msgpack.Decoder(FromCore)
+        self._calls = itertools.count()
+        self._answers: dict[str, Answer] = {}
+        self._replies: dict[int, asyncio.Future[CoreReply]] = {}
+        self._failure: ErrorInfo | None = None
+
+    def start(self) -> None:
+        self._ready: asyncio.Future[ModelInfo] = asyncio.get_running_loop().create_future()
+        self._socket.connect(self._address)
+        self._send(Attach())
+        self._reader = asyncio.create_task(self._read(), name="core reader")
+
+    async def ready(self) -> ModelInfo:
+        """What the core serves, once it does. Raises RamifyError when it could not start."""
+        return await asyncio.shield(self._ready)
+
+    def require_info(self) -> ModelInfo:
+        """What `ready` returns, now. Raises RuntimeFailed while the model loads, or when the core is gone."""
+        self._check_alive()
+        if not self._ready.done():
+            raise RuntimeFailed("the model is still loading")
+        return self._ready.result()
+
+    def submit(self, request: Generate) -> Answer:
+        """Send `request` now. Raises RuntimeFailed when the core is gone, RequestError when it is too long to send."""
+        self._check_alive()
+        assert request.rid not in self._answers, request.rid
+        data = wire.encode(request)
+        if len(data) > wire.MAX_MESSAGE_BYTES:  # the core's socket would drop it without a word
+            raise RequestError(
+                f"the prompt has {len(request.tokens)} tokens, more than can be sent",
+                param="prompt",
+                code="context_length_exceeded",
+            )
+        answer = self._answers[request.rid] = Answer(self, request.rid)
+        self._socket.send(data)
+        return answer
+
+    def abort(self, rid: str | None) -> None:
+        """End a request, or all when `rid` is None; its waiter gets a finish of type "abort"."""
+        if self._failure is None:
+            self._send(Abort(rid))
+
+    def forget(self, rid: str) -> None:
+        """Nobody waits for `rid` any more: abort it unless it is over."""
+        if self._answers.pop(rid, None) is not None:
+            self.abort(rid)
+
+    async def flush_cache(self) -> None:
+        await self._call(FlushCache(next(self._calls)))
+
+    async def stats(self) -> CoreStats:
+        stats = (await self._call(GetStats(next(self._calls)))).stats
+        assert stats is not None
+        return stats
+
+    def fail(self, error: ErrorInfo) -> None:
+        """The core is gone: end everything that waits, and everything to come, with `error`. The first call counts."""
+        if self._failure is not None:
+            return
+        self._failure = error
+        if not self._ready.done():
+            self._ready.set_exception(error.to_exception())
+            self._ready.exception()  # seen: somebody may be waiting, but need not be
+        for answer in self._answers.values():
+            answer.put(error)
+        self._answers.clear()
+        for future in self._replies.values():
+            if not future.done():
+                future.set_exception(error.to_exception())
+        self._replies.clear()
+
+    async def close(self) -> None:
+        self._reader.cancel()
+        await asyncio.wait({self._reader})
+        self._socket.close(linger=0)
+
+    async def _call(self, message: FlushCache | GetStats) -> CoreReply:
+        self._check_alive()
+        future = self._replies[message.call] = asyncio.get_running_loop().create_future()
+        self._send(message)
+        try:
+            reply: CoreReply = await future
+        finally:
+            self._replies.pop(message.call, None)
+        if reply.error is not None:
+            raise reply.error.to_exception()
+        return reply
+
+    def _check_alive(self) -> None:
+        if self._failure is not None:
+            raise self._failure.to_exception()
+
+    def _send(self, message: ToCore) -> None:
+        self._socket.send(wire.encode(message))  # queued at once: the socket has no high-water mark
+
+    async def _read(self) -> None:
+        try:
+            while True:
+                self._handle(wire.decode(self._decoder, await self._socket.recv()))
+        except Exception as error:
+            logger.exception("the link to the core broke")
+            self.fail(ErrorInfo.of(RuntimeFailed(f"the link to the core broke: {error}")))
+
+    def _handle(self, message: FromCore) -> None:
+        match message:
+            case Tokens(rid=rid, finish=finish):
+                answer = self._answers.get(rid) if finish is None else self._answers.pop(rid, None)
+                if answer is not None:  # else: forgotten while this was on its way
+                    answer.put(message)
+            case RequestFailed(rid=rid, error=error):
+                answer = self._answers.pop(rid, None)
+                if answer is not None:
+                    answer.put(error)
+            case CoreReply(call=call):
+                future = self._replies.get(call)
+                if future is not None and not future.done():
+                    future.set_result(message)
+            case CoreReady(info=info):
+                if not self._ready.done():
+                    self._ready.set_result(info)
+            case CoreFailed(error=error):
+                self.fail(error)

@@ -1,0 +1,216 @@
+"""Text from prompts: what program sessions and HTTP requests share. Tokens come from the core, text is made here.
+
+Knows no clients; a prompt is token ids.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from types import TracebackType
+
+import msgspec
+
+from ..protocol.core import Finish, Generate, Tokens
+from ..protocol.errors import RequestError
+from ..protocol.sampling import LogprobParams, SamplingParams, TokenLogprob
+from ..protocol.session import Sequence
+from ..tokenizer.detokenize import Detokenizer, cut
+from ..tokenizer.interface import Tokenizer
+from .core_client import CoreClient, new_rid
+from .segments import Encoder
+
+MAX_SAMPLES = 256
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prompt:
+    """What to continue, and how. A seed that is not given is drawn."""
+
+    tokens: list[int]
+    sampling: SamplingParams
+    logprobs: LogprobParams | None = None
+    priority: int = 0
+    namespace: str = ""
+    program: str | None = None
+
+
+@dataclass(frozen=True)
+class Piece:
+    """More of an output. Pieces add up to the text and the ids of the finished sequence."""
+
+    text: str
+    ids: list[int]
+    logprobs: list[TokenLogprob] | None
+
+
+@dataclass(frozen=True)
+class Generated:
+    """A finished output: the sequence without its stop, all ids that the model put out, and the text that the kept
+    ids lack because a stop string cut a token."""
+
+    sequence: Sequence
+    output_ids: list[int]
+    leftover: str
+
+
+class Sample:
+    """One output being generated: iterate for its pieces, or go straight to its `result`."""
+
+    def __init__(self, generator: Generator, prompt: Prompt) -> None:
+        self.output_ids: list[int] = []  # so far, with the stop token
+        self.num_cached = 0
+        self.logprobs: list[TokenLogprob] | None = None if prompt.logprobs is None else []
+        self.prompt_logprobs: list[TokenLogprob | None] | None = None
+        self.generated: Generated | None = None  # until the last piece
+        self._num_prompt = len(prompt.tokens)
+        self._tokenizer = generator.tokenizer
+        self._sampling = prompt.sampling
+        self._detokenizer = Detokenizer(
+            generator.tokenizer,
+            () if prompt.sampling.no_stop_trim else prompt.sampling.stop,
+            skip_special_tokens=prompt.sampling.skip_special_tokens,
+        )
+        self._texts: list[str] = []
+        self._text_ahead = ""  # given out, while the ids that it came from were not
+        self._num_ids_given = 0
+        self._began = time.monotonic()
+        self._core = generator.core
+        self._rid = new_rid()
+        self._answer = self._core.submit(
+            Generate(
+                rid=self._rid,
+                tokens=prompt.tokens,
+                sampling=prompt.sampling,
+                logprobs=prompt.logprobs,
+                priority=prompt.priority,
+                namespace=prompt.namespace,
+                program=prompt.program,
+            )
+        )
+
+    async def result(self) -> Generated:
+        """Wait for the end. Raises RamifyError when the request failed."""
+        async for _ in self:
+            pass
+        assert self.generated is not None
+        return self.generated
+
+    def __aiter__(self) -> Sample:
+        return self
+
+    async def __anext__(self) -> Piece:
+        return self._take(await anext(self._answer))
+
+    def close(self) -> None:
+        """Nobody reads on: abort the request unless it is over."""
+        self._answer.close()
+
+    def abort(self) -> None:
+        """End it early; its reader gets what there is, with a finish of type "abort"."""
+        self._core.abort(self._rid)
+
+    def _take(self, tokens: Tokens) -> Piece:
+        self.output_ids += tokens.ids
+        self.num_cached = tokens.num_cached
+        if self.logprobs is not None:
+            self.logprobs += tokens.logprobs or []
+        if tokens.prompt_logprobs is not None:
+            self.prompt_logprobs = tokens.prompt_logprobs
+        if tokens.finish is None:
+            text = self._detokenizer.add(tokens.ids)
+            num_ids = self._num_certain(text)
+        else:
+            text, num_ids, leftover = self._end(tokens.ids, tokens.finish)
+        self._texts.append(text)
+        if tokens.finish is not None:
+            self.generated = self._finished(tokens.finish, num_ids, leftover, tokens.num_retractions)
+        start, self._num_ids_given = self._num_ids_given, num_ids
+        logprobs = None if self.logprobs is None else self.logprobs[start:num_ids]
+        return Piece(text, self.output_ids[start:num_ids], logprobs)
+
+    def _num_certain(self, text: str) -> int:
+        """How many ids may be given out with `text`: all, or none more while a part of their text is held back."""
+        self._text_ahead += text
+        waiting = self.output_ids[self._num_ids_given :]
+        skip = self._sampling.skip_special_tokens
+        if len(self._tokenizer.decode(waiting, skip_special_tokens=skip)) != len(self._text_ahead):
+            return self._num_ids_given
+        self._text_ahead = ""
+        return len(self.output_ids)
+
+    def _end(self, ids: list[int], finish: Finish) -> tuple[str, int, str]:
+        """The rest of the text, how many ids are kept, and what of the text is not theirs."""
+        match finish.matched:
+            case str(stop) if not self._sampling.no_stop_trim:
+                skip = self._sampling.skip_special_tokens
+                _, num_whole, leftover = cut(self._tokenizer, self.output_ids, stop, skip_special_tokens=skip)
+                return self._detokenizer.finish(ids, stop=stop), num_whole, leftover
+            case int() if not self._sampling.no_stop_trim:
+                return self._detokenizer.finish(ids[:-1]), len(self.output_ids) - 1, ""
+            case _:
+                return self._detokenizer.finish(ids), len(self.output_ids), ""
+
+    def _finished(self, finish: Finish, num_ids: int, leftover: str, num_retractions: int) -> Generated:
+        num_logprobs = len(self.output_ids) if isinstance(finish.matched, int) else num_ids
+        sequence = Sequence(
+            text="".join(self._texts),
+            ids=self.output_ids[:num_ids],
+            prompt_tokens=self._num_prompt,
+            completion_tokens=len(self.output_ids),
+            cached_tokens=self.num_cached,
+            finish=finish,
+            logprobs=None if self.logprobs is None else self.logprobs[:num_logprobs],
+            prompt_logprobs=self.prompt_logprobs,
+            seconds=time.monotonic() - self._began,
+            num_retractions=num_retractions,
+        )
+        return Generated(sequence, self.output_ids, leftover)
+
+
+class Samples:
+    """Several outputs of one prompt. Leaving the `with` block aborts those that still run."""
+
+    def __init__(self, samples: list[Sample]) -> None:
+        self._samples = samples
+
+    def __getitem__(self, index: int) -> Sample:
+        return self._samples[index]
+
+    def __len__(self) -> int:
+        return len(self._samples)
+
+    def __iter__(self) -> Iterator[Sample]:
+        return iter(self._samples)
+
+    def __enter__(self) -> Samples:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for sample in self._samples:
+            sample.close()
+
+
+class Generator:
+    """Turns prompts into running samples."""
+
+    def __init__(self, core: CoreClient, tokenizer: Tokenizer) -> None:
+        self.core = core
+        self.tokenizer = tokenizer
+        self.encoder = Encoder(tokenizer)
+
+    def start(self, prompt: Prompt, n: int = 1) -> Samples:
+        """Submit `n` samples together; sample i is drawn with seed + i. Raises RequestError, RuntimeFailed."""
+        if not 1 <= n <= MAX_SAMPLES:
+            raise RequestError(f"n must be between 1 and {MAX_SAMPLES}, got {n}", param="n")
+        seed = secrets.randbits(63) if prompt.sampling.seed is None else prompt.sampling.seed
+        return Samples([Sample(self, replace(prompt, sampling=_seeded(prompt.sampling, seed + i))) for i in range(n)])
+
+
+def _seeded(sampling: SamplingParams, seed: int) -> SamplingParams:
+    # Wraps around like the 64-bit number that it is.
+    return msgspec.structs.replace(sampling, seed=(seed + (1 << 63)) % (1 << 64) - (1 << 63))

@@ -1,0 +1,180 @@
+"""The JSON bodies of the native API, typed, and what they mean in the runtime's own values.
+
+Strict: a number is no string, an unknown parameter is an error; null stands for "not given", and the native API's -1
+for "none" ends here. Source: SGLang's native API.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from ...protocol.errors import RequestError
+from ...protocol.sampling import Constraint, ConstraintKind, LogprobParams, SamplingParams
+
+MAX_BATCH = 4096
+
+TokenId = Annotated[int, Field(ge=0, lt=1 << 31)]
+TokenIds = Annotated[list[TokenId], Field(fail_fast=True)]  # one complaint is enough: there may be millions
+Priority = Annotated[int, Field(ge=-(1 << 31), lt=1 << 31)]
+
+
+class Body(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _null_is_absent(cls, value: Any) -> Any:
+        return {key: item for key, item in value.items() if item is not None} if isinstance(value, dict) else value
+
+
+class SamplingBody(Body):
+    max_new_tokens: int = 128
+    min_new_tokens: int = 0
+    n: int = 1
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = -1
+    min_p: float = 0.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: dict[str, float] = {}
+    sampling_seed: int | None = None
+    stop: str | list[str] = []
+    stop_token_ids: TokenIds = []
+    ignore_eos: bool = False
+    skip_special_tokens: bool = True
+    no_stop_trim: bool = False
+    regex: str | None = None
+    json_schema: str | dict[str, Any] | None = None
+    ebnf: str | None = None
+    structural_tag: str | dict[str, Any] | None = None
+
+    def params(self) -> SamplingParams:
+        """Raises RequestError naming the parameter that is out of range."""
+        return SamplingParams(
+            max_new_tokens=self.max_new_tokens,
+            min_new_tokens=self.min_new_tokens,
+            temperature=self.temperature,
+            top_k=None if self.top_k == -1 else self.top_k,
+            top_p=self.top_p,
+            min_p=self.min_p,
+            frequency_penalty=self.frequency_penalty,
+            presence_penalty=self.presence_penalty,
+            repetition_penalty=self.repetition_penalty,
+            logit_bias={_token_id(key): bias for key, bias in self.logit_bias.items()},
+            seed=self.sampling_seed,
+            stop=(self.stop,) if isinstance(self.stop, str) else tuple(self.stop),
+            stop_token_ids=tuple(self.stop_token_ids),
+            ignore_eos=self.ignore_eos,
+            skip_special_tokens=self.skip_special_tokens,
+            no_stop_trim=self.no_stop_trim,
+            constraint=self._constraint(),
+        )
+
+    def _constraint(self) -> Constraint | None:
+        asked: list[tuple[str, ConstraintKind, str | dict[str, Any] | None]] = [
+            ("regex", "regex", self.regex),
+            ("json_schema", "json_schema", self.json_schema),
+            ("ebnf", "grammar", self.ebnf),
+            ("structural_tag", "structural_tag", self.structural_tag),
+        ]
+        given = [(name, kind, source) for name, kind, source in asked if source is not None]
+        if not given:
+            return None
+        if len(given) > 1:
+            names = " and ".join(name for name, _, _ in given)
+            raise RequestError(f"{names} exclude one another", param=given[1][0])
+        [(name, kind, source)] = given
+        text = source if isinstance(source, str) else json.dumps(source, ensure_ascii=False)
+        try:
+            text.encode()
+        except UnicodeEncodeError:  # JSON can say half a character
+            raise RequestError(f"{name} holds text that is not Unicode", param=name) from None
+        return Constraint(kind, text)
+
+
+class GenerateBody(Body):
+    """One prompt or a batch of them; what may differ between them is one value for all or a list of their length."""
+
+    text: str | list[str] | None = None
+    input_ids: TokenIds | Annotated[list[TokenIds], Field(fail_fast=True)] | None = None
+    sampling_params: SamplingBody | list[SamplingBody] = SamplingBody()
+    return_logprob: bool | list[bool] = False
+    logprob_start_len: int | list[int] = -1
+    top_logprobs_num: int | list[int] = 0
+    return_text_in_logprobs: bool = False
+    stream: bool = False
+    rid: str | list[str] | None = None
+    priority: Priority | list[Priority] = 0
+    extra_key: str | list[str] | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _false_is_absent(cls, value: Any) -> Any:
+        """Clients send what they do not use as false, e.g. `return_hidden_states`."""
+        return {key: item for key, item in value.items() if item is not False} if isinstance(value, dict) else value
+
+    def prompts(self) -> list[str] | list[list[int]]:
+        """Raises RequestError unless exactly one of `text` and `input_ids` is given."""
+        if (self.text is None) == (self.input_ids is None):
+            raise RequestError("give either text or input_ids", param="text" if self.text is None else "input_ids")
+        if self.text is not None:
+            prompts: list[Any] = [self.text] if isinstance(self.text, str) else self.text
+        else:
+            ids = self.input_ids or []
+            prompts = ids if ids and isinstance(ids[0], list) else [ids]
+        if not 1 <= len(prompts) <= MAX_BATCH:
+            param = "input_ids" if self.text is None else "text"
+            raise RequestError(f"a batch holds 1 to {MAX_BATCH} prompts, got {len(prompts)}", param=param)
+        return prompts
+
+    @property
+    def is_batch(self) -> bool:
+        given = self.text if self.text is not None else self.input_ids
+        return isinstance(given, list) and (self.text is not None or (bool(given) and isinstance(given[0], list)))
+
+    def each(self, field: str, num_prompts: int) -> list[Any]:
+        """The value of `field` for each prompt. Raises RequestError when it is a list of another length."""
+        value = getattr(self, field)
+        if not isinstance(value, list):
+            return [value] * num_prompts
+        if len(value) != num_prompts:
+            raise RequestError(f"{field} has {len(value)} entries for {num_prompts} prompts", param=field)
+        return value
+
+
+def logprob_params(wanted: bool, start: int, num_top: int, num_prompt: int) -> LogprobParams | None:
+    """Raises RequestError when `start` is outside the prompt."""
+    if not wanted:
+        return None
+    if not -1 <= start <= num_prompt:
+        raise RequestError(
+            f"logprob_start_len must be -1 or a position of the prompt of {num_prompt} tokens, got {start}",
+            param="logprob_start_len",
+        )
+    return LogprobParams(num_top=num_top, prompt_from=None if start in (-1, num_prompt) else start)
+
+
+class TokenizeBody(Body):
+    prompt: str | list[str]
+    add_special_tokens: bool = True
+
+
+class DetokenizeBody(Body):
+    tokens: TokenIds | Annotated[list[TokenIds], Field(fail_fast=True)]
+    skip_special_tokens: bool = True
+
+
+class AbortBody(Body):
+    rid: str | None = None
+    abort_all: bool = False
+
+
+def _token_id(key: str) -> int:
+    if not key.isdecimal() or not key.isascii() or len(key) > 10:
+        raise RequestError(f"logit_bias maps token ids, as strings, to numbers; got {key!r}", param="logit_bias")
+    return int(key)

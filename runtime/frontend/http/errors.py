@@ -1,0 +1,115 @@
+"""Errors as HTTP answers: one JSON shape for all, and a status that says who can act. Knows no routes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from http import HTTPStatus
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+
+from ...protocol.errors import ErrorInfo, RamifyError
+
+TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    404: "not_found_error",
+    413: "invalid_request_error",
+    429: "rate_limit_error",
+    500: "internal_error",
+    503: "service_unavailable_error",
+}
+STATUS = {"request": 400, "busy": 429, "runtime": 503}
+
+
+def error_body(
+    status: int, message: str, *, param: str | None = None, code: str | None = None
+) -> dict[str, dict[str, str | None]]:
+    kind = TYPES.get(status, "invalid_request_error" if status < 500 else "internal_error")
+    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
+
+
+def error_event(error: RamifyError) -> dict[str, dict[str, str | None]]:
+    """The same for a stream that has begun, where no status can be sent any more."""
+    info = ErrorInfo.of(error)
+    return error_body(STATUS[info.kind], info.message, param=info.param, code=info.code)
+
+
+def error_response(
+    status: int,
+    message: str,
+    *,
+    param: str | None = None,
+    code: str | None = None,
+    headers: Mapping[str, str] | None = None,
+) -> JSONResponse:
+    headers = dict(headers or {})
+    if status in (429, 503):
+        headers.setdefault("retry-after", "1")
+    return JSONResponse(error_body(status, message, param=param, code=code), status_code=status, headers=headers)
+
+
+def install(app: FastAPI) -> None:
+    """Answer every error of `app` in the one shape."""
+
+    async def ramify_error(request: Request, error: Exception) -> JSONResponse:
+        assert isinstance(error, RamifyError)
+        info = ErrorInfo.of(error)
+        return error_response(STATUS[info.kind], info.message, param=info.param, code=info.code)
+
+    async def http_error(request: Request, error: Exception) -> JSONResponse:
+        assert isinstance(error, HTTPException)
+        message = (
+            f"{error.detail}: {request.method} {request.url.path}" if error.status_code in (404, 405) else error.detail
+        )
+        code = HTTPStatus(error.status_code).phrase.lower().replace(" ", "_")
+        return error_response(error.status_code, message, code=code, headers=error.headers)
+
+    async def invalid_body(request: Request, error: Exception) -> JSONResponse:
+        assert isinstance(error, RequestValidationError)
+        message, param = explain(error)
+        return error_response(400, message, param=param, code="invalid_value")
+
+    async def bug(request: Request, error: Exception) -> JSONResponse:
+        return error_response(500, f"an error of ours: {type(error).__name__}", code="internal_error")
+
+    app.add_exception_handler(RamifyError, ramify_error)
+    app.add_exception_handler(HTTPException, http_error)
+    app.add_exception_handler(RequestValidationError, invalid_body)
+    app.add_exception_handler(Exception, bug)
+
+
+def explain(error: RequestValidationError) -> tuple[str, str | None]:
+    """A sentence about what is wrong with a body, and the parameter that it is in."""
+    # Of a union each alternative complains: the complaint that got furthest into the body is the one that is meant.
+    detail, path = max(
+        ((detail, _path(detail, error.body)) for detail in error.errors()), key=lambda pair: len(pair[1])
+    )
+    if detail["type"] == "json_invalid":
+        return f"the body is no JSON: {detail.get('ctx', {}).get('error', detail['msg'])}", None
+    where = _printable(".".join(map(str, path)) or "body")
+    param = next((_printable(part) for part in reversed(path) if isinstance(part, str)), None)
+    if detail["type"] == "extra_forbidden":
+        return f"unknown parameter {where}", param
+    return f"{where}: {_printable(detail['msg'])}", param
+
+
+def _path(detail: dict[str, Any], body: Any) -> list[str | int]:
+    """The way through the body to what is wrong: the validator's own way also names the alternatives of unions."""
+    path: list[str | int] = []
+    value = body
+    for part in detail["loc"][1:]:
+        if part in (value if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ()):
+            value = value[part]
+            path.append(part)
+        elif detail["type"] == "missing" and part == detail["loc"][-1]:
+            path.append(part)
+    return path
+
+
+def _printable(text: str) -> str:
+    """Without half characters, which JSON can say and UTF-8 cannot."""
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")[:1000]

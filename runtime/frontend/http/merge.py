@@ -1,0 +1,44 @@
+"""Several asynchronous iterators as one."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class _End:
+    error: Exception | None
+
+
+async def merge(sources: Sequence[AsyncIterable[T]]) -> AsyncGenerator[T]:
+    """The values of all sources as they come. The first error ends all of them and is raised."""
+    queue: asyncio.Queue[T | _End] = asyncio.Queue()
+
+    async def pump(source: AsyncIterable[T]) -> None:
+        try:
+            async for value in source:
+                queue.put_nowait(value)
+        except Exception as error:
+            queue.put_nowait(_End(error))
+        else:
+            queue.put_nowait(_End(None))
+
+    tasks = [asyncio.create_task(pump(source)) for source in sources]
+    num_running = len(tasks)
+    try:
+        while num_running:
+            item = await queue.get()
+            if not isinstance(item, _End):
+                yield item
+            elif item.error is not None:
+                raise item.error
+            else:
+                num_running -= 1
+    finally:
+        for task in tasks:
+            task.cancel()

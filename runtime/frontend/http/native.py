@@ -1,0 +1,158 @@
+"""`/generate`: the native API's bodies to prompts, one or many, and their answers whole or as a stream.
+
+Source: SGLang's native API.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import ExitStack, asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from ..core_client import new_rid
+from ..generation import Generator, Prompt, Sample
+from ..segments import Segment
+from .answers import answer
+from .bodies import AbortBody, GenerateBody, logprob_params
+from .connection import EventStream, json_response, unless_client_leaves
+from .merge import merge
+
+
+@dataclass(frozen=True)
+class Job:
+    """One output that was asked for."""
+
+    rid: str
+    prompt: Prompt
+    sample: Sample
+
+
+class NativeApi:
+    """Knows by their clients' ids which samples run, so that they can be aborted."""
+
+    def __init__(self, generator: Generator) -> None:
+        self._generator = generator
+        self._running: defaultdict[str, set[Sample]] = defaultdict(set)
+
+    @property
+    def router(self) -> APIRouter:
+        router = APIRouter()
+        for method in ("POST", "PUT"):  # a route each, so that each has an operation id of its own
+            router.add_api_route("/generate", self.generate, methods=[method], response_model=None)
+        router.add_api_route("/abort_request", self.abort, methods=["POST"], response_model=None)
+        return router
+
+    async def generate(self, body: GenerateBody, request: Request) -> Response:
+        """Continue `text` or `input_ids`: one or a batch, whole or as a stream."""
+        self._generator.core.require_info()
+        if body.stream:
+            values = self._stream(body)
+            return EventStream(await unless_client_leaves(request, anext(values)), values)
+        answers = await unless_client_leaves(request, self._whole(body))
+        return json_response(answers if body.is_batch or len(answers) > 1 else answers[0])
+
+    async def abort(self, body: AbortBody) -> Response:
+        """End the requests named `rid`, or everything that runs. They answer with what they have."""
+        if body.abort_all:
+            self._generator.core.abort(None)
+        for sample in self._running.get(body.rid or "", ()):
+            sample.abort()
+        return Response(status_code=200)
+
+    async def _whole(self, body: GenerateBody) -> list[dict[str, Any]]:
+        async with self._started(body) as jobs:
+            answers = []
+            for job in jobs:
+                generated = await job.sample.result()
+                answers.append(self._answer(body, job, generated.sequence.text))
+            return answers
+
+    async def _stream(self, body: GenerateBody) -> AsyncGenerator[dict[str, Any]]:
+        """Each output so far, as it grows. Raises RamifyError."""
+        async with self._started(body) as jobs:
+            numbered = len(jobs) > 1 or body.is_batch
+            values = merge([self._growing(body, job, index if numbered else None) for index, job in enumerate(jobs)])
+            try:
+                async for value in values:
+                    yield value
+            finally:
+                await values.aclose()
+
+    async def _growing(self, body: GenerateBody, job: Job, index: int | None) -> AsyncIterator[dict[str, Any]]:
+        text = ""
+        async for piece in job.sample:
+            text += piece.text
+            value = self._answer(body, job, text)
+            yield value if index is None else {**value, "index": index}
+
+    def _answer(self, body: GenerateBody, job: Job, text: str) -> dict[str, Any]:
+        texts = body.return_text_in_logprobs
+        return answer(self._generator.tokenizer, job.prompt, job.sample, text, rid=job.rid, texts=texts)
+
+    @asynccontextmanager
+    async def _started(self, body: GenerateBody) -> AsyncIterator[list[Job]]:
+        """Submit everything that `body` asks for; what still runs at the end of the block is aborted."""
+        requests = await self._requests(body)
+        num_outputs = Counter({rid: 0 for rid, _, _ in requests})
+        for rid, _, n in requests:
+            num_outputs[rid] += n
+        jobs: list[Job] = []
+        numbers: Counter[str] = Counter()
+        with ExitStack() as stack:
+            for rid, prompt, n in requests:
+                for sample in stack.enter_context(self._generator.start(prompt, n)):
+                    name = rid if num_outputs[rid] == 1 else f"{rid}-{numbers[rid]}"
+                    numbers[rid] += 1
+                    jobs.append(Job(name, prompt, sample))
+                    self._running[rid].add(sample)
+                    stack.callback(self._forget, rid, sample)
+            yield jobs
+
+    def _forget(self, rid: str, sample: Sample) -> None:
+        samples = self._running[rid]
+        samples.discard(sample)
+        if not samples:
+            del self._running[rid]
+
+    async def _requests(self, body: GenerateBody) -> list[tuple[str, Prompt, int]]:
+        """The client's id, the prompt and the number of outputs of each. Raises RequestError."""
+        prompts = body.prompts()
+        num = len(prompts)
+        sampling = body.each("sampling_params", num)
+        settings = [body.each(name, num) for name in ("return_logprob", "logprob_start_len", "top_logprobs_num")]
+        params = [part.params() for part in sampling]  # before anything is tokenised: cheap, and often wrong
+        tokens = [await self._tokens(prompt) for prompt in prompts]
+        made_up = new_rid()
+        return [
+            (
+                made_up if rid is None else rid,
+                Prompt(
+                    tokens=ids,
+                    sampling=own,
+                    logprobs=logprob_params(wanted, start, num_top, len(ids)),
+                    priority=priority,
+                    namespace=extra_key or "",
+                ),
+                part.n,
+            )
+            for ids, own, part, wanted, start, num_top, rid, priority, extra_key in zip(
+                tokens,
+                params,
+                sampling,
+                *settings,
+                body.each("rid", num),
+                body.each("priority", num),
+                body.each("extra_key", num),
+                strict=True,
+            )
+        ]
+
+    async def _tokens(self, prompt: str | list[int]) -> list[int]:
+        if isinstance(prompt, list):
+            return prompt
+        return await self._generator.encoder.encode_aside([Segment(prompt, trusted=True)], at_start=True)

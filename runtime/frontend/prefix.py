@@ -1,0 +1,13 @@
+"""How much sequences have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import takewhile
+
+
+def common_prefix_length(first: Sequence[object], *others: Sequence[object]) -> int:
+    """How many leading items all of them share."""
+    return sum(
+        1 for _ in takewhile(lambda items: items.count(items[0]) == len(items), zip(first, *others, strict=False))
+    )

@@ -1,0 +1,459 @@
+"""The native API over a real port."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from itertools import pairwise
+from typing import Any
+
+import httpx
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ramify.runtime.frontend.http.guard import MAX_BODY_BYTES
+from ramify.runtime.frontend.http.server import HttpServer
+from ramify.runtime.protocol.core import Generate
+from ramify.runtime.protocol.errors import RamifyError, RequestError, RuntimeFailed
+from ramify.runtime.protocol.sampling import Constraint, LogprobParams
+
+from .fake_core import BUSY, Script, logprob
+from .harness import House, house, run, says, shipped_tokenizer
+
+TOKENIZER = shipped_tokenizer()
+EOS = TOKENIZER.eos_ids[0]
+BOS = [TOKENIZER.bos_id] if TOKENIZER.adds_bos and TOKENIZER.bos_id is not None else []
+FINE = TOKENIZER.encode(" fine.", continues=True)
+
+
+@asynccontextmanager
+async def served(script: Script | None = None, **options: Any) -> AsyncIterator[tuple[House, httpx.AsyncClient]]:
+    async with (
+        house(script, http=True, **options) as built,
+        httpx.AsyncClient(base_url=built.url, timeout=20) as client,
+    ):
+        yield built, client
+
+
+def events(text: str) -> list[Any]:
+    """The values of a stream, which must end with [DONE]."""
+    lines = [line for line in text.split("\n\n") if line]
+    assert all(line.startswith("data: ") for line in lines)
+    assert lines[-1] == "data: [DONE]"
+    return [json.loads(line.removeprefix("data: ")) for line in lines[:-1]]
+
+
+def check_error(response: httpx.Response, status: int, param: str | None, *words: str) -> None:
+    assert response.status_code == status, response.text
+    body = response.json()
+    assert list(body) == ["error"]
+    assert set(body["error"]) == {"message", "type", "param", "code"}
+    assert body["error"]["param"] == param
+    for word in words:
+        assert word in body["error"]["message"]
+
+
+def test_a_prompt_is_continued() -> None:
+    async def main() -> None:
+        async with served() as (built, client):
+            body = {"text": "How are you?", "rid": "mine", "sampling_params": {"temperature": 0, "max_new_tokens": 50}}
+            answer = (await client.post("/generate", json=body)).json()
+            prompt = BOS + TOKENIZER.encode("How are you?")
+            latency = answer["meta_info"].pop("e2e_latency")
+            assert latency > 0
+            assert answer == {
+                "text": " fine.",
+                "output_ids": [*FINE, EOS],
+                "meta_info": {
+                    "id": "mine",
+                    "finish_reason": {"type": "stop", "matched": EOS},
+                    "prompt_tokens": len(prompt),
+                    "completion_tokens": len(FINE) + 1,
+                    "cached_tokens": len(prompt) // 2,
+                    "num_retractions": 0,
+                },
+            }
+            assert built.core.requests[0].tokens == prompt
+            ids = {"input_ids": prompt, "sampling_params": body["sampling_params"]}
+            assert (await client.post("/generate", json=ids)).json()["text"] == " fine."
+            assert built.core.requests[1].tokens == prompt
+
+    run(main())
+
+
+def test_parameters_arrive_as_they_are_meant() -> None:
+    async def main() -> None:
+        async with served() as (built, client):
+            sampling = {
+                "max_new_tokens": 7,
+                "top_k": -1,
+                "stop": "x",
+                "stop_token_ids": [5],
+                "logit_bias": {"17": -3},
+                "sampling_seed": 11,
+                "json_schema": {"z": 1, "a": 2},
+            }
+            body = {
+                "text": "Q",
+                "sampling_params": sampling,
+                "return_logprob": True,
+                "logprob_start_len": -1,
+                "top_logprobs_num": 2,
+                "priority": 3,
+                "extra_key": "tenant",
+                "image_data": None,
+                "return_hidden_states": False,
+            }
+            assert (await client.post("/generate", json=body)).status_code == 200
+            [request] = built.core.requests
+            params = request.sampling
+            assert (params.max_new_tokens, params.top_k, params.stop, params.stop_token_ids) == (7, None, ("x",), (5,))
+            assert (params.logit_bias, params.seed) == ({17: -3.0}, 11)
+            assert params.constraint == Constraint("json_schema", '{"z": 1, "a": 2}')
+            assert request.logprobs == LogprobParams(num_top=2)
+            assert (request.priority, request.namespace) == (3, "tenant")
+
+    run(main())
+
+
+def test_logprobs_are_tuples_of_value_id_and_text() -> None:
+    async def main() -> None:
+        async with served() as (_, client):
+            body = {
+                "input_ids": [3, 4, 5],
+                "sampling_params": {"max_new_tokens": 2},
+                "return_logprob": True,
+                "logprob_start_len": 0,
+                "return_text_in_logprobs": True,
+            }
+            meta = (await client.post("/generate", json=body)).json()["meta_info"]
+            texts = [TOKENIZER.decode([token], skip_special_tokens=False) for token in (3, 4, 5, *FINE[:2])]
+            assert meta["input_token_logprobs"] == [
+                [None, 3, texts[0]],
+                [logprob([3], 4), 4, texts[1]],
+                [logprob([3, 4], 5), 5, texts[2]],
+            ]
+            assert meta["output_token_logprobs"] == [
+                [logprob([3, 4, 5], FINE[0]), FINE[0], texts[3]],
+                [logprob([3, 4, 5, FINE[0]], FINE[1]), FINE[1], texts[4]],
+            ]
+
+    run(main())
+
+
+def test_batches_and_samples_come_as_lists_in_order() -> None:
+    def script(request: Generate) -> list[int]:
+        return TOKENIZER.encode(f" {request.tokens[-1]}/{request.sampling.seed}", continues=True)
+
+    async def main() -> None:
+        async with served(script) as (_, client):
+            params = [{"sampling_seed": 10, "n": 2}, {"sampling_seed": 20}]
+            body = {"input_ids": [[7], [8]], "sampling_params": params, "rid": ["a", "b"]}
+            answers = (await client.post("/generate", json=body)).json()
+            assert [answer["text"] for answer in answers] == [" 7/10", " 7/11", " 8/20"]
+            assert [answer["meta_info"]["id"] for answer in answers] == ["a-0", "a-1", "b"]
+            one = (await client.post("/generate", json={"text": ["x"]})).json()
+            assert isinstance(one, list)
+            streamed = events((await client.post("/generate", json={**body, "stream": True})).text)
+            last = {value["index"]: value for value in streamed}
+            assert [last[index]["text"] for index in range(3)] == [" 7/10", " 7/11", " 8/20"]
+
+    run(main())
+
+
+def test_a_stream_repeats_the_text_so_far_and_ends_with_the_whole_answer() -> None:
+    async def main() -> None:
+        text = " a 🦊, then STOP here"
+        async with served(says(text)) as (_, client):
+            body = {"text": "Q", "sampling_params": {"stop": "STOP", "max_new_tokens": 99}, "return_logprob": True}
+            whole = (await client.post("/generate", json=body)).json()
+            response = await client.post("/generate", json={**body, "stream": True})
+            assert response.headers["content-type"].startswith("text/event-stream")
+            values = events(response.text)
+            for earlier, later in pairwise(values):
+                assert later["text"].startswith(earlier["text"])
+                assert later["output_ids"][: len(earlier["output_ids"])] == earlier["output_ids"]
+                assert earlier["meta_info"]["finish_reason"] is None
+            last = values[-1]
+            assert last["text"] == whole["text"] == " a 🦊, then "
+            assert last["output_ids"] == whole["output_ids"]
+            assert last["meta_info"]["finish_reason"] == {"type": "stop", "matched": "STOP"}
+            assert last["meta_info"]["output_token_logprobs"] == whole["meta_info"]["output_token_logprobs"]
+
+    run(main())
+
+
+WRONG: list[tuple[Any, str | None, str]] = [
+    ({}, "text", "text or input_ids"),
+    ({"text": "a", "input_ids": [1]}, "input_ids", "text or input_ids"),
+    ({"text": 5}, "text", "string"),
+    ({"text": []}, "text", "1 to"),
+    ({"input_ids": []}, None, ""),
+    ({"input_ids": [1 << 70]}, "input_ids", "less than"),
+    ({"input_ids": [-1]}, "input_ids", "greater than"),
+    ({"text": "a", "bogus": 1}, "bogus", "unknown parameter bogus"),
+    ({"text": "a", "sampling_params": {"bogus": 1}}, "bogus", "sampling_params.bogus"),
+    ({"text": ["a", "b"], "sampling_params": [{}, {"bogus": 1}]}, "bogus", "sampling_params.1.bogus"),
+    ({"text": "a", "sampling_params": {"stop_regex": "x"}}, "stop_regex", "stop_regex"),
+    ({"text": "a", "sampling_params": {"temperature": "hot"}}, "temperature", "sampling_params.temperature"),
+    ({"text": "a", "sampling_params": {"temperature": -1}}, "temperature", "-1"),
+    ({"text": "a", "sampling_params": {"top_k": 0}}, "top_k", "0"),
+    ({"text": "a", "sampling_params": {"n": 0}}, "n", "0"),
+    ({"text": "a", "sampling_params": {"n": 1 << 40}}, "n", "n must be"),
+    ({"text": "a", "sampling_params": {"sampling_seed": 1 << 64}}, "seed", "seed"),
+    ({"text": "a", "sampling_params": {"logit_bias": {"x": 1}}}, "logit_bias", "'x'"),
+    ({"text": "a", "sampling_params": {"regex": "a", "json_schema": "{}"}}, "json_schema", "exclude"),
+    ({"text": ["a", "b"], "sampling_params": [{}]}, "sampling_params", "1 entries for 2"),
+    ({"text": "a", "return_logprob": True, "logprob_start_len": 99}, "logprob_start_len", "99"),
+    ({"text": "a", "return_logprob": True, "top_logprobs_num": 65}, "top_logprobs", "65"),
+    ({"input_ids": ["a"] * 300_000}, "input_ids", "integer"),
+    ({"text": "a", "token_ids_logprob": [1]}, "token_ids_logprob", "unknown"),
+    ([1, 2], None, "body"),
+    ("text", None, "body"),
+    ({"text": "\ud800"}, "text", "text"),
+    ({"text": "a", "\ud800": 1}, None, ""),
+    ({"text": "a", "sampling_params": {"json_schema": {"const": "\ud800"}}}, "json_schema", "json_schema"),
+    ({"text": "a", "sampling_params": {"temperature": float("nan")}}, "temperature", "nan"),
+]
+
+
+def test_a_wrong_body_is_a_400_that_names_the_parameter() -> None:
+    def script(request: Generate) -> list[int] | RamifyError:
+        return FINE if request.tokens else RequestError("the prompt is empty")
+
+    async def main() -> None:
+        async with served(script) as (_, client):
+            for body, param, word in WRONG:
+                for stream in (False, True):
+                    sent = {**body, "stream": stream} if isinstance(body, dict) else body
+                    headers = {"content-type": "application/json"}
+                    response = await client.post("/generate", content=json.dumps(sent), headers=headers)
+                    check_error(response, 400, param, word)
+
+    run(main())
+
+
+def test_no_bytes_make_a_server_error() -> None:
+    loop = asyncio.new_event_loop()
+    context = served()
+    _, client = loop.run_until_complete(context.__aenter__())
+    some_body = json.dumps({"text": "a", "sampling_params": {"stop": ["b"], "temperature": 0.5}}).encode()
+    mutated = st.builds(
+        lambda at, byte: some_body[:at] + bytes([byte]) + some_body[at + 1 :],
+        st.integers(0, len(some_body) - 1),
+        st.integers(0, 255),
+    )
+    deep = st.sampled_from([b"[" * 100_000, b'{"text":' * 10_000, b"1" * 5000, b"-", b"\xff\xfe", b'{"text": 1e999}'])
+
+    @settings(max_examples=60, deadline=None)
+    @given(st.sampled_from(["/generate", "/tokenize", "/abort_request"]), st.binary(max_size=30) | mutated | deep)
+    def post(path: str, body: bytes) -> None:
+        headers = {"content-type": "application/json"}
+        response = loop.run_until_complete(client.post(path, content=body, headers=headers))
+        assert response.status_code < 500, response.text
+        if response.status_code != 200:
+            assert response.json()["error"]["message"]
+
+    try:
+        post()
+    finally:
+        loop.run_until_complete(context.__aexit__(None, None, None))
+        loop.close()
+
+
+@pytest.mark.parametrize(
+    ("error", "status"), [(RequestError("too long", param="prompt"), 400), (BUSY, 429), (RuntimeFailed("dead"), 503)]
+)
+def test_an_error_of_the_core_has_its_status(error: RamifyError, status: int) -> None:
+    async def main() -> None:
+        async with served(lambda request: error) as (_, client):
+            for stream in (False, True):
+                response = await client.post("/generate", json={"text": "a", "stream": stream})
+                check_error(response, status, getattr(error, "param", None), str(error))
+                assert ("retry-after" in response.headers) == (status in (429, 503))
+
+    run(main())
+
+
+def test_an_error_on_the_way_ends_the_stream_with_an_event() -> None:
+    async def main() -> None:
+        async with served(lambda request: FINE if request.sampling.seed == 1 else None) as (built, client):
+            body = {"text": "a", "stream": True, "sampling_params": {"sampling_seed": 1, "n": 2}}
+
+            async def die() -> None:
+                await built.core.until(lambda: len(built.core.requests) == 2)
+                built.core.fail(RuntimeFailed("the core is gone"))
+
+            response, _ = await asyncio.gather(client.post("/generate", json=body), die())
+            *_, last = events(response.text)
+            assert last["error"]["message"] == "the core is gone"
+            check_error(await client.get("/health"), 503, None, "the core is gone")
+
+    run(main())
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_leaves_has_its_request_aborted(stream: bool) -> None:
+    async def main() -> None:
+        async with served(lambda request: FINE if stream and request.sampling.seed == 5 else None) as (built, client):
+            body = {"text": "a", "stream": stream, "sampling_params": {"sampling_seed": 5, "n": 2}}
+
+            async def ask() -> None:
+                async with client.stream("POST", "/generate", json=body) as response:
+                    async for _ in response.aiter_bytes():
+                        pass
+
+            asking = asyncio.create_task(ask())
+            await built.core.until(lambda: len(built.core.requests) == 2)
+            asking.cancel()
+            waiting = built.core.requests[1].rid
+            await built.core.until(lambda: waiting in built.core.aborted)
+
+    run(main())
+
+
+@pytest.mark.parametrize("body", [{"rid": "mine"}, {"abort_all": True}])
+def test_an_aborted_request_answers_with_what_it_has(body: dict[str, Any]) -> None:
+    async def main() -> None:
+        async with served(lambda request: None) as (built, client):
+            asking = asyncio.create_task(client.post("/generate", json={"text": "a", "rid": "mine"}))
+            await built.core.until(lambda: len(built.core.requests) == 1)
+            assert (await client.post("/abort_request", json={"rid": "another"})).status_code == 200
+            assert (await client.post("/abort_request", json=body)).status_code == 200
+            answer = (await asking).json()
+            assert answer["meta_info"]["finish_reason"]["type"] == "abort"
+            assert len(built.core.aborted) == 1
+
+    run(main())
+
+
+def test_health_follows_the_model() -> None:
+    async def main() -> None:
+        async with served(ready=False) as (built, client):
+            for path in ("/health", "/health_generate", "/get_model_info", "/server_info"):
+                check_error(await client.get(path), 503, None, "loading")
+            check_error(await client.post("/generate", json={"text": "a"}), 503, None, "loading")
+            built.core.loaded.set()
+            await built.frontend.core_ready()
+            for path in ("/health", "/health_generate"):
+                assert (await client.get(path)).status_code == 200
+
+    run(main())
+
+
+def test_facts_and_cache() -> None:
+    async def main() -> None:
+        async with served() as (built, client):
+            info = (await client.get("/get_model_info")).json()
+            assert (info["model_path"], info["is_generation"]) == ("/models/fake", True)
+            server = (await client.get("/get_server_info")).json()
+            assert server == (await client.get("/server_info")).json()
+            assert (server["page_size"], server["max_total_num_tokens"], server["num_running"]) == (16, 1024, 0)
+            for method in ("GET", "POST"):
+                assert (await client.request(method, "/flush_cache")).status_code == 200
+            assert built.core.num_flushes == 2
+
+    run(main())
+
+
+def test_tokens_there_and_back() -> None:
+    async def main() -> None:
+        async with served() as (_, client):
+            text = "Hello, wörld"
+            answer = (await client.post("/tokenize", json={"prompt": text})).json()
+            assert answer == {
+                "tokens": BOS + TOKENIZER.encode(text),
+                "count": len(answer["tokens"]),
+                "max_model_len": 2048,
+            }
+            bare = (await client.post("/tokenize", json={"prompt": [text], "add_special_tokens": False})).json()
+            assert bare["tokens"] == [TOKENIZER.encode(text)]
+            back = await client.post("/detokenize", json={"tokens": answer["tokens"]})
+            assert back.json() == {"text": text}
+            both = await client.post("/detokenize", json={"tokens": [answer["tokens"], []]})
+            assert both.json() == {"text": [text, ""]}
+            wrong = await client.post("/detokenize", json={"tokens": [TOKENIZER.vocab_size]})
+            check_error(wrong, 400, "tokens", str(TOKENIZER.vocab_size))
+
+    run(main())
+
+
+def test_a_key_is_asked_for_everywhere_but_at_health() -> None:
+    async def main() -> None:
+        async with served(api_key="sécret") as (_, client):
+            assert (await client.get("/health")).status_code == 200
+            for given in (None, "Bearer wrong", "sécret", "Bearer sécre", "bearer x"):
+                headers = {} if given is None else {"authorization": given.encode()}
+                for path in ("/server_info", "/nowhere"):
+                    response = await client.get(path, headers=headers)
+                    check_error(response, 401, None, "API key")
+            headers = {"authorization": "Bearer sécret".encode()}
+            assert (await client.get("/server_info", headers=headers)).status_code == 200
+
+    run(main())
+
+
+def test_unknown_paths_and_methods_have_the_same_error_shape() -> None:
+    async def main() -> None:
+        async with served() as (_, client):
+            check_error(await client.get("/nowhere"), 404, None, "/nowhere")
+            response = await client.get("/generate")
+            check_error(response, 405, None, "GET")
+            assert "POST" in response.headers["allow"]
+
+    run(main())
+
+
+def test_a_body_beyond_the_limit_is_refused() -> None:
+    async def main() -> None:
+        async def chunks() -> AsyncIterator[bytes]:
+            for _ in range(MAX_BODY_BYTES // (1 << 20) + 1):
+                yield b" " * (1 << 20)
+
+        async with served() as (built, client):
+            headers = {"content-type": "application/json"}
+            check_error(await client.post("/generate", content=chunks(), headers=headers), 413, None, "longer than")
+            # One that says so is not even read.
+            reader, writer = await asyncio.open_connection("127.0.0.1", built.frontend.http_port)
+            writer.write(b"POST /generate HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n" % (MAX_BODY_BYTES + 1))
+            assert b" 413 " in await reader.readline()
+            writer.close()
+            assert (await client.get("/health")).status_code == 200
+
+    run(main())
+
+
+def test_a_request_id_is_echoed_or_made() -> None:
+    async def main() -> None:
+        async with served() as (_, client):
+            response = await client.get("/nowhere", headers={"x-request-id": "abc-1"})
+            assert response.headers["x-request-id"] == "abc-1"
+            made = [(await client.get("/health")).headers["x-request-id"] for _ in range(2)]
+            assert len(set(made)) == 2
+
+    run(main())
+
+
+def test_a_port_that_is_taken_is_an_error_that_names_it() -> None:
+    async def main() -> None:
+        async with served() as (built, _):
+            port = built.frontend.http_port
+            assert port is not None
+            from fastapi import FastAPI
+
+            with pytest.raises(RamifyError, match=str(port)):
+                HttpServer(FastAPI(), "127.0.0.1", port)
+
+    run(main())
+
+
+def test_the_api_describes_itself() -> None:
+    async def main() -> None:
+        async with served() as (_, client):
+            paths = (await client.get("/openapi.json")).json()["paths"]
+            assert {"/generate", "/health", "/tokenize", "/abort_request"} <= set(paths)
+
+    run(main())
