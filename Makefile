@@ -42,7 +42,7 @@ demo-model: $(VENV)/.train  ## train the model that ships again, from nothing (h
 	$(BIN)/python -P examples/demo_model/evaluate.py runtime/shipped_model
 
 gpu-check: $(VENV)/.test  ## the tests that need a CUDA device
-	$(BIN)/pytest -m gpu $(PYTEST_ARGS)
+	$(BIN)/pytest -m gpu $(PYTEST_ARGS) tests/engine tests/kernels
 
 clean:
 	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
