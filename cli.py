@@ -17,6 +17,7 @@ import msgspec
 import typer
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from . import __version__
 from .runtime.protocol.config import CoreConfig, ServeConfig
@@ -28,7 +29,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-errors = Console(stderr=True)
+errors = Console(stderr=True, soft_wrap=True, highlight=False)
 
 
 def settings_of(
@@ -146,10 +147,10 @@ def _print_info(connection: Any) -> None:
     model = connection.call("info").info
     stats = connection.call("stats").stats
     table = Table(title=f"ramify {__version__}", show_header=False, title_justify="left")
-    for part in (model, stats):
-        for field in part.__struct_fields__:
-            value = getattr(part, field)
-            table.add_row(field, f"{value:,}" if isinstance(value, int) else str(value))
+    facts, load = msgspec.structs.asdict(model), msgspec.structs.asdict(stats)
+    for part in (facts, {name: value for name, value in load.items() if name not in facts}):
+        for name, value in part.items():
+            table.add_row(name, f"{value:,}" if isinstance(value, int) else str(value))
         table.add_section()
     Console().print(table)
 
@@ -166,7 +167,7 @@ def main() -> None:
     try:
         app()
     except RamifyError as error:
-        errors.print(f"[red]ramify:[/red] {error}", highlight=False)
+        errors.print("[red]ramify:[/red]", Text(str(error)))
         sys.exit(1)
 
 

@@ -11,7 +11,7 @@ import shutil
 import sys
 import threading
 from collections.abc import Callable
-from typing import BinaryIO
+from typing import BinaryIO, NoReturn
 
 import msgspec
 
@@ -52,8 +52,15 @@ def leave_at_end(stdin: BinaryIO, *, who: str, parent: str, socket_dir: str) -> 
 
     def end(asked: bool) -> None:
         if not asked:
-            print(f"ramify {who}: the {parent} is gone; leaving", file=sys.stderr, flush=True)
+            print(f"ramify {who}: the {parent} is gone; leaving", file=sys.stderr)
             shutil.rmtree(socket_dir, ignore_errors=True)
-        os._exit(0 if asked else 1)
+        leave(0 if asked else 1)
 
     watch(stdin, end)
+
+
+def leave(status: int) -> NoReturn:
+    """End a process that has a lifeline. The interpreter's own end would wait for the thread that reads it."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import shutil
 import signal
 import sys
 from asyncio.subprocess import Process
 from collections.abc import Callable
+from typing import NoReturn
 
 import msgspec
 
@@ -121,8 +121,9 @@ async def _child(config: RuntimeConfig) -> int:
     try:
         await serve(config, end, on_start)
     except RamifyError as error:
-        print(f"ramify frontend: {error}", file=sys.stderr, flush=True)
-        if not started:
+        if started:
+            print(f"ramify frontend: {error}", file=sys.stderr)
+        else:
             _report(StartFailed(ErrorInfo.of(error)))
         return 1
     return 0
@@ -133,14 +134,10 @@ def _report(value: StartReport) -> None:
     sys.stdout.buffer.flush()
 
 
-def main() -> int:
+def main() -> NoReturn:
     config = lifeline.read_config(sys.stdin.buffer)
     logging.basicConfig(level=config.serve.log_level.upper(), format="%(levelname)s %(name)s: %(message)s")
-    status = asyncio.run(_child(config))
-    # Not sys.exit: the lifeline's thread is blocked in a read, which would hold up the interpreter's own end.
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(status)
+    lifeline.leave(asyncio.run(_child(config)))
 
 
 if __name__ == "__main__":
