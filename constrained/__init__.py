@@ -1,0 +1,28 @@
+"""Which tokens may come next: regular expressions, JSON Schema and choices to byte automata to token bitmasks.
+
+    vocabulary = Vocabulary.from_tokens(token_bytes, eos_ids)
+    grammar = compile_constraint(JsonSchema({"type": "integer"}), vocabulary)
+    matcher = grammar.matcher()
+    matcher.mask(out); matcher.accept(token); matcher.rollback(1); matcher.is_accepting(); matcher.forced()
+
+Knows no device, no model, no text beyond bytes.
+"""
+
+from .compile import WhitespacePolicy, compile_constraint
+from .constraint import Choices, Constraint, JsonSchema, Regex
+from .errors import GrammarError
+from .matcher import CompiledGrammar, Matcher
+from .vocabulary import Vocabulary
+
+__all__ = [
+    "Choices",
+    "CompiledGrammar",
+    "Constraint",
+    "GrammarError",
+    "JsonSchema",
+    "Matcher",
+    "Regex",
+    "Vocabulary",
+    "WhitespacePolicy",
+    "compile_constraint",
+]

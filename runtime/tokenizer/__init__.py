@@ -1,0 +1,9 @@
+"""Text to token ids and back, chat templates, streaming text. Knows no model and no device."""
+
+from .chat import ChatTemplate
+from .detokenize import Cut, Detokenizer, cut
+from .errors import TokenizerError
+from .interface import Tokenizer
+from .load import load_tokenizer
+
+__all__ = ["ChatTemplate", "Cut", "Detokenizer", "Tokenizer", "TokenizerError", "cut", "load_tokenizer"]

@@ -54,9 +54,9 @@ def test_the_stream_is_the_decoded_text_whatever_the_steps(
     assert sent + detokenizer.finish() == whole
 
 
-@given(data=st.data(), stops=STOPS.filter(bool), skip=st.booleans(), keep=st.booleans())
+@given(data=st.data(), stops=STOPS.filter(bool), skip=st.booleans())
 def test_a_stop_string_cuts_the_stream_and_none_of_it_was_sent_before(
-    tokenizer: Tokenizer, data: st.DataObject, stops: list[str], skip: bool, keep: bool
+    tokenizer: Tokenizer, data: st.DataObject, stops: list[str], skip: bool
 ) -> None:
     ids = data.draw(any_ids(tokenizer))
     match = matched_stop(tokenizer, ids, stops, shown=not skip)
@@ -67,10 +67,10 @@ def test_a_stop_string_cuts_the_stream_and_none_of_it_was_sent_before(
     num_last = data.draw(st.integers(1, number))
     detokenizer = Detokenizer(tokenizer, stops, skip_special_tokens=skip)
     sent = "".join(detokenizer.add([token]) for token in ids[: number - num_last])
-    text = sent + detokenizer.finish(ids[number - num_last :], stop=stop, keep_stop=keep)
+    text = sent + detokenizer.finish(ids[number - num_last :], stop=stop)
 
     result = cut(tokenizer, ids, stop, skip_special_tokens=skip)
-    assert text == result.text + (stop if keep else "")
+    assert text == result.text
     assert tokenizer.decode(ids, skip_special_tokens=skip).startswith(result.text + stop)
     assert tokenizer.decode(ids[: result.num_whole], skip_special_tokens=skip) + result.leftover == result.text
     assert result.num_whole < number

@@ -92,21 +92,21 @@ def test_ids_that_nobody_has_show_nothing(tokenizer: Tokenizer) -> None:
 
 @given(text=ANY_TEXT)
 def test_each_library_says_the_same(folder: Path, tokenizer: Tokenizer, text: str) -> None:
-    ids = tokenizer.encode(text)
+    plain = tokenizer.encode(text, parse_special=False)
     if (folder / "tokenizer.json").exists():
         library = Library.from_file(str(folder / "tokenizer.json"))
         library.no_truncation()
-        assert ids == library.encode(text, add_special_tokens=False).ids
+        assert tokenizer.encode(text) == library.encode(text, add_special_tokens=False).ids
     elif (folder / "config.json").exists():
         library = sentencepiece.SentencePieceProcessor(model_file=str(folder / "tokenizer.model"))
-        if not any(name in text for name in ("<s>", "</s>", "<unk>", "[INST]")):
-            assert ids == library.encode(text)
-            assert library.decode(ids) == tokenizer.decode(ids).removeprefix(" ")
+        if "<think>" not in text:  # which only the configuration knows
+            assert plain == library.encode(text)
+            assert library.decode(plain) == tokenizer.decode(plain).removeprefix(" ")
     else:
         library = tiktoken.Encoding(
             "judge", pat_str=PATTERN, mergeable_ranks=read_ranks(folder / "tokenizer.model"), special_tokens={}
         )
-        assert ids == library.encode_ordinary(text)
+        assert plain == library.encode_ordinary(text)
 
 
 @given(ids=st.lists(st.integers(0, 2047), max_size=12))

@@ -1,0 +1,61 @@
+"""Sets of code points as sorted, disjoint, inclusive ranges that do not touch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+CharSet = tuple[tuple[int, int], ...]
+
+MAX_CODE_POINT = 0x10FFFF
+ALL: CharSet = ((0, MAX_CODE_POINT),)
+SURROGATES: CharSet = ((0xD800, 0xDFFF),)
+DIGITS: CharSet = ((0x30, 0x39),)
+WORD: CharSet = ((0x30, 0x39), (0x41, 0x5A), (0x5F, 0x5F), (0x61, 0x7A))
+ASCII_SPACE: CharSet = ((0x09, 0x0D), (0x20, 0x20))
+# ECMA-262's \s: WhiteSpace and LineTerminator.
+ECMA_SPACE: CharSet = (
+    *ASCII_SPACE,
+    *((code, code) for code in (0xA0, 0x1680)),
+    (0x2000, 0x200A),
+    (0x2028, 0x2029),
+    *((code, code) for code in (0x202F, 0x205F, 0x3000, 0xFEFF)),
+)
+
+
+def charset(ranges: Iterable[tuple[int, int]]) -> CharSet:
+    """Any ranges, sorted and joined."""
+    joined: list[tuple[int, int]] = []
+    for low, high in sorted(ranges):
+        if joined and low <= joined[-1][1] + 1:
+            joined[-1] = (joined[-1][0], max(joined[-1][1], high))
+        else:
+            joined.append((low, high))
+    return tuple(joined)
+
+
+def chars(text: str) -> CharSet:
+    return charset((ord(character), ord(character)) for character in text)
+
+
+def complement(ranges: CharSet) -> CharSet:
+    gaps, low = [], 0
+    for first, last in ranges:
+        if low < first:
+            gaps.append((low, first - 1))
+        low = last + 1
+    if low <= MAX_CODE_POINT:
+        gaps.append((low, MAX_CODE_POINT))
+    return tuple(gaps)
+
+
+def intersection(ranges: CharSet, other: CharSet) -> CharSet:
+    return charset(
+        (max(low, first), min(high, last))
+        for low, high in ranges
+        for first, last in other
+        if max(low, first) <= min(high, last)
+    )
+
+
+def difference(ranges: CharSet, other: CharSet) -> CharSet:
+    return intersection(ranges, complement(other))

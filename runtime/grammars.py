@@ -1,0 +1,93 @@
+"""Constraints of requests to compiled grammars, in threads and cached by content. Knows no request, no scheduler."""
+
+from __future__ import annotations
+
+import json
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from threading import Lock
+
+from ..constrained import (
+    Choices,
+    CompiledGrammar,
+    GrammarError,
+    JsonSchema,
+    Regex,
+    Vocabulary,
+    WhitespacePolicy,
+    compile_constraint,
+)
+from ..constrained import Constraint as GrammarSource
+from .protocol.errors import RequestError
+from .protocol.sampling import Constraint, ConstraintKind
+
+MAX_GRAMMARS = 256  # kept, the least recently used go first
+NUM_THREADS = 2
+
+
+class Grammars:
+    """Compiles a constraint once, however many requests ask for it, also at the same time."""
+
+    def __init__(
+        self,
+        token_bytes: Sequence[bytes | None],
+        eos_ids: Iterable[int],
+        *,
+        whitespace: WhitespacePolicy = "bounded",
+        max_grammars: int = MAX_GRAMMARS,
+    ) -> None:
+        self._vocabulary = Vocabulary.from_tokens(token_bytes, eos_ids)
+        self._whitespace = whitespace
+        self._max_grammars = max_grammars
+        self._threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="grammar")
+        self._grammars: OrderedDict[Constraint, Future[CompiledGrammar]] = OrderedDict()
+        self._lock = Lock()
+
+    def get(self, constraint: Constraint) -> Future[CompiledGrammar]:
+        """The grammar to come. Its exception is a RequestError (param: the kind of constraint, code
+        "invalid_grammar") that says where the constraint is wrong. Do not cancel it: others may wait for it too."""
+        with self._lock:
+            future = self._grammars.get(constraint)
+            if future is None:
+                future = self._grammars[constraint] = self._threads.submit(self._compile, constraint)
+            self._grammars.move_to_end(constraint)
+            while len(self._grammars) > self._max_grammars:
+                self._grammars.popitem(last=False)
+            return future
+
+    def close(self) -> None:
+        """What has not begun to compile never will."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def _compile(self, constraint: Constraint) -> CompiledGrammar:
+        try:
+            return compile_constraint(_source(constraint), self._vocabulary, whitespace=self._whitespace)
+        except GrammarError as error:
+            raise _invalid(constraint.kind, str(error)) from None
+
+
+def _source(constraint: Constraint) -> GrammarSource:
+    match constraint.kind:
+        case "regex":
+            return Regex(constraint.source)
+        case "json_schema":
+            return JsonSchema(constraint.source)
+        case "choices":
+            return Choices(_choices(constraint.source))
+        case kind:
+            raise _invalid(kind, f"constraints of kind {kind!r} are not supported; regex, json_schema and choices are")
+
+
+def _choices(source: str) -> list[str]:
+    try:
+        values = json.loads(source)
+    except (ValueError, RecursionError) as error:
+        raise _invalid("choices", f"the choices are no JSON: {error}") from None
+    if not isinstance(values, list) or not values or not all(isinstance(value, str) for value in values):
+        raise _invalid("choices", f"choices must be a JSON array of strings that is not empty, not {source[:100]}")
+    return values
+
+
+def _invalid(kind: ConstraintKind, message: str) -> RequestError:
+    return RequestError(f"invalid {kind}: {message}", param=kind, code="invalid_grammar")

@@ -1,0 +1,33 @@
+"""How vocabularies write bytes as text: GPT-2's byte alphabet, SentencePiece's `▁` and `<0x0A>`."""
+
+from __future__ import annotations
+
+import re
+
+METASPACE = "▁"
+_BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+
+
+def _byte_alphabet() -> dict[str, int]:
+    # Printable bytes stand for themselves; the others are numbered from U+0100 on, in order (GPT-2, 2019).
+    printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(256 + n): byte for n, byte in enumerate(others)}
+
+
+BYTE_ALPHABET = _byte_alphabet()
+
+
+def byte_level_bytes(piece: str) -> bytes:
+    """The bytes of a byte-level piece, e.g. `Ġthe` -> b" the". A piece outside the alphabet stands for itself."""
+    try:
+        return bytes(BYTE_ALPHABET[character] for character in piece)
+    except KeyError:
+        return piece.encode()
+
+
+def metaspace_bytes(piece: str, *, space: str = METASPACE, byte_fallback: bool = True) -> bytes:
+    """The bytes of a SentencePiece piece, e.g. `▁the` -> b" the", `<0x0A>` -> b"\\n"."""
+    if byte_fallback and (match := _BYTE_PIECE.fullmatch(piece)):
+        return bytes([int(match[1], 16)])
+    return piece.replace(space, " ").encode()

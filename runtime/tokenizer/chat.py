@@ -1,0 +1,151 @@
+"""A checkpoint's chat template: messages to the text that the model was trained to continue.
+
+Templates are Jinja programs written for Hugging Face's `apply_chat_template`; this is the same environment: sandboxed,
+with `raise_exception`, `strftime_now`, `tojson` that keeps non-ASCII text, loop controls and `{% generation %}`.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any, NoReturn
+
+import jinja2
+from jinja2 import nodes
+from jinja2.ext import Extension
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from ..protocol.errors import RequestError
+from .errors import TokenizerError
+
+MAX_CHARACTERS = 16 << 20
+MAX_SECONDS = 10.0
+
+
+class ChatTemplate:
+    """Renders with "tool_use" where there is a template of that name and tools are given, else with "default".
+
+    Raises TokenizerError when a template is no Jinja.
+    """
+
+    def __init__(self, templates: str | Mapping[str, str], names: Mapping[str, str]) -> None:
+        """`names`: "bos_token" and the like, which templates use as variables."""
+        sources = {"default": templates} if isinstance(templates, str) else templates
+        self._variables = dict(names)
+        environment = _environment()
+        try:
+            self._templates = {name: environment.from_string(source) for name, source in sources.items()}
+        except jinja2.TemplateError as error:
+            raise TokenizerError(f"the chat template cannot be read: {error}") from None
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Any] | None = None,
+        add_generation_prompt: bool = False,
+        **kwargs: Any,
+    ) -> str:
+        """The conversation as text. `kwargs` are further variables of the template, e.g. `enable_thinking`.
+
+        Raises RequestError (param "messages") with the template's own words when it refuses the messages, and when
+        its text or time goes beyond MAX_CHARACTERS or MAX_SECONDS (looked at whenever it writes).
+        """
+        variables = self._variables | kwargs
+        variables |= {"messages": messages, "tools": tools, "add_generation_prompt": add_generation_prompt}
+        deadline = time.monotonic() + MAX_SECONDS
+        parts: list[str] = []
+        num_characters = 0
+        try:
+            for part in self._choose(tools).generate({"documents": None} | variables):
+                parts.append(part)
+                num_characters += len(part)
+                if num_characters > MAX_CHARACTERS or time.monotonic() > deadline:
+                    raise RequestError("the chat template writes without end", param="messages")
+        except jinja2.TemplateError as error:
+            raise RequestError(f"the chat template refuses the messages: {error}", param="messages") from None
+        except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError) as error:
+            if isinstance(error, RequestError):
+                raise
+            raise RequestError(
+                f"the chat template cannot take these messages: {type(error).__name__}: {error}", param="messages"
+            ) from None
+        return "".join(parts)
+
+    def _choose(self, tools: Sequence[Any] | None) -> jinja2.Template:
+        if tools is not None and "tool_use" in self._templates:
+            return self._templates["tool_use"]
+        if "default" not in self._templates:
+            raise RequestError(
+                f"the model has chat templates {sorted(self._templates)}, none of which is the default",
+                param="messages",
+            )
+        return self._templates["default"]
+
+
+def load_chat_template(folder: Path, configured: Any, names: Mapping[str, str]) -> ChatTemplate | None:
+    """The template of chat_template.jinja, else chat_template.json, else `configured` (tokenizer_config.json's)."""
+    templates = _named(configured)
+    try:
+        if (path := folder / "chat_template.json").exists():
+            templates |= _named(json.loads(path.read_text("utf-8")).get("chat_template"))
+        if (path := folder / "chat_template.jinja").exists():
+            templates["default"] = path.read_text("utf-8")
+        for path in sorted((folder / "additional_chat_templates").glob("*.jinja")):
+            templates[path.stem] = path.read_text("utf-8")
+    except (OSError, ValueError, AttributeError) as error:
+        raise TokenizerError(f"{path} cannot be read: {error}") from None
+    return ChatTemplate(templates, names) if templates else None
+
+
+def _named(value: Any) -> dict[str, str]:
+    match value:
+        case str():
+            return {"default": value}
+        case list():
+            return {str(entry["name"]): str(entry["template"]) for entry in value}
+        case _:
+            return {}
+
+
+class _Generation(Extension):
+    """`{% generation %}` marks what a trainer learns from; its content is rendered as is."""
+
+    tags = {"generation"}  # noqa: RUF012
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def _environment() -> ImmutableSandboxedEnvironment:
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, "jinja2.ext.loopcontrols"]
+    )
+    environment.filters["tojson"] = _to_json
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = _strftime_now
+    return environment
+
+
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    # Jinja's own filter escapes <, > and & for HTML.
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _raise_exception(message: str) -> NoReturn:
+    raise jinja2.TemplateError(message)
+
+
+def _strftime_now(pattern: str) -> str:
+    return datetime.now().strftime(pattern)

@@ -1,0 +1,126 @@
+"""Token ids to text as they come, and where a stop string cuts them. Knows one output; no requests, no messages.
+
+The work per token does not grow with the output: only bytes whose fate is open are kept.
+"""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple, Protocol
+
+
+class TokenText(Protocol):
+    """What is asked of a tokenizer here."""
+
+    @property
+    def token_bytes(self) -> Sequence[bytes | None]: ...
+    @property
+    def special_ids(self) -> dict[str, int]: ...
+
+
+class Detokenizer:
+    """Streams the text of an output.
+
+    What `add` and `finish` return is, put together, what `decode` says of all the ids, cut before the stop string
+    that ended the output. Never half a character, and no text that may yet turn out to be a stop string.
+    """
+
+    def __init__(self, tokenizer: TokenText, stops: Sequence[str] = (), *, skip_special_tokens: bool = True) -> None:
+        self._pieces = _Pieces(tokenizer, skip_special_tokens)
+        self._stops = [stop.encode() for stop in stops]
+        self._max_held = max(map(len, self._stops), default=1) - 1
+        self._held = b""  # the longest end of what came that begins a stop string
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def add(self, ids: Iterable[int]) -> str:
+        """The text that is certain now. Do not pass the ids with which a stop string came: they go to `finish`."""
+        return "".join(self._add(token) for token in ids)
+
+    def finish(self, ids: Sequence[int] = (), *, stop: str | None = None) -> str:
+        """The rest of the text. `ids` are the last ones; `stop` is the stop string whose match ends in the last.
+
+        The text ends before the stop string. To keep it, do not pass it.
+        """
+        if stop is None:
+            return self.add(ids) + self._decoder.decode(self._held, final=True)
+        text = self.add(ids[:-1])
+        window, _ = self._window(ids[-1])
+        end = _find_match(window, stop.encode(), len(self._held))
+        return text + self._decoder.decode(window[:end], final=True)
+
+    def _window(self, token: int) -> tuple[bytes, int]:
+        """What is held and the token's bytes, and how many of them can be no part of a stop string any more."""
+        data, interrupts = self._pieces.of(token)
+        window = self._held + data
+        if interrupts:
+            return window, len(window)
+        for start in range(max(0, len(window) - self._max_held), len(window)):
+            if any(stop.startswith(window[start:]) for stop in self._stops):
+                return window, start
+        return window, len(window)
+
+    def _add(self, token: int) -> str:
+        window, num_certain = self._window(token)
+        self._held = window[num_certain:]
+        return self._decoder.decode(window[:num_certain])
+
+
+class Cut(NamedTuple):
+    """`ids[:num_whole]` lie before the stop string; `leftover` is the text between them and the stop string."""
+
+    text: str
+    num_whole: int
+    leftover: str
+
+
+def cut(tokenizer: TokenText, ids: Sequence[int], stop: str, *, skip_special_tokens: bool = True) -> Cut:
+    """`ids` without the stop string, whose match ends in the last of them.
+
+    The whole ids end at the end of a character, so that `text` is theirs followed by `leftover`.
+    """
+    pieces = _Pieces(tokenizer, skip_special_tokens)
+    data: list[bytes] = []
+    num_bytes = num_apart = 0  # of which the first `num_apart` hold no part of the match
+    for token in ids:
+        piece, interrupts = pieces.of(token)
+        data.append(piece)
+        num_bytes += len(piece)
+        num_apart = num_bytes if interrupts else num_apart
+    output = b"".join(data)
+    end = _find_match(output, stop.encode(), max(len(output) - len(data[-1]), num_apart + len(stop.encode()) - 1))
+    num_whole = num_bytes = at = 0
+    for number, piece in enumerate(data, start=1):
+        at += len(piece)
+        if at > end:
+            break
+        if at == end or not _is_continuation(output[at]):
+            num_whole, num_bytes = number, at
+    text = output[:end].decode("utf-8", errors="replace")
+    return Cut(text, num_whole, output[num_bytes:end].decode("utf-8", errors="replace"))
+
+
+class _Pieces:
+    """A token's bytes, and whether no stop string can reach across it: a special token that is shown."""
+
+    def __init__(self, tokenizer: TokenText, skip_special_tokens: bool) -> None:
+        self._token_bytes = tokenizer.token_bytes
+        special = {} if skip_special_tokens else tokenizer.special_ids
+        self._shown = {token: name.encode() for name, token in special.items()}
+
+    def of(self, token: int) -> tuple[bytes, bool]:
+        if token in self._shown:
+            return self._shown[token], True
+        data = self._token_bytes[token] if 0 <= token < len(self._token_bytes) else None
+        return data or b"", False
+
+
+def _find_match(window: bytes, stop: bytes, num_before: int) -> int:
+    """Where the first match begins that ends beyond the first `num_before` bytes."""
+    at = window.find(stop, max(0, num_before + 1 - len(stop)))
+    assert at >= 0, f"the stop string {stop!r} does not end in the last token of the output"
+    return at
+
+
+def _is_continuation(byte: int) -> bool:
+    return byte & 0xC0 == 0x80

@@ -1,0 +1,123 @@
+"""Hugging Face `tokenizer.json`, read by `tokenizers`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+
+from .alphabets import METASPACE, byte_level_bytes, metaspace_bytes
+from .config_files import TokenizerFacts, read_json
+from .errors import TokenizerError
+from .vocabulary import VocabularyTokenizer
+
+
+class HFTokenizer(VocabularyTokenizer):
+    """One library tokenizer for each way of encoding, made when first needed: a setting switched back and forth
+    would be seen by other threads."""
+
+    def __init__(self, path: Path, facts: TokenizerFacts) -> None:
+        self._path = path
+        self._state = read_json(path)
+        self._has_first_space = _continuing(self._state) != _beginning(self._state)
+        self._libraries: dict[tuple[bool, bool], tokenizers.Tokenizer] = {}
+        library = self._library(parse_special=True, continues=False)
+        vocabulary = library.get_vocab(with_added_tokens=True)
+        added = {number: (token.content, token.special) for number, token in library.get_added_tokens_decoder().items()}
+        ends = {vocabulary.get(facts.names.get(name, "")) for name in ("bos_token", "eos_token")}
+        special_ids = {
+            piece: number
+            for piece, number in vocabulary.items()
+            if number in ends or (number in added and added[number][1])
+        }
+        to_bytes = _piece_decoder(path, self._state)
+        unknown = self._state.get("model", {}).get("unk_token")
+        # Ids are rows of the model's embedding: the largest counts, and there may be holes.
+        token_bytes: list[bytes | None] = [None] * (1 + max(vocabulary.values(), default=-1))
+        for piece, number in vocabulary.items():
+            if piece not in special_ids and piece != unknown:
+                token_bytes[number] = added[number][0].encode() if number in added else to_bytes(piece)
+        super().__init__(token_bytes, special_ids, facts)
+        if facts.adds_bos is None:
+            self.adds_bos = self.bos_id is not None and library.encode("a").ids[:1] == [self.bos_id]
+
+    def encode_text(self, text: str, *, parse_special: bool, continues: bool) -> list[int]:
+        library = self._library(parse_special=parse_special, continues=continues and self._has_first_space)
+        ids: list[int] = library.encode(text, add_special_tokens=False).ids
+        return ids
+
+    def _library(self, *, parse_special: bool, continues: bool) -> tokenizers.Tokenizer:
+        key = parse_special, continues
+        if key not in self._libraries:
+            state = self._state | (_continuing(self._state) if continues else {})
+            try:
+                library = tokenizers.Tokenizer.from_str(json.dumps(state))
+            except Exception as error:  # the library raises bare Exception
+                raise TokenizerError(f"{self._path} is no tokenizer that `tokenizers` can read: {error}") from None
+            library.no_truncation()
+            library.no_padding()
+            library.encode_special_tokens = not parse_special
+            self._libraries[key] = library
+        return self._libraries[key]
+
+
+def _beginning(state: dict[str, Any]) -> dict[str, Any]:
+    return {part: state.get(part) for part in ("normalizer", "pre_tokenizer")}
+
+
+def _continuing(state: dict[str, Any]) -> dict[str, Any]:
+    """The parts of a tokenizer's state that put a space before the first word, without it."""
+    return {part: _without_first_space(step) for part, step in _beginning(state).items()}
+
+
+def _without_first_space(step: dict[str, Any] | None) -> dict[str, Any] | None:
+    if step is None:
+        return None
+    match step:
+        case {"type": "Sequence"}:
+            name = "normalizers" if "normalizers" in step else "pretokenizers"
+            kept = [new for inner in step[name] if (new := _without_first_space(inner)) is not None]
+            return step | {name: kept}
+        case {"type": "Prepend"}:
+            return None
+        case {"type": "Metaspace"}:
+            return {key: value for key, value in step.items() if key != "add_prefix_space"} | {
+                "prepend_scheme": "never"
+            }
+        case {"type": "ByteLevel"}:
+            return step | {"add_prefix_space": False}
+        case _:
+            return step
+
+
+def _steps(decoder: dict[str, Any] | None) -> Iterator[dict[str, Any]]:
+    if decoder is None:
+        return
+    if decoder.get("type") == "Sequence":
+        for inner in decoder["decoders"]:
+            yield from _steps(inner)
+    else:
+        yield decoder
+
+
+def _piece_decoder(path: Path, state: dict[str, Any]) -> Callable[[str], bytes]:
+    """How this vocabulary's pieces are turned into bytes, read off its decoder."""
+    steps = {step.get("type"): step for step in _steps(state.get("decoder"))}
+    if "ByteLevel" in steps:
+        return byte_level_bytes
+    byte_fallback = "ByteFallback" in steps
+    match steps:
+        case {"Metaspace": {"replacement": str(space)}}:
+            return partial(metaspace_bytes, space=space, byte_fallback=byte_fallback)
+        case {"Replace": {"pattern": {"String": str(space)}, "content": " "}}:
+            return partial(metaspace_bytes, space=space, byte_fallback=byte_fallback)
+        case {"ByteFallback": _}:
+            return partial(metaspace_bytes, space=METASPACE)
+    raise TokenizerError(
+        f"{path}: a vocabulary decoded by {sorted(map(str, steps)) or 'nothing'} is not supported; "
+        "ByteLevel, Metaspace and ByteFallback are"
+    )

@@ -1,0 +1,29 @@
+"""Which tokenizer a checkpoint has."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from .config_files import read_facts
+from .errors import TokenizerError
+from .hf import HFTokenizer
+from .interface import Tokenizer
+from .ranks import RanksTokenizer, looks_like_ranks
+from .sp import SentencePieceTokenizer
+
+
+def load_tokenizer(path: Path) -> Tokenizer:
+    """The tokenizer in the folder `path`: tokenizer.json, else tokenizer.model (SentencePiece or tiktoken ranks).
+
+    Raises TokenizerError when there is none, or when a file cannot be read.
+    """
+    facts = read_facts(path)
+    if (path / "tokenizer.json").exists():
+        return HFTokenizer(path / "tokenizer.json", facts)
+    model = path / "tokenizer.model"
+    try:
+        with model.open("rb") as file:
+            head = file.read(512)
+    except OSError:
+        raise TokenizerError(f"{path} has no tokenizer: neither tokenizer.json nor tokenizer.model") from None
+    return RanksTokenizer(model, facts) if looks_like_ranks(head) else SentencePieceTokenizer(model, facts)

@@ -1,0 +1,86 @@
+"""SentencePiece `tokenizer.model` (Llama 2, Mistral, Gemma), read by `sentencepiece`."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import sentencepiece
+
+from .alphabets import metaspace_bytes
+from .config_files import TokenizerFacts
+from .errors import TokenizerError
+from .vocabulary import VocabularyTokenizer
+
+# A serialized ModelProto followed by another is their merge (protobuf); this one says
+# `normalizer_spec { add_dummy_prefix: false }`: no space is put before the first word.
+_NO_DUMMY_PREFIX = b"\x1a\x02\x18\x00"
+
+
+class SentencePieceTokenizer(VocabularyTokenizer):
+    """The library never makes a special token from text; their names are looked for here, when asked to."""
+
+    def __init__(self, path: Path, facts: TokenizerFacts) -> None:
+        model = path.read_bytes()
+        self._first = _load(path, model)
+        self._continuing = _load(path, model + _NO_DUMMY_PREFIX)
+        size = self._first.vocab_size()
+        token_bytes: list[bytes | None] = []
+        special_ids: dict[str, int] = {}
+        for number in range(size):
+            piece = self._first.id_to_piece(number)
+            if self._first.is_control(number) or self._first.is_unknown(number):
+                special_ids[piece] = number
+                token_bytes.append(None)
+            elif self._first.is_unused(number):
+                token_bytes.append(None)
+            else:
+                token_bytes.append(metaspace_bytes(piece, byte_fallback=self._first.is_byte(number)))
+        # Tokens that fine-tuning appended, which only the configuration files know.
+        added = {number: entry for number, entry in facts.added.items() if number >= size}
+        token_bytes += [None] * (1 + max(added, default=size - 1) - size)
+        for number, (text, special) in added.items():
+            token_bytes[number] = None if special else text.encode()
+            if special:
+                special_ids[text] = number
+        self._named = special_ids | {text: number for number, (text, special) in added.items() if not special}
+        super().__init__(
+            token_bytes,
+            special_ids,
+            facts,
+            default_bos=self._name(self._first.bos_id()),
+            default_eos=[name for name in [self._name(self._first.eos_id())] if name is not None],
+            adds_bos=True,
+        )
+        ordinary = [text for text in self._named if text not in special_ids]
+        self._any_name = _alternatives([*self._named])
+        self._ordinary_name = _alternatives(ordinary)
+
+    def encode_text(self, text: str, *, parse_special: bool, continues: bool) -> list[int]:
+        names = self._any_name if parse_special else self._ordinary_name
+        parts = names.split(text) if names is not None else [text]
+        ids: list[int] = []
+        for n, part in enumerate(parts):
+            if n % 2:  # what the pattern captured: a name
+                ids.append(self._named[part])
+            elif part:
+                is_first = not continues and ids in ([], [self.bos_id])
+                ids += (self._first if is_first else self._continuing).encode(part)
+        return ids
+
+    def _name(self, number: int) -> str | None:
+        return self._first.id_to_piece(number) if number >= 0 else None
+
+
+def _load(path: Path, model: bytes) -> sentencepiece.SentencePieceProcessor:
+    try:
+        return sentencepiece.SentencePieceProcessor(model_proto=model)
+    except (RuntimeError, ValueError, OSError) as error:
+        raise TokenizerError(f"{path} is no SentencePiece model: {error}") from None
+
+
+def _alternatives(names: list[str]) -> re.Pattern[str] | None:
+    """Splits a text at the longest names."""
+    if not names:
+        return None
+    return re.compile(f"({'|'.join(re.escape(name) for name in sorted(names, key=len, reverse=True))})")

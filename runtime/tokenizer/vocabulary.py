@@ -1,0 +1,68 @@
+"""What every loaded tokenizer shares once its vocabulary is a list of bytes. Knows no library and no file."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+
+from ..protocol.errors import RequestError
+from .config_files import TokenizerFacts
+
+
+class VocabularyTokenizer(ABC):
+    """A `Tokenizer` but for `encode_text`, which is the library's."""
+
+    def __init__(
+        self,
+        token_bytes: list[bytes | None],
+        special_ids: dict[str, int],
+        facts: TokenizerFacts,
+        *,
+        default_bos: str | None = None,
+        default_eos: Iterable[str] = (),
+        adds_bos: bool = False,
+    ) -> None:
+        self.token_bytes = token_bytes
+        self.special_ids = special_ids
+        self.vocab_size = len(token_bytes)
+        self.bos_id = self._find(facts.names.get("bos_token", default_bos))
+        declared: list[int | None] = [*facts.eos_ids, self._find(facts.names.get("eos_token"))]
+        if not any(token is not None for token in declared):
+            declared = [self._find(name) for name in default_eos]
+        ends = [token for token in declared if token is not None and token < self.vocab_size]
+        self.eos_ids = tuple(dict.fromkeys(ends))
+        self.adds_bos = self.bos_id is not None and (adds_bos if facts.adds_bos is None else facts.adds_bos)
+        self.chat = facts.chat
+        self._names = {token: name.encode() for name, token in special_ids.items()}
+
+    @abstractmethod
+    def encode_text(self, text: str, *, parse_special: bool, continues: bool) -> list[int]:
+        """The library's ids of non-empty, valid text, without BOS."""
+
+    def encode(
+        self, text: str, *, parse_special: bool = True, add_bos: bool = False, continues: bool = False
+    ) -> list[int]:
+        """See `Tokenizer.encode`."""
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise RequestError(
+                f"text holds half a surrogate pair, {text[error.start]!r}, at character {error.start}", param="text"
+            ) from None
+        ids = self.encode_text(text, parse_special=parse_special, continues=continues) if text else []
+        return [self.bos_id, *ids] if add_bos and self.bos_id is not None else ids
+
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """See `Tokenizer.decode`."""
+        names = {} if skip_special_tokens else self._names
+        known = (token for token in ids if 0 <= token < self.vocab_size)
+        return b"".join(names.get(token) or self.token_bytes[token] or b"" for token in known).decode(
+            "utf-8", errors="replace"
+        )
+
+    def _find(self, name: str | None) -> int | None:
+        """The id of a token that a configuration file names, special or not."""
+        if name is None or name in self.special_ids:
+            return None if name is None else self.special_ids[name]
+        data = name.encode()
+        return next((token for token, other in enumerate(self.token_bytes) if other == data), None)

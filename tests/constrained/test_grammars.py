@@ -1,0 +1,69 @@
+"""The runtime's cache of grammars: compiled aside, once, with errors that a client can act on."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import pytest
+
+from ramify.runtime.grammars import Grammars
+from ramify.runtime.protocol.errors import RequestError
+from ramify.runtime.protocol.sampling import Constraint
+
+from .walks import EOS, TOKENS, accepts
+
+
+@pytest.fixture
+def grammars() -> Iterator[Grammars]:
+    made = Grammars(TOKENS, {EOS}, max_grammars=2)
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize(
+    ("constraint", "text"),
+    [
+        (Constraint("regex", r"\d+"), "12"),
+        (Constraint("json_schema", '{"type": "integer"}'), "-12"),
+        (Constraint("choices", json.dumps(["yes", "nö"])), "nö"),
+    ],
+)
+def test_each_kind_is_compiled(grammars: Grammars, constraint: Constraint, text: str) -> None:
+    assert accepts(grammars.get(constraint).result(), text.encode())
+
+
+def test_equal_constraints_share_a_grammar_until_it_is_the_least_recently_used(grammars: Grammars) -> None:
+    first = grammars.get(Constraint("regex", "a"))
+    assert grammars.get(Constraint("regex", "a")) is first
+    grammars.get(Constraint("regex", "b"))
+    assert grammars.get(Constraint("regex", "a")) is first
+    grammars.get(Constraint("regex", "c"))
+    assert grammars.get(Constraint("regex", "a")) is first
+    grammars.get(Constraint("regex", "d"))
+    grammars.get(Constraint("regex", "e"))
+    assert grammars.get(Constraint("regex", "a")) is not first
+
+
+@pytest.mark.parametrize(
+    ("constraint", "words"),
+    [
+        (Constraint("regex", "a(b"), ["position 1", "    a(b\n     ^"]),
+        (Constraint("json_schema", '{"properties": {"x": {"not": {}}}}'), ["/properties/x/not", "'not'"]),
+        (Constraint("json_schema", "nonsense"), ["no JSON"]),
+        (Constraint("choices", "[]"), ["not empty"]),
+        (Constraint("choices", "[1]"), ["strings"]),
+        (Constraint("choices", "{"), ["no JSON"]),
+        (Constraint("choices", '["\\ud800"]'), ["surrogate"]),
+        (Constraint("grammar", "start: A"), ["'grammar'", "not supported"]),
+        (Constraint("structural_tag", "{}"), ["'structural_tag'", "not supported"]),
+    ],
+)
+def test_what_is_wrong_is_the_clients_mistake_and_says_where(
+    grammars: Grammars, constraint: Constraint, words: list[str]
+) -> None:
+    error = grammars.get(constraint).exception()
+    assert isinstance(error, RequestError)
+    assert error.param == constraint.kind
+    assert error.code == "invalid_grammar"
+    assert all(word in str(error) for word in words), str(error)

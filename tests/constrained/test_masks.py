@@ -1,0 +1,171 @@
+"""Masks, steps, ends and forced bytes, judged by the list of all texts of a finite language."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ramify.constrained import Choices, GrammarError, JsonSchema, Regex, Vocabulary, compile_constraint
+
+from .walks import EOS, TOKENS, VOCABULARY, allowed, sample
+
+WORDS = st.lists(st.text(st.sampled_from('ab"é東🙂:'), max_size=5), min_size=1, max_size=6)
+VOCABULARIES = st.lists(
+    st.sampled_from([b"a", b"b", b"ab", b"ba", b"abb", b"aa", b'"', b'"a', b":", None, b""]), min_size=1
+)
+
+
+def spelled(text: bytes, tokens: list[bytes]) -> bool:
+    """Whether the text is a concatenation of tokens."""
+    ways = [True] + [False] * len(text)
+    for end in range(1, len(text) + 1):
+        ways[end] = any(text[:end].endswith(token) and ways[end - len(token)] for token in tokens)
+    return ways[-1]
+
+
+@given(words=WORDS, seed=st.integers(0, 2**32), pieces=VOCABULARIES | st.none())
+def test_a_token_is_allowed_when_some_text_goes_on_with_it(
+    words: list[str], seed: int, pieces: list[bytes | None] | None
+) -> None:
+    """Also in vocabularies that cannot spell everything: never into a dead end."""
+    tokens = TOKENS if pieces is None else [*pieces, None]
+    eos = EOS if pieces is None else len(pieces)
+    vocabulary = Vocabulary.from_tokens(tokens, [eos])
+    texts = {word.encode() for word in words}
+    useful = [token for number, token in enumerate(tokens) if token and number != eos]
+    try:
+        grammar = compile_constraint(Choices(words), vocabulary)
+    except GrammarError:
+        assert not any(spelled(text, useful) for text in texts)
+        return
+    rng = random.Random(seed)
+    matcher, output = grammar.matcher(), b""
+    while True:
+        expected = {
+            number
+            for number, token in enumerate(tokens)
+            if token and number != eos
+            for text in texts
+            if text.startswith(output + token) and spelled(text[len(output + token) :], useful)
+        }
+        expected |= {eos} if output in texts else set()
+        assert set(allowed(matcher, vocabulary)) == expected
+        assert matcher.is_accepting() == (output in texts)
+        for number in range(len(tokens)):
+            assert matcher.accept(number) == (number in expected)
+            if number in expected:
+                matcher.rollback(1)
+        choice = rng.choice(sorted(expected))
+        assert matcher.accept(choice)
+        if choice == eos:
+            break
+        output += tokens[choice] or b""
+    assert matcher.is_accepting()
+    assert allowed(matcher, vocabulary) == []
+    assert not any(matcher.accept(number) for number in range(len(tokens)))
+
+
+@given(words=WORDS, data=st.data())
+def test_forced_bytes_are_what_all_texts_share(words: list[str], data: st.DataObject) -> None:
+    grammar = compile_constraint(Choices(words), VOCABULARY)
+    texts = {word.encode() for word in words}
+    text = data.draw(st.sampled_from(sorted(texts)))
+    taken = data.draw(st.integers(0, len(text)))
+    matcher = grammar.matcher()
+    assert all(matcher.accept(byte) for byte in text[:taken])
+    possible = [other[taken:] for other in texts if other.startswith(text[:taken])]
+    shared = min(possible, key=len)
+    while not all(other.startswith(shared) for other in possible):
+        shared = shared[:-1]
+    assert matcher.forced() == shared
+
+
+@given(seed=st.integers(0, 2**32), back=st.integers(0, 5))
+def test_rollback_undoes_any_number_of_tokens_even_the_end(seed: int, back: int) -> None:
+    rng = random.Random(seed)
+    matcher = compile_constraint(JsonSchema({"enum": ["abc", 12, None, [True]]}), VOCABULARY).matcher()
+    seen = [allowed(matcher, VOCABULARY)]
+    while seen[-1]:
+        assert matcher.accept(rng.choice(seen[-1]))
+        seen.append(allowed(matcher, VOCABULARY))
+    back = min(back, len(seen) - 1)
+    matcher.rollback(back)
+    assert allowed(matcher, VOCABULARY) == seen[len(seen) - 1 - back]
+    with pytest.raises(AssertionError):
+        matcher.rollback(len(seen))
+
+
+def test_special_and_unknown_tokens_are_never_accepted() -> None:
+    matcher = compile_constraint(Regex(r"[\s\S]*"), VOCABULARY).matcher()
+    assert not matcher.accept(len(TOKENS))
+    assert not matcher.accept(-1)
+    assert allowed(matcher, VOCABULARY) == [
+        number
+        for number, token in enumerate(TOKENS)
+        if number == EOS or (token and b"\xff" not in token and _begins_text(token))
+    ]
+
+
+def _begins_text(token: bytes) -> bool:
+    """Whether some UTF-8 text begins so, judged by completing the last character."""
+    ends = [b"", b"\x80", b"\xbf", b"\x9f", *(bytes([a, b]) for a in (0x80, 0x90, 0xA0, 0x8F, 0x9F) for b in (0x80,))]
+    ends += [bytes([a, 0x80, 0x80]) for a in (0x80, 0x90, 0xA0)]
+    for end in ends:
+        try:
+            (token + end).decode()
+        except UnicodeDecodeError:
+            continue
+        return True
+    return False
+
+
+def test_many_ends_of_sequence_are_allowed_together() -> None:
+    vocabulary = Vocabulary.from_tokens([b"a", b"</s>", None, b"b"], [1, 2])
+    matcher = compile_constraint(Regex("a?"), vocabulary).matcher()
+    assert allowed(matcher, vocabulary) == [0, 1, 2]
+    assert matcher.accept(2)
+
+
+def test_masks_are_written_over_whatever_was_there_and_shared_by_outputs() -> None:
+    grammar = compile_constraint(Regex("a+"), VOCABULARY)
+    first, second = grammar.matcher(), grammar.matcher()
+    out = np.full(-(-len(TOKENS) // 32), -1, np.int32)
+    first.mask(out)
+    kept = out.copy()
+    out[:] = 0
+    second.mask(out)
+    assert (out == kept).all()
+    out[:] = 0
+    first.mask(out)
+    assert (out == kept).all()
+
+
+def test_a_large_vocabulary_is_walked_as_a_naive_loop_would() -> None:
+    rng = random.Random(1)
+    tokens: list[bytes | None] = [bytes([byte]) for byte in range(256)]
+    tokens += ["".join(rng.choices('ab1"{}:, é東', k=rng.randint(1, 9))).encode() for _ in range(3000)]
+    vocabulary = Vocabulary.from_tokens([*tokens, None], [len(tokens)])
+    schema = {"type": "object", "properties": {"a": {"type": "string"}, "b": {"type": "integer"}}, "required": ["b"]}
+    grammar = compile_constraint(JsonSchema(schema), vocabulary)
+    for _ in range(10):
+        matcher, state = grammar.matcher(), 1
+        for _ in range(rng.randint(0, 8)):
+            naive = [n for n, token in enumerate(tokens) if grammar.dfa.walk(state, token or b"")]
+            assert [token for token in allowed(matcher, vocabulary) if token < len(tokens)] == naive
+            if not naive:
+                break
+            token = rng.choice(naive)
+            assert matcher.accept(token)
+            state = grammar.dfa.walk(state, tokens[token] or b"")
+    assert sample(grammar, rng, vocabulary)
+
+
+def test_the_package_imports_light() -> None:
+    code = "import sys, ramify.constrained; sys.exit(any(m in sys.modules for m in ('torch', 'outlines_core')))"
+    assert subprocess.run([sys.executable, "-c", code], cwd="/", check=False).returncode == 0

@@ -1,0 +1,233 @@
+"""JSON Schema: what masks allow is valid, what is valid and written our way is allowed, the rest is refused."""
+
+from __future__ import annotations
+
+import json
+import random
+from typing import Any
+
+import jsonschema
+import pytest
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+
+from ramify.constrained import GrammarError, JsonSchema, WhitespacePolicy, compile_constraint
+
+from .schemas import SCHEMAS, instances
+from .walks import VOCABULARY, accepts, compiled_or_none, sample
+
+CHECKER = jsonschema.Draft202012Validator.FORMAT_CHECKER
+
+
+def valid(value: Any, schema: Any) -> bool:
+    return bool(jsonschema.Draft202012Validator(schema, format_checker=CHECKER).is_valid(value))
+
+
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(schema=SCHEMAS, seed=st.integers(0, 2**32), whitespace=st.sampled_from(["compact", "bounded", "any"]))
+def test_whatever_masks_allow_is_valid(schema: Any, seed: int, whitespace: WhitespacePolicy) -> None:
+    grammar = compiled_or_none(JsonSchema(schema), VOCABULARY, whitespace=whitespace)
+    if grammar is None:
+        return
+    rng = random.Random(seed)
+    for _ in range(3):
+        text = sample(grammar, rng).decode()
+        assert valid(json.loads(text), schema), text
+
+
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])
+@given(data=st.data(), schema=SCHEMAS)
+def test_valid_values_are_accepted_as_json_dumps_writes_them(data: st.DataObject, schema: Any) -> None:
+    strategy = instances(schema)
+    assume(not strategy.is_empty)
+    value = data.draw(strategy)
+    assert valid(value, schema)
+    ways: list[tuple[WhitespacePolicy, dict[str, Any]]] = [
+        ("compact", {"separators": (",", ":")}),
+        ("bounded", {}),
+        ("bounded", {"separators": (",", ":")}),
+        ("any", {"indent": 2}),
+        ("any", {"indent": "\t"}),
+    ]
+    whitespace, kwargs = data.draw(st.sampled_from(ways))
+    text = json.dumps(value, ensure_ascii=data.draw(st.booleans()), **kwargs)
+    grammar = compile_constraint(JsonSchema(schema), VOCABULARY, whitespace=whitespace)
+    assert accepts(grammar, text.encode()), text
+
+
+@pytest.mark.parametrize(
+    ("schema", "pointer"),
+    [
+        ({"not": {}}, "/not"),
+        ({"properties": {"a/b": {"multipleOf": 2}}}, "/properties/a~1b/multipleOf"),
+        ({"type": "array", "items": {"uniqueItems": True}}, "/items/uniqueItems"),
+        ({"allOf": [{}, {}]}, "/allOf"),
+        ({"$ref": "#/$defs/a", "minimum": 1, "$defs": {"a": {}}}, "/minimum"),
+        ({"anyOf": [{"type": "string"}], "type": "string"}, "/type"),
+        ({"enum": [1], "minimum": 1}, "/minimum"),
+        ({"type": "string", "format": "regex"}, "/format"),
+        ({"type": "string", "pattern": "(?=a)"}, "/pattern"),
+        ({"type": "string", "pattern": 3}, "/pattern"),
+        ({"type": "strin"}, "/type"),
+        ({"minLength": -1}, "/minLength"),
+        ({"maxItems": 1.5}, "/maxItems"),
+        ({"minimum": "1"}, "/minimum"),
+        ({"exclusiveMinimum": True}, "/exclusiveMinimum"),
+        ({"required": "a"}, "/required"),
+        ({"properties": []}, "/properties"),
+        ({"enum": 3}, "/enum"),
+        ({"anyOf": []}, "/anyOf"),
+        ({"items": [{}]}, "/items"),
+        ({"items": 3}, "/items"),
+        ({"$ref": "https://example.com/x"}, "/$ref"),
+        ({"$ref": "#/$defs/none"}, "/$ref"),
+        ({"$ref": "#/$defs/a", "$defs": {"a": {"items": {"$ref": "#/$defs/a"}}}}, "/$defs/a/items/$ref"),
+        ({"properties": {"next": {"$ref": "#"}}}, "/properties/next/$ref"),
+        ({"unknownKeyword": 1}, "/unknownKeyword"),
+        ("{", ""),
+        ('{"const": NaN}', ""),
+        ('{"const": 1e999}', ""),
+        ("[" * 100_000, ""),
+        ("3", ""),
+    ],
+)
+def test_what_is_not_supported_is_refused_with_its_pointer(schema: Any, pointer: str) -> None:
+    with pytest.raises(GrammarError) as caught:
+        compile_constraint(JsonSchema(schema), VOCABULARY)
+    assert caught.value.pointer == pointer
+    assert (pointer or "the root") in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        False,
+        {"enum": []},
+        {"type": "integer", "minimum": 3, "maximum": 2},
+        {"type": "integer", "exclusiveMinimum": 3, "exclusiveMaximum": 4},
+        {"type": "number", "exclusiveMinimum": 3, "maximum": 3},
+        {"type": "string", "minLength": 2, "maxLength": 1},
+        {"type": "string", "pattern": "^a$", "minLength": 2},
+        {"type": "string", "format": "date", "pattern": "x"},
+        {"type": "array", "items": False, "minItems": 1},
+        {"type": "array", "minItems": 2, "maxItems": 1},
+        {"type": "object", "required": ["a"], "additionalProperties": False},
+        {"type": "object", "properties": {"a": False}, "required": ["a"]},
+        {"const": "\ud800"},
+        {"const": 1, "type": "string"},
+    ],
+)
+def test_a_schema_that_nothing_satisfies_is_refused(schema: Any) -> None:
+    with pytest.raises(GrammarError, match="no text at all"):
+        compile_constraint(JsonSchema(schema), VOCABULARY)
+
+
+@pytest.mark.parametrize("keyword", ["allOf", "anyOf", "oneOf"])
+def test_a_schema_that_doubles_at_every_reference_ends_in_an_error(keyword: str) -> None:
+    defs = {f"d{n}": {"type": "array", "prefixItems": [{"$ref": f"#/$defs/d{n + 1}"}] * 2} for n in range(24)}
+    schema = {keyword: [{"$ref": "#/$defs/d0"}], "$defs": defs | {"d24": {"type": "integer"}}}
+    with pytest.raises(GrammarError, match="too complex"):
+        compile_constraint(JsonSchema(schema), VOCABULARY)
+
+
+def test_deep_nesting_ends_in_an_error_not_in_a_crash() -> None:
+    schema: dict[str, Any] = {"type": "string"}
+    for _ in range(200):
+        schema = {"type": "array", "items": schema}
+    with pytest.raises(GrammarError, match="nested deeper"):
+        compile_constraint(JsonSchema(schema), VOCABULARY)
+
+
+def test_nesting_that_is_allowed_compiles() -> None:
+    schema: dict[str, Any] = {"type": "string", "pattern": "(" * 60 + "a" + ")" * 60}
+    for _ in range(24):
+        schema = {"type": "object", "properties": {"a": {"type": "array", "items": schema}}}
+    assert compile_constraint(JsonSchema(schema), VOCABULARY).matcher().forced() == b"{"
+
+
+OVERLAPS = [
+    [{"type": "integer"}, {"type": "number"}],
+    [{"type": "string"}, {"const": "a"}],
+    [{"properties": {"a": {}}}, {"properties": {"b": {}}}],
+    [{"type": "object", "properties": {"a": {}}, "required": ["a"]}, {"type": "object", "properties": {"b": {}}}],
+    [{"enum": [1, 2]}, {"const": 1.0}],
+    [{"type": "integer", "maximum": 3}, {"type": "integer", "minimum": 3}],
+    [{"anyOf": [{"type": "null"}, {"type": "string"}]}, {"type": "string"}],
+]
+DISJOINT = [
+    [{"type": "integer"}, {"type": "string"}, {"type": ["null", "boolean"]}],
+    [{"const": 1}, {"const": True}, {"const": "1"}],
+    [{"type": "integer", "maximum": 3}, {"type": "number", "exclusiveMinimum": 3}],
+    [
+        {"type": "object", "properties": {"kind": {"const": kind}, kind: {"type": "integer"}}, "required": ["kind"]}
+        for kind in ("a", "b", "c")
+    ],
+    [
+        {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"], "additionalProperties": False},
+        {"type": "object", "properties": {"b": {"type": "integer"}}, "required": ["b"], "additionalProperties": False},
+    ],
+    [{"anyOf": [{"type": "null"}, {"type": "integer"}]}, {"type": "string"}],
+]
+
+
+@pytest.mark.parametrize("schemas", OVERLAPS)
+def test_one_of_schemas_that_may_overlap_is_refused(schemas: list[Any]) -> None:
+    with pytest.raises(GrammarError, match="overlap") as caught:
+        compile_constraint(JsonSchema({"oneOf": schemas}), VOCABULARY)
+    assert caught.value.pointer == "/oneOf/1"
+
+
+@pytest.mark.parametrize("schemas", DISJOINT)
+def test_one_of_disjoint_schemas_is_exactly_one_of_them(schemas: list[Any]) -> None:
+    schema = {"oneOf": schemas}
+    grammar = compile_constraint(JsonSchema(schema), VOCABULARY)
+    for seed in range(20):
+        assert valid(json.loads(sample(grammar, random.Random(seed))), schema)
+
+
+@pytest.mark.parametrize(
+    "name", ["date", "time", "date-time", "duration", "uuid", "email", "hostname", "ipv4", "ipv6", "uri"]
+)
+def test_formats_are_what_the_format_checkers_say(name: str) -> None:
+    schema = {"type": "string", "format": name}
+    grammar = compile_constraint(JsonSchema(schema), VOCABULARY)
+    for seed in range(40):
+        value = json.loads(sample(grammar, random.Random(seed), patience=20))
+        assert valid(value, schema), value
+
+
+@pytest.mark.parametrize(
+    ("schema", "text"),
+    [
+        ({"type": "string", "maxLength": 1}, r'"\ud83d\ude42"'),
+        ({"type": "string", "pattern": "^\U0001f642$"}, r'"\uD83D\uDE42"'),
+        ({"type": "string"}, r'"\/\b\u0000"'),
+        ({"type": "object", "properties": {}}, "{}"),
+        ({"type": "object", "required": ["z"]}, '{"z": [1, {"y": null}]}'),
+        ({"minLength": 3}, "12.5e-3"),
+        ({"allOf": [{"type": "null"}], "description": "one"}, "null"),
+    ],
+)
+def test_texts_that_must_be_accepted(schema: Any, text: str) -> None:
+    assert accepts(compile_constraint(JsonSchema(schema), VOCABULARY), text.encode())
+
+
+@pytest.mark.parametrize(
+    ("schema", "text"),
+    [
+        ({"type": "string"}, r'"\ud83d"'),
+        ({"type": "string"}, r'"\ude42\ud83d"'),
+        ({"type": "string"}, '"a\nb"'),
+        ({"type": "string", "maxLength": 1}, '"ab"'),
+        ({"type": "integer"}, "01"),
+        ({"type": "integer"}, "1.5"),
+        ({"type": "number"}, "1."),
+        ({"type": "object", "properties": {"a": {}, "b": {}}}, '{"a": 1 , "b": 2}'),
+        ({"type": "object", "properties": {"a": {}}}, '{"a":  1}'),
+        ({"type": "array"}, "[1,]"),
+        ({}, ""),
+        ({}, " 1"),
+    ],
+)
+def test_texts_that_must_not_be_accepted(schema: Any, text: str) -> None:
+    assert not accepts(compile_constraint(JsonSchema(schema), VOCABULARY), text.encode())
