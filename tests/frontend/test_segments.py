@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import io
+from pathlib import Path
+
+import sentencepiece
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ramify.runtime.frontend.segments import Encoder, Segment
+from ramify.runtime.tokenizer import load_tokenizer
 
 from .harness import shipped_tokenizer
 
@@ -63,3 +68,26 @@ def test_bos_comes_first_and_once() -> None:
     assert ENCODER.encode([Segment(name + "a", True)], at_start=True).count(bos) == 1
     assert ENCODER.encode([], at_start=True) == expected
     assert ENCODER.encode([Segment("a", True)], at_start=False).count(bos) == 0
+
+
+def test_a_sentencepiece_model_puts_no_space_where_text_goes_on(tmp_path: Path) -> None:
+    model = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(["hello world, it is a small world", "hello again"] * 20),
+        model_writer=model,
+        vocab_size=300,
+        model_type="bpe",
+        byte_fallback=True,
+        normalization_rule_name="identity",
+        remove_extra_whitespaces=False,
+        minloglevel=2,
+    )
+    (tmp_path / "tokenizer.model").write_bytes(model.getvalue())
+    tokenizer = load_tokenizer(tmp_path)
+    encoder = Encoder(tokenizer)
+    name = next(iter(tokenizer.special_ids))
+    start = encoder.encode([Segment("hello", True)], at_start=True)
+    more = encoder.encode(
+        [Segment(" world", True), Segment(f" {name}is", False), Segment("small", True)], at_start=False
+    )
+    assert tokenizer.decode(start + more) == tokenizer.decode(start) + f" world {name}issmall"
