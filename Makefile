@@ -27,6 +27,7 @@ test: $(VENV)/.test  ## every test; those that need a GPU skip without one
 lint: $(VENV)/.dev  ## style and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	@mkdir -p $(VENV)/types && ln -sfn ../.. $(VENV)/types/ramify
 	$(BIN)/mypy
 
 format: $(VENV)/.dev

@@ -18,6 +18,10 @@ from typing import Annotated, Literal
 import msgspec
 import torch
 import typer
+from rich.console import Console
+from rich.table import Table
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
 from ramify.runtime.checkpoint import find_checkpoint
 from ramify.runtime.core import load
 from ramify.runtime.engine import Engine
@@ -25,9 +29,6 @@ from ramify.runtime.protocol.config import CoreConfig
 from ramify.runtime.protocol.core import FlushCache, Generate
 from ramify.runtime.protocol.sampling import SamplingParams
 from ramify.runtime.scheduler.scheduler import Scheduler
-from rich.console import Console
-from rich.table import Table
-from transformers import AutoModelForCausalLM, PreTrainedModel
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 

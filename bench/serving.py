@@ -19,11 +19,12 @@ from typing import Annotated, Any
 
 import httpx
 import msgspec
-import ramify
 import typer
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
+
+import ramify
 
 
 class Timing(msgspec.Struct, frozen=True):

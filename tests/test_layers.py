@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
 import ramify
 
 ROOT = Path(ramify.__file__).parent
