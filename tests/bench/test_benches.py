@@ -1,0 +1,64 @@
+"""The benches run by their documented commands and write whole figures. What the figures are is not tested."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+
+import ramify
+from ramify.runtime.checkpoint import SHIPPED_MODEL
+
+BENCH = Path(ramify.__file__).parent / "bench"
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Hugging Face checkpoint of another family: tiny, random, with the shipped tokenizer."""
+    torch.manual_seed(0)
+    config = transformers.Qwen2Config(
+        vocab_size=2048,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=256,
+        tie_word_embeddings=True,
+    )
+    path = tmp_path_factory.mktemp("checkpoint")
+    transformers.Qwen2ForCausalLM(config).save_pretrained(path)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(SHIPPED_MODEL / name, path)
+    return path
+
+
+def run(script: str, *arguments: str) -> None:
+    command = [sys.executable, "-P", str(BENCH / script), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=150)
+    assert done.returncode == 0, done.stderr
+
+
+def test_offline_compares_with_transformers(checkpoint: Path, tmp_path: Path) -> None:
+    run("offline.py", str(checkpoint), "--repeat", "1", "--json", str(tmp_path / "figures.json"))
+    figures = json.loads((tmp_path / "figures.json").read_text())
+    assert figures["info"]["architecture"] == "Qwen2ForCausalLM"
+    assert len(figures["rows"]) == 5
+    assert all(row["tok/s"] > 0 and row["transformers tok/s"] > 0 for row in figures["rows"])
+
+
+@pytest.mark.parametrize("loop", [["--concurrency", "3"], ["--rate", "200"]], ids=["closed", "open"])
+def test_serving_measures_closed_and_open_loops(url: str, loop: list[str], tmp_path: Path) -> None:
+    load = ["--num-requests", "7", "--prompt-tokens", "40", "--output-tokens", "5", "--shared-tokens", "32"]
+    run("serving.py", "--url", url, *load, *loop, "--json", str(tmp_path / "figures.json"))
+    figures = json.loads((tmp_path / "figures.json").read_text())
+    assert figures["output tok/s"] > 0
+    assert figures["TTFT ms"]["p50"] <= figures["TTFT ms"]["p99"]
+    assert figures["ITL ms"]["p50"] > 0
+    assert figures["cached tokens"] >= 5 * 32  # the first ones may find nothing cached yet
