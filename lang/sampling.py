@@ -94,20 +94,26 @@ def lower_gen(gen: Gen, defaults: Gen, stream: bool) -> Lowered:
     }
     sampling = _build(SamplingParams, given)
     if constraint is not None:
+        # Checked here as well: a message that the runtime cannot read ends the connection of every program.
+        if not isinstance(constraint.source, str):
+            raise RequestError(f"{constraint.kind} must be a string, got {constraint.source!r}", param=constraint.kind)
         sampling = msgspec.structs.replace(sampling, constraint=constraint)
     n = 1 if pick("n") is None else pick("n")
-    if not isinstance(n, int) or n < 1:
+    if type(n) is not int or n < 1:
         raise RequestError(f"n must be a positive integer, got {n!r}", param="n")
     logprobs = _logprobs(pick("return_logprob"), pick("top_logprobs_num"), pick("logprob_start_len"))
     return Lowered(session.Gen(sampling=sampling, logprobs=logprobs, n=n, stream=stream), result)
 
 
 def lower_select(select: Select, defaults: Gen) -> session.Select:
-    return session.Select(
-        choices=select.choices,
-        method=select.method,
-        temperature=select.temperature,
-        seed=defaults.seed if select.seed is None else select.seed,
+    return _build(
+        session.Select,
+        {
+            "choices": select.choices,
+            "method": select.method,
+            "temperature": select.temperature,
+            "seed": defaults.seed if select.seed is None else select.seed,
+        },
     )
 
 

@@ -6,7 +6,6 @@ The only impure file of the scheduler's side. Run as a module by the frontend; s
 from __future__ import annotations
 
 import logging
-import signal
 import sys
 import time
 import traceback
@@ -75,8 +74,8 @@ class Link:
                 case Attach():
                     self._attached.add(owner)
                 case Generate(rid=rid) if rid in self._owners:
-                    error = RequestError(f"rid {rid!r} is already running", param="rid")
-                    self._socket.send_multipart([owner, wire.encode(RequestFailed(rid, ErrorInfo.of(error)))])
+                    taken = RequestError(f"rid {rid!r} is already running", param="rid")
+                    self.reply(owner, RequestFailed(rid, ErrorInfo.of(taken)))
                     continue
                 case Generate(rid=rid):
                     self._owners[rid] = owner
@@ -145,12 +144,14 @@ def loop(link: Link, engine: Engine, scheduler: Scheduler, info: ModelInfo) -> N
 
 
 def main() -> int:
-    # A terminal's Ctrl-C reaches the whole group: the frontend answers it and ends us through the lifeline.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     config = lifeline.read_config(sys.stdin.buffer)
     lifeline.leave_at_end(sys.stdin.buffer, who="core", parent="frontend", socket_dir=config.serve.socket_dir)
     logging.basicConfig(level=config.serve.log_level.upper(), format="%(levelname)s %(name)s: %(message)s")
-    link = Link(config.serve.core_address)
+    try:
+        link = Link(config.serve.core_address)
+    except zmq.ZMQError as error:  # the directory is gone, as when the frontend died meanwhile: nobody to tell
+        print(f"ramify core: cannot listen: {error}", file=sys.stderr)
+        return 1
     try:
         engine, scheduler, info = load(config.core)
     except Exception as error:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import tempfile
+import threading
 import weakref
 from types import TracebackType
 from typing import Any, TypeVar
@@ -46,7 +48,8 @@ class Runtime:
             start_new_session=True,  # a terminal's Ctrl-C is this program's to answer
         )
         self._connection: Connection | None = None
-        self._finalizer = weakref.finalize(self, _end, self._process, config.serve.socket_dir)
+        self._connecting = threading.Lock()
+        self._finalizer = weakref.finalize(self, _end, self._process, config.serve.socket_dir, os.getpid())
         try:
             self.info, self.http_port = _await_start(self._process, config)
         except BaseException:
@@ -65,9 +68,10 @@ class Runtime:
 
     def connection(self) -> Connection:
         """The connection that programs of this process share."""
-        if self._connection is None:
-            self._connection = Connection(self.address)
-        return self._connection
+        with self._connecting:
+            if self._connection is None:
+                self._connection = Connection(self.address)
+            return self._connection
 
     def shutdown(self) -> None:
         """End the processes. What still runs is told so. Calling it again does nothing."""
@@ -134,7 +138,9 @@ def _await_start(process: subprocess.Popen[bytes], config: RuntimeConfig) -> tup
     return report.info, report.http_port
 
 
-def _end(process: subprocess.Popen[bytes], socket_dir: str) -> None:
+def _end(process: subprocess.Popen[bytes], socket_dir: str, owner: int) -> None:
+    if os.getpid() != owner:
+        return  # a fork of the program ends, which is no reason to end the program's runtime
     assert process.stdin is not None
     assert process.stdout is not None
     try:

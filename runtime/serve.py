@@ -11,6 +11,8 @@ import logging
 import shutil
 import signal
 import sys
+import time
+import traceback
 from asyncio.subprocess import Process
 from collections.abc import Callable
 from typing import NoReturn
@@ -26,6 +28,7 @@ from .protocol.start import Started, StartFailed, StartReport
 from .tokenizer import load_tokenizer
 
 CORE_GRACE = 2.0  # seconds a core may take to leave before it is killed
+STUCK = 10.0  # seconds after which a frontend that was to end does so, whatever it is busy with
 
 
 async def serve(config: RuntimeConfig, end: asyncio.Event, on_start: Callable[[Started], None]) -> None:
@@ -75,6 +78,8 @@ async def _start_core(config: RuntimeConfig) -> Process:
     core = await asyncio.create_subprocess_exec(
         *lifeline.child_command("ramify.runtime.core"),
         stdin=asyncio.subprocess.PIPE,
+        stdout=sys.stderr.fileno(),  # ours may be the parent's to read, for one report
+        start_new_session=True,  # a terminal's Ctrl-C is ours to answer, also while the core still starts
         env=lifeline.child_environment(),
     )
     assert core.stdin is not None
@@ -109,6 +114,8 @@ async def _child(config: RuntimeConfig) -> int:
         if not asked:
             print("ramify frontend: the program that started it is gone; leaving", file=sys.stderr, flush=True)
         loop.call_soon_threadsafe(end.set)
+        time.sleep(STUCK)
+        lifeline.leave(1)  # the event loop does not look up; the core follows by its own lifeline
 
     lifeline.watch(sys.stdin.buffer, on_end)
     started = False
@@ -137,7 +144,12 @@ def _report(value: StartReport) -> None:
 def main() -> NoReturn:
     config = lifeline.read_config(sys.stdin.buffer)
     logging.basicConfig(level=config.serve.log_level.upper(), format="%(levelname)s %(name)s: %(message)s")
-    lifeline.leave(asyncio.run(_child(config)))
+    try:
+        status = asyncio.run(_child(config))
+    except Exception:
+        traceback.print_exc()
+        status = 1
+    lifeline.leave(status)
 
 
 if __name__ == "__main__":

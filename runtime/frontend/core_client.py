@@ -113,16 +113,17 @@ class CoreClient:
         return self._ready.result()
 
     def submit(self, request: Generate) -> Answer:
-        """Send `request` now. Raises RuntimeFailed when the core is gone, RequestError when it is too long to send."""
+        """Send `request` now. Raises RuntimeFailed when the core is gone, RequestError when it is too long."""
         self._check_alive()
         assert request.rid not in self._answers, request.rid
-        data = wire.encode(request)
-        if len(data) > wire.MAX_MESSAGE_BYTES:  # the core's socket would drop it without a word
+        # The core would say so too, but looking at millions of ids keeps everybody else waiting.
+        if self._ready.done() and len(request.tokens) > (most := self._ready.result().context_length):
             raise RequestError(
-                f"the prompt has {len(request.tokens)} tokens, more than can be sent",
+                f"the prompt has {len(request.tokens)} tokens, the context length is {most}",
                 param="prompt",
                 code="context_length_exceeded",
             )
+        data = wire.encode(request)
         answer = self._answers[request.rid] = Answer(self, request.rid)
         self._socket.send(data)
         return answer

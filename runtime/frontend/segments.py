@@ -48,6 +48,7 @@ class Encoder:
 
     async def encode_aside(self, segments: Sequence[Segment], *, at_start: bool) -> list[int]:
         """The same; long texts are tokenised in a thread, so that nobody else waits for them."""
+        await asyncio.sleep(0)  # of thousands of short ones, nobody else waits for more than one
         if sum(len(text) for text, _ in segments) <= LONG:
             return self.encode(segments, at_start=at_start)
         return await asyncio.to_thread(self.encode, segments, at_start=at_start)

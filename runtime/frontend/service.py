@@ -16,12 +16,15 @@ import zmq
 import zmq.asyncio
 
 from ..protocol import wire
-from ..protocol.errors import BusyError, ErrorInfo, RamifyError, RequestError
+from ..protocol.errors import BusyError, ErrorInfo, RamifyError, RequestError, RuntimeFailed
 from ..protocol.session import (
     Append,
     Bye,
     Call,
     Close,
+    Delta,
+    Done,
+    Failed,
     Fatal,
     FromFrontend,
     Hello,
@@ -87,8 +90,12 @@ class Service:
         """Close the states of clients not heard of for SILENCE seconds. `now` is on the monotonic clock."""
         for identity, client in list(self._clients.items()):
             if now - client.last_heard > SILENCE:
-                logger.warning("a client fell silent; closing its %d states", client.session.num_states)
+                num_states = client.session.num_states
                 self._forget(identity)
+                if num_states:  # without any, silence is as it should be
+                    logger.warning("a client fell silent; closing its %d states", num_states)
+                    silent = RuntimeFailed(f"the program was not heard of for {SILENCE:g} s; its states are closed")
+                    self._send(identity, Fatal(ErrorInfo.of(silent)))  # should it be alive, it waits for answers
 
     def _forget(self, identity: bytes) -> None:
         client = self._clients.pop(identity, None)
@@ -179,4 +186,9 @@ class Service:
             return Reply(call.call, error=ErrorInfo.of(error))
 
     def _send(self, identity: bytes, message: FromFrontend) -> None:
-        self._socket.send_multipart([identity, wire.encode(message)])  # queued at once: no high-water mark
+        try:
+            data = wire.encode(message)
+        except RequestError as error:  # e.g. the log-probabilities of many samples
+            assert isinstance(message, Done | Delta | Failed)
+            data = wire.encode(Failed(message.state, message.op, ErrorInfo.of(error)))
+        self._socket.send_multipart([identity, data])  # queued at once: no high-water mark

@@ -106,16 +106,7 @@ class Connection:
         self._raise_if_down()
         if os.getpid() != self._pid:
             raise RuntimeFailed("a connection does not survive os.fork(); make one in the new process")
-        try:
-            data = wire.encode(message)
-        except UnicodeEncodeError as error:
-            text = error.object[max(0, error.start - 20) : error.end + 20]
-            raise RequestError(f"text that is not valid Unicode: {text!r}", param="text", code="invalid_text") from None
-        if len(data) > wire.MAX_MESSAGE_BYTES:
-            raise RequestError(
-                f"one append of {len(data)} bytes; the most is {wire.MAX_MESSAGE_BYTES}", param="text", code="too_long"
-            )
-        self._link.post(data)
+        self._link.post(wire.encode(message))
 
     def call(self, method: Literal["info", "stats", "flush_cache"]) -> Reply:
         """Ask and wait for the answer. Raises the error that it carries, RuntimeFailed when none can come."""

@@ -26,7 +26,7 @@ class CoreConfig(msgspec.Struct, frozen=True, kw_only=True):
     num_pages: Annotated[
         Annotated[int, Meta(ge=4)] | None, Meta(description="KV pages of 16 tokens; default: from kv_memory")
     ] = None
-    kv_memory: Annotated[float, Meta(gt=0, description="GiB for KV, when num_pages is not given")] = 1.0
+    kv_memory: Annotated[float, Meta(gt=0, le=1 << 20, description="GiB for KV, when num_pages is not given")] = 1.0
     prefill_budget: Annotated[int, Meta(ge=16, description="tokens computed per step, all rows together")] = 1024
     max_running: Annotated[int, Meta(ge=1, description="requests decoded at once")] = 64
     max_waiting: Annotated[int, Meta(ge=1, description="requests queued before answering busy")] = 4096

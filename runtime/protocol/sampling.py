@@ -57,10 +57,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         _range("min_p", self.min_p, 0.0, 1.0)
         _range("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
         _range("presence_penalty", self.presence_penalty, -2.0, 2.0)
-        if not 0.0 < self.repetition_penalty <= 10.0:
-            raise RequestError(
-                f"repetition_penalty must be in (0, 10], got {self.repetition_penalty}", param="repetition_penalty"
-            )
+        # Not down to 0: a logit divided by it must stay finite, or nothing can be drawn.
+        _range("repetition_penalty", self.repetition_penalty, 0.01, 10.0)
         for token, bias in self.logit_bias.items():
             if token < 0 or not -100.0 <= bias <= 100.0:
                 raise RequestError(

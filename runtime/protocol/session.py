@@ -128,7 +128,7 @@ class Welcome(msgspec.Struct, frozen=True, tag="welcome"):
 
 
 class Fatal(msgspec.Struct, frozen=True, tag="fatal"):
-    """The runtime is going down (or could not start); nothing more will be answered."""
+    """Nothing more will be answered: the runtime goes down (or could not start), or took the client for dead."""
 
     error: ErrorInfo
 

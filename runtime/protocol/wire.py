@@ -10,13 +10,22 @@ import zmq
 from .errors import RequestError
 
 MAX_MESSAGE_BYTES = 64 << 20
-HEARTBEAT_MS = 1000  # between processes: a peer that hangs in the transport is noticed within 3 s
 
 _encoder = msgspec.msgpack.Encoder()
 
 
 def encode(message: msgspec.Struct) -> bytes:
-    return _encoder.encode(message)
+    """Raises RequestError for text that is no Unicode, a number beyond 64 bits, and more bytes than a peer takes."""
+    try:
+        data = _encoder.encode(message)
+    except UnicodeEncodeError as error:
+        text = error.object[max(0, error.start - 20) : error.end + 20]
+        raise RequestError(f"text that is not valid Unicode: {text!r}", param="text", code="invalid_text") from None
+    except OverflowError as error:
+        raise RequestError(f"a number is out of range: {error}") from None
+    if len(data) > MAX_MESSAGE_BYTES:  # it would be dropped without a word, and the connection with it
+        raise RequestError(f"one message of {len(data)} bytes; the most is {MAX_MESSAGE_BYTES}", code="too_long")
+    return data
 
 
 def decode(decoder: msgspec.msgpack.Decoder[Any], data: bytes) -> Any:
@@ -31,10 +40,12 @@ def decode(decoder: msgspec.msgpack.Decoder[Any], data: bytes) -> Any:
 
 
 def set_options(socket: zmq.Socket[Any]) -> None:
-    """What every socket of ours has: a size limit, no lingering at close, no dropped messages, heartbeats."""
+    """What every socket of ours has: a size limit, no lingering at close, no dropped messages.
+
+    No heartbeats: the system tells when a peer has died, and one that was only stopped for a while (Ctrl-Z, a frozen
+    container) must not find its connection gone, and what it waited for with it.
+    """
     socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
     socket.setsockopt(zmq.LINGER, 0)
     socket.setsockopt(zmq.SNDHWM, 0)
     socket.setsockopt(zmq.RCVHWM, 0)
-    socket.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)
-    socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, 3 * HEARTBEAT_MS)

@@ -7,6 +7,8 @@ from collections.abc import Iterable
 from ..protocol.core import Generate
 from ..protocol.errors import RequestError
 
+MAX_LISTED = 3 << 20  # log-probabilities in one answer, at most 20 bytes each: a message is 64 MiB
+
 
 def end_of(message: Generate, *, vocab_size: int, context_length: int, num_slots: int) -> int:
     """How many tokens, prompt and output together, the request ends at. Less than it asks for when the context or the
@@ -35,6 +37,14 @@ def end_of(message: Generate, *, vocab_size: int, context_length: int, num_slots
             param="prompt",
             code="context_length_exceeded",
         )
+    if message.logprobs is not None and message.logprobs.prompt_from is not None:
+        num_listed = max(0, num_prompt - message.logprobs.prompt_from) * (1 + message.logprobs.num_top)
+        if num_listed > MAX_LISTED:
+            raise RequestError(
+                f"{num_listed} log-probabilities of the prompt, with alternatives; at most {MAX_LISTED} fit an answer",
+                param="logprob_start_len",
+                code="too_long",
+            )
     return min(num_prompt + params.max_new_tokens, context_length, num_slots)
 
 

@@ -161,13 +161,14 @@ def test_an_error_of_the_core_is_raised_as_what_it_is() -> None:
     run(main())
 
 
-def test_a_prompt_too_long_for_the_wire_is_refused_before_it_is_sent() -> None:
+def test_a_prompt_beyond_the_context_is_refused_before_it_is_sent() -> None:
     async def main() -> None:
         async with house() as built:
             prompt = Prompt(tokens=[70_000] * (wire.MAX_MESSAGE_BYTES // 5 + 1), sampling=SamplingParams())
-            with pytest.raises(RequestError, match="more than can be sent") as caught:
+            with pytest.raises(RequestError, match="the context length is 2048") as caught:
                 generator(built).start(prompt)
             assert caught.value.code == "context_length_exceeded"
+            assert not built.core.requests
             assert (await finish(built))[1].sequence.text == " fine."
 
     run(main())

@@ -17,6 +17,7 @@ from ramify.runtime.protocol.session import (
     Append,
     Bye,
     Call,
+    Close,
     Done,
     Failed,
     Fatal,
@@ -192,10 +193,29 @@ def test_a_client_that_is_gone_leaves_nothing_running(way: str) -> None:
                 service.forget_silent(time.monotonic() + SILENCE + 1)
             await built.core.until(lambda: len(built.core.aborted) == 2)
             assert service.num_clients == 0
+            if way == "silence":  # it may be alive, and wait
+                farewell = await client.receive()
+                assert isinstance(farewell, Fatal)
+                assert "not heard of" in farewell.error.message
             # Its states are gone: should it come back, it is told so.
             await client.append(1, Sync())
             answers = await client.answers(1)
             assert isinstance(answers[1, 2], Failed)
+
+    run(main())
+
+
+def test_an_answer_too_long_for_the_wire_fails_its_operation_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        async with house() as built:
+            client = built.client()
+            await client.open(1, 2)
+            monkeypatch.setattr(wire, "MAX_MESSAGE_BYTES", 2000)
+            [_, failed] = await client.play(1, Text("a"), Gen(sampling=SAMPLING, n=100))
+            assert isinstance(failed, Failed)
+            assert failed.error.code == "too_long"
+            [_, done] = await client.play(2, Text("a"), Gen(sampling=SAMPLING))
+            assert isinstance(done, Done)
 
     run(main())
 
@@ -211,6 +231,23 @@ def test_a_client_that_says_something_is_not_silent() -> None:
             await client.receive()
             built.frontend._service.forget_silent(before + SILENCE)
             assert isinstance((await client.play(1, Sync()))[0], Done)
+
+    run(main())
+
+
+def test_a_client_without_states_may_be_silent() -> None:
+    async def main() -> None:
+        async with house() as built:
+            client = built.client()
+            await client.open(1)
+            await client.play(1, Sync())
+            await client.send(Close((1,)), Call(1, "info"))
+            assert isinstance(await client.receive(), Reply)
+            built.frontend._service.forget_silent(time.monotonic() + SILENCE + 1)
+            assert built.frontend._service.num_clients == 0
+            await client.open(2)
+            await client.send(Append(2, 0, [Sync()]))
+            assert isinstance(await client.receive(), Done)
 
     run(main())
 

@@ -197,8 +197,10 @@ def test_text_that_is_no_unicode_or_too_long_is_refused_by_itself(
     with pytest.raises(RequestError, match="not valid Unicode") as caught:
         connection.send(session.Append(1, 0, [session.Text("bad \ud800 text")]))
     assert caught.value.param == "text"
+    with pytest.raises(RequestError, match="out of range"):
+        connection.send(session.Append(1, 0, [session.Select(choices=("a",), seed=1 << 70)]))
     monkeypatch.setattr(wire, "MAX_MESSAGE_BYTES", 1000)
-    with pytest.raises(RequestError, match="one append of 20"):
+    with pytest.raises(RequestError, match="one message of 20"):
         connection.send(session.Append(1, 0, [session.Text("x" * 2000)]))
     assert connection.call("info").info is not None
 

@@ -123,6 +123,9 @@ def test_log_probabilities_are_asked_for(arguments: dict[str, Any], expected: Lo
         ({"logit_bias": [1]}, "logit_bias"),
         ({"n": 0}, "n"),
         ({"n": "2"}, "n"),
+        ({"n": True}, "n"),
+        ({"regex": ["a"]}, "regex"),
+        ({"grammar": 5}, "grammar"),
         ({"stop_regex": "a+"}, "stop_regex"),
         ({"return_text_in_logprobs": True}, "return_text_in_logprobs"),
         ({"top_logprobs_num": 1000}, "top_logprobs"),
@@ -133,6 +136,13 @@ def test_a_bad_argument_is_named(arguments: dict[str, Any], param: str) -> None:
     with pytest.raises(RequestError) as caught:
         lower_gen(Gen(**arguments), NO_DEFAULTS, stream=False)
     assert caught.value.param == param
+
+
+@pytest.mark.parametrize("seed", ["a", True, 1.5])
+def test_a_bad_seed_of_a_select_is_named(seed: Any) -> None:
+    with pytest.raises(RequestError) as caught:
+        lower_select(dataclasses.replace(select("x", ["a", "b"]), seed=seed), NO_DEFAULTS)
+    assert caught.value.param == "seed"
 
 
 def test_a_select_keeps_its_temperature_and_takes_the_run_s_seed() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import httpx
 import msgspec
 import pytest
@@ -45,6 +47,7 @@ def test_a_prompt_beyond_the_context_names_both_numbers(url: str, backend: ramif
     [
         ({"temperature": -1}, "temperature"),
         ({"top_p": 0}, "top_p"),
+        ({"repetition_penalty": 1e-50}, "repetition_penalty"),  # 0 to a float32: nothing could be drawn
         ({"regex": "[a-"}, "regex"),
         ({"json_schema": '{"type": "object", "properties": {"a": {"type": "nothing"}}}'}, "json_schema"),
         ({"json_schema": "{"}, "json_schema"),
@@ -71,6 +74,16 @@ def test_a_malformed_body_is_a_400(url: str, body: bytes) -> None:
     answer = httpx.post(f"{url}/generate", content=body, headers={"content-type": "application/json"}, timeout=60)
     assert answer.status_code == 400, answer.text
     assert answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("penalty", [0.01, 10.0])
+def test_the_strongest_penalties_leave_the_grammar_its_say(url: str, penalty: float, temperature: float) -> None:
+    params = {"regex": "[0-9]+", "repetition_penalty": penalty, "temperature": temperature, "max_new_tokens": 20}
+    answer = httpx.post(f"{url}/generate", json={"text": QUESTION, "sampling_params": params}, timeout=60)
+    assert answer.status_code == 200, answer.text
+    assert re.fullmatch("[0-9]+", answer.json()["text"])
+    assert lives(url)
 
 
 def test_a_token_outside_the_vocabulary_is_named(url: str) -> None:

@@ -7,12 +7,17 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
 import pytest
 
 import ramify
+from ramify.runtime import lifeline
+from ramify.runtime.protocol.config import CoreConfig, RuntimeConfig, ServeConfig
 
 SOON = 2.0  # seconds within which a dead process takes the others along
 RAMIFY = str(Path(sys.executable).parent / "ramify")
@@ -53,8 +58,8 @@ def own_tmp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @ramify.function
-def endless(s: ramify.ProgramState) -> None:
-    s += "Tell me everything." + ramify.gen("x", max_tokens=1900, ignore_eos=True, temperature=1.0)
+def endless(s: ramify.ProgramState, length: int = 1900) -> None:
+    s += "Tell me everything." + ramify.gen("x", max_tokens=length, ignore_eos=True, temperature=1.0)
 
 
 def test_a_killed_core_ends_the_frontend_and_fails_the_program(
@@ -132,6 +137,85 @@ def test_ctrl_c_ends_serve_cleanly(own_tmp: Path) -> None:
         assert server.wait(10) == 0
         assert server.stderr.read() == ""
         assert not is_alive(core)
+    assert not list(own_tmp.iterdir())
+
+
+def test_ctrl_c_ends_serve_cleanly_also_while_the_core_starts(own_tmp: Path) -> None:
+    with subprocess.Popen(
+        [RAMIFY, "serve", "--port", "0"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as server:
+        assert server.stderr is not None
+        while not (cores := children(server.pid)):
+            assert server.poll() is None
+        os.killpg(server.pid, signal.SIGINT)
+        assert server.wait(10) == 0
+        assert server.stderr.read() == ""
+        assert wait_until_dead(cores[0], SOON)
+    assert not list(own_tmp.iterdir())
+
+
+def test_a_core_whose_socket_cannot_be_had_says_so_and_ends(tmp_path: Path) -> None:
+    config = RuntimeConfig(core=CoreConfig(), serve=ServeConfig(socket_dir=str(tmp_path / "gone")))
+    with subprocess.Popen(
+        lifeline.child_command("ramify.runtime.core"), stdin=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as core:
+        assert core.stdin is not None
+        assert core.stderr is not None
+        core.stdin.write(lifeline.first_line(config))
+        core.stdin.flush()
+        said = core.stderr.read().decode()  # to its end, while its standard input stays open
+        assert core.wait() == 1
+    assert "cannot listen" in said
+    assert "Traceback" not in said
+
+
+def test_a_core_that_was_stopped_for_a_while_goes_on() -> None:
+    with ramify.Runtime() as runtime:
+        [core] = children(runtime.pid)
+        state = endless.run(backend=runtime, stream=True, length=300)
+        next(state.text_iter())
+        os.kill(core, signal.SIGSTOP)
+        time.sleep(4)  # longer than any sign of life may be overdue
+        os.kill(core, signal.SIGCONT)
+        assert state["x"]
+
+
+def test_what_a_core_prints_is_no_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    says = "import sys\nif 'ramify.runtime.core' in sys.orig_argv: print('a library says hello', flush=True)\n"
+    (tmp_path / "sitecustomize.py").write_text(says)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with ramify.Runtime() as runtime:
+        assert runtime.info.name == "ramify-demo"
+
+
+def test_threads_that_ask_at_once_share_one_connection() -> None:
+    with ramify.Runtime() as runtime, ThreadPoolExecutor(16) as threads:
+        together = threading.Barrier(16)
+        asked = [threads.submit(lambda: (together.wait(), runtime.connection())[1]) for _ in range(16)]
+        assert len({id(future.result()) for future in asked}) == 1
+
+
+def test_the_end_of_a_program_s_fork_is_not_its_runtime_s() -> None:
+    code = (
+        "import os, sys, ramify; r = ramify.Runtime()\n"
+        "child = os.fork()\n"
+        "if not child: sys.exit(0)\n"
+        "assert os.waitpid(child, 0)[1] == 0\n"
+        "print(r.connection().call('info').info.name)"
+    )
+    done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.stdout == "ramify-demo\n", done.stderr
+
+
+@pytest.mark.parametrize("value", [float("inf"), float("nan"), 0.0])
+def test_a_setting_that_is_no_amount_is_named_before_a_process_starts(own_tmp: Path, value: float) -> None:
+    with pytest.raises(ramify.RequestError) as caught:
+        ramify.Runtime(kv_memory=value)
+    assert caught.value.param == "kv_memory"
     assert not list(own_tmp.iterdir())
 
 

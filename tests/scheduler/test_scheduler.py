@@ -348,6 +348,18 @@ def test_what_can_never_run_is_refused_by_name() -> None:
     assert runtime.scheduler.idle
 
 
+def test_more_prompt_logprobs_than_a_message_holds_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ramify.runtime.scheduler.limits.MAX_LISTED", 30)
+    runtime = Runtime()
+    runtime.add(generate("fits", [2] * 10, logprobs=LogprobParams(num_top=2, prompt_from=0)))
+    runtime.add(generate("not", [2] * 11, logprobs=LogprobParams(num_top=2, prompt_from=0)))
+    error = runtime.answers["not"].error
+    assert error is not None
+    assert (error.param, error.code) == ("logprob_start_len", "too_long")
+    assert runtime.answers["fits"].error is None
+    runtime.finish()
+
+
 def test_a_queue_that_is_full_answers_busy_and_works_on() -> None:
     runtime = Runtime(max_waiting=2)
     runtime.add(*(generate(f"r{i}", [2 + i]) for i in range(4)))

@@ -7,9 +7,9 @@ for "none" ends here. Source: SGLang's native API.
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from ...protocol.errors import RequestError
 from ...protocol.sampling import Constraint, ConstraintKind, LogprobParams, SamplingParams
@@ -17,8 +17,21 @@ from ...protocol.sampling import Constraint, ConstraintKind, LogprobParams, Samp
 MAX_BATCH = 4096
 
 TokenId = Annotated[int, Field(ge=0, lt=1 << 31)]
-TokenIds = Annotated[list[TokenId], Field(fail_fast=True)]  # one complaint is enough: there may be millions
+T = TypeVar("T")
+Many = Annotated[list[T], Field(fail_fast=True)]  # one complaint is enough: there may be millions
+TokenIds = Many[TokenId]
 Priority = Annotated[int, Field(ge=-(1 << 31), lt=1 << 31)]
+
+
+def _unicode(text: str) -> str:
+    try:
+        text.encode()
+    except UnicodeEncodeError:  # JSON can say half a character
+        raise ValueError("text that is not Unicode") from None
+    return text
+
+
+Text = Annotated[str, AfterValidator(_unicode)]
 
 
 class Body(BaseModel):
@@ -43,7 +56,7 @@ class SamplingBody(Body):
     repetition_penalty: float = 1.0
     logit_bias: dict[str, float] = {}
     sampling_seed: int | None = None
-    stop: str | list[str] = []
+    stop: Text | Many[Text] = []
     stop_token_ids: TokenIds = []
     ignore_eos: bool = False
     skip_special_tokens: bool = True
@@ -100,17 +113,17 @@ class SamplingBody(Body):
 class GenerateBody(Body):
     """One prompt or a batch of them; what may differ between them is one value for all or a list of their length."""
 
-    text: str | list[str] | None = None
-    input_ids: TokenIds | Annotated[list[TokenIds], Field(fail_fast=True)] | None = None
-    sampling_params: SamplingBody | list[SamplingBody] = SamplingBody()
-    return_logprob: bool | list[bool] = False
-    logprob_start_len: int | list[int] = -1
-    top_logprobs_num: int | list[int] = 0
+    text: Text | Many[Text] | None = None
+    input_ids: TokenIds | Many[TokenIds] | None = None
+    sampling_params: SamplingBody | Many[SamplingBody] = SamplingBody()
+    return_logprob: bool | Many[bool] = False
+    logprob_start_len: int | Many[int] = -1
+    top_logprobs_num: int | Many[int] = 0
     return_text_in_logprobs: bool = False
     stream: bool = False
-    rid: str | list[str] | None = None
-    priority: Priority | list[Priority] = 0
-    extra_key: str | list[str] | None = None
+    rid: Text | Many[Text] | None = None
+    priority: Priority | Many[Priority] = 0
+    extra_key: Text | Many[Text] | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -160,12 +173,12 @@ def logprob_params(wanted: bool, start: int, num_top: int, num_prompt: int) -> L
 
 
 class TokenizeBody(Body):
-    prompt: str | list[str]
+    prompt: Text | Many[Text]
     add_special_tokens: bool = True
 
 
 class DetokenizeBody(Body):
-    tokens: TokenIds | Annotated[list[TokenIds], Field(fail_fast=True)]
+    tokens: TokenIds | Many[TokenIds]
     skip_special_tokens: bool = True
 
 

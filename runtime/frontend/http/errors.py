@@ -102,7 +102,9 @@ def _path(detail: dict[str, Any], body: Any) -> list[str | int]:
     path: list[str | int] = []
     value = body
     for part in detail["loc"][1:]:
-        if part in (value if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ()):
+        if (isinstance(value, dict) and part in value) or (
+            isinstance(value, list) and isinstance(part, int) and part < len(value)
+        ):
             value = value[part]
             path.append(part)
         elif detail["type"] == "missing" and part == detail["loc"][-1]:

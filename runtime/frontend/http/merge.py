@@ -16,17 +16,20 @@ class _End:
 
 
 async def merge(sources: Sequence[AsyncIterable[T]]) -> AsyncGenerator[T]:
-    """The values of all sources as they come. The first error ends all of them and is raised."""
-    queue: asyncio.Queue[T | _End] = asyncio.Queue()
+    """The values of all sources as they come. The first error ends all of them and is raised.
+
+    Each source is at most a value ahead, so that a slow reader does not make them pile up.
+    """
+    queue: asyncio.Queue[T | _End] = asyncio.Queue(maxsize=len(sources))
 
     async def pump(source: AsyncIterable[T]) -> None:
         try:
             async for value in source:
-                queue.put_nowait(value)
+                await queue.put(value)
         except Exception as error:
-            queue.put_nowait(_End(error))
+            await queue.put(_End(error))
         else:
-            queue.put_nowait(_End(None))
+            await queue.put(_End(None))
 
     tasks = [asyncio.create_task(pump(source)) for source in sources]
     num_running = len(tasks)

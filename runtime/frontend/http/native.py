@@ -14,11 +14,12 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from ...protocol.errors import RequestError
 from ..core_client import new_rid
 from ..generation import Generator, Prompt, Sample
 from ..segments import Segment
 from .answers import answer
-from .bodies import AbortBody, GenerateBody, logprob_params
+from .bodies import MAX_BATCH, AbortBody, GenerateBody, logprob_params
 from .connection import EventStream, json_response, unless_client_leaves
 from .merge import merge
 
@@ -125,6 +126,8 @@ class NativeApi:
         num = len(prompts)
         sampling = body.each("sampling_params", num)
         settings = [body.each(name, num) for name in ("return_logprob", "logprob_start_len", "top_logprobs_num")]
+        if sum(part.n for part in sampling) > MAX_BATCH:
+            raise RequestError(f"n must be such that {num} prompts make at most {MAX_BATCH} outputs in all", param="n")
         params = [part.params() for part in sampling]  # before anything is tokenised: cheap, and often wrong
         tokens = [await self._tokens(prompt) for prompt in prompts]
         made_up = new_rid()
