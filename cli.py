@@ -63,7 +63,7 @@ def with_settings(*settings: inspect.Parameter) -> Callable[[Callable[..., Any]]
 
 
 MODEL_SETTINGS = settings_of(CoreConfig, "Model and memory", skip=frozenset({"model"}))
-SERVE_SETTINGS = settings_of(ServeConfig, "Serving", skip=frozenset({"socket_dir", "port"}))
+SERVE_SETTINGS = settings_of(ServeConfig, "Serving", skip=frozenset({"socket_dir", "port", "api_key"}))
 LOG_SETTINGS = [p for p in SERVE_SETTINGS if p.name == "log_level"]
 ModelArgument = Annotated[
     str | None, typer.Argument(help="Path of a Hugging Face checkpoint; default: the model that ships.")
@@ -80,6 +80,16 @@ def serve(
     model: ModelArgument = None,
     *,
     port: Annotated[int, typer.Option(help="HTTP port; 0: any free one.", rich_help_panel="Serving")] = 30000,
+    api_key: Annotated[
+        str | None,
+        # From the environment it stays out of the list of processes.
+        typer.Option(
+            envvar="RAMIFY_API_KEY",
+            show_envvar=True,
+            help="Required as 'Authorization: Bearer KEY' when set.",
+            rich_help_panel="Serving",
+        ),
+    ] = None,
     **settings: Any,
 ) -> None:
     """Serve a model over HTTP and to programs, until Ctrl-C."""
@@ -88,7 +98,7 @@ def serve(
     from .runtime.serve import serve as run_frontend
 
     logging.basicConfig(level=settings["log_level"].upper(), format="%(levelname)s %(name)s: %(message)s")
-    config = make_config(model, {"port": port, **settings})
+    config = make_config(model, {"port": port, "api_key": api_key, **settings})
 
     def on_start(started: Started) -> None:
         print(f"serving {started.info.name} at http://{config.serve.host}:{started.http_port}", flush=True)

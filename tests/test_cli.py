@@ -81,6 +81,8 @@ def test_run_gives_the_script_its_arguments_and_its_folder(tmp_path: Path) -> No
         (["--context-length", "999999"], "context_length"),
         (["--device", "cuda:77"], "cuda:77"),
         (["--kv-memory", "0.001"], "kv_memory"),
+        (["--kv-memory", "1000000"], "kv_memory"),
+        (["--num-pages", "100000000000"], "num_pages"),
     ],
 )
 def test_a_bad_setting_is_one_line(setting: list[str], message: str) -> None:

@@ -24,7 +24,7 @@ def build_engine(config: CoreConfig, path: Path, on_progress: Progress | None = 
     """The engine of the checkpoint in directory `path`, its weights loaded.
 
     Raises CheckpointError when the checkpoint cannot be served, RequestError naming the setting when the device does
-    not exist, the context is longer than the model's, or the KV memory does not hold one sequence.
+    not exist, the context is longer than the model's, or the KV memory holds no sequence or is more than there is.
     """
     model_config = read_config(path)
     device = choose_device(config.device)
@@ -34,8 +34,18 @@ def build_engine(config: CoreConfig, path: Path, on_progress: Progress | None = 
     if device.type == "cpu" and num_parameters(model_config) < _TINY:
         torch.set_num_threads(1)
     model = load_model(path, device=device, dtype=dtype, on_progress=on_progress)
-    pool = KvPool(model_config, num_pages, device=device, dtype=dtype)
+    pool = _pool(model_config, num_pages, device, dtype, param="kv_memory" if config.num_pages is None else "num_pages")
     return Engine(model, pool, context_length=context_length)
+
+
+def _pool(model: ModelConfig, num_pages: int, device: torch.device, dtype: torch.dtype, *, param: str) -> KvPool:
+    try:
+        return KvPool(model, num_pages, device=device, dtype=dtype)
+    except (RuntimeError, torch.OutOfMemoryError):
+        gibibytes = num_pages * bytes_per_page(model, dtype) / 2**30
+        raise RequestError(
+            f"{num_pages} pages of KV take {gibibytes:,.1f} GiB, more than {device} has: lower {param}", param=param
+        ) from None
 
 
 def choose_device(name: str) -> torch.device:

@@ -47,7 +47,9 @@ class HFTokenizer(VocabularyTokenizer):
 
     def encode_text(self, text: str, *, parse_special: bool, continues: bool) -> list[int]:
         library = self._library(parse_special=parse_special, continues=continues and self._has_first_space)
-        ids: list[int] = library.encode(text, add_special_tokens=False).ids
+        # The batch call lets other threads go on meanwhile; the single one does not.
+        [encoding] = library.encode_batch_fast([text], add_special_tokens=False)
+        ids: list[int] = encoding.ids
         return ids
 
     def _library(self, *, parse_special: bool, continues: bool) -> tokenizers.Tokenizer:
