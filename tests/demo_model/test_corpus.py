@@ -25,8 +25,8 @@ def test_the_same_seed_gives_the_same_text():
 
 def test_every_kind_of_document_can_be_drawn():
     for maker in SHARES:
-        for held_out in (False, True):
-            case = maker(Draw(5, held_out))
+        for held_out, wide in itertools.product((False, True), repeat=2):
+            case = maker(Draw(5, held_out, wide))
             assert case.answer
             assert case.answer == case.answer.rstrip()
             assert case.prompt == "" or case.prompt[-1] != " ", "a prompt that ends in a space splits tokens wrongly"
@@ -67,9 +67,20 @@ def test_training_never_uses_held_out_names_numbers_or_wordings():
     assert not ({training.number(21, 999) for _ in range(5000)} & {held_out.number(21, 999) for _ in range(5000)})
     options = [f"wording {n}" for n in range(60)]
     assert not (
-        {training.wording("key", options) for _ in range(2000)}
-        & {held_out.wording("key", options) for _ in range(2000)}
+        {training.fact_wording("key", options) for _ in range(2000)}
+        & {held_out.fact_wording("key", options) for _ in range(2000)}
     )
+
+
+def test_wide_draws_hold_out_what_stands_side_by_side():
+    options = [f"wording {n}" for n in range(60)]
+
+    def drawn(held_out: bool) -> set[str]:
+        d = Draw(1, held_out=held_out, wide=True)
+        return {d.wording("key", options, beside="age") for _ in range(2000)}
+
+    assert not drawn(False) & drawn(True)
+    assert len({Draw(n, wide=True).wording("key", options) for n in range(2000)}) == 60
 
 
 def test_extraction_answers_are_json_made_of_the_text():

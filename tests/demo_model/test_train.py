@@ -7,13 +7,23 @@ import itertools
 import pytest
 
 torch = pytest.importorskip("torch")
-pytest.importorskip("transformers")
+pytest.importorskip("transformers")  # hence the imports below it
 
-from model import CONTEXT  # noqa: E402 - only with torch and transformers installed
-from tokenizer import train_tokenizer  # noqa: E402 - only with torch and transformers installed
-from train import Recipe, Trainer, batch  # noqa: E402
+from corpus.emphasis import own_words  # noqa: E402
+from corpus.mix import HARD_SHARES, SHARES, cases  # noqa: E402
+from model import CONTEXT  # noqa: E402
+from tokenizer import train_tokenizer  # noqa: E402
+from train import Recipe, Stage, Trainer, batch  # noqa: E402
 
-TINY = Recipe(steps=8, turn=6, long_steps=0, tokens_per_step=128, row=64, vocab_size=512, warmup=2)
+TINY = Recipe(
+    stages=(
+        Stage(2, SHARES, row=64, prompt_weight=1.0, lr=0.5),
+        Stage(8, HARD_SHARES, row=128, prompt_weight=0.2, lr=0.1),
+    ),
+    tokens_per_step=128,
+    vocab_size=512,
+    warmup=2,
+)
 
 
 @pytest.fixture(scope="module")
@@ -22,9 +32,19 @@ def tokenizer():
 
 
 def test_a_step_always_has_the_same_data(tokenizer):
-    assert torch.equal(batch(tokenizer, TINY, 3), batch(tokenizer, TINY, 3))
-    assert not torch.equal(batch(tokenizer, TINY, 3), batch(tokenizer, TINY, 4))
-    assert batch(tokenizer, TINY, 3).shape == (2, 65)
+    (rows, weights), (again, _), (other, _) = (batch(tokenizer, TINY, step) for step in (3, 3, 4))
+    assert torch.equal(rows, again)
+    assert not torch.equal(rows, other)
+    assert rows.shape == weights.shape == (1, 129)
+    assert batch(tokenizer, TINY, 0)[0].shape == (2, 65)
+    assert weights.unique().tolist() == pytest.approx([0.2, 1.0])
+
+
+def test_answers_weigh_in_full_and_prompts_do_not():
+    for case in itertools.islice(cases(9), 300):
+        owned = "".join(case.document[a:b] for a, b in own_words(case))
+        assert all(line in owned for line in case.answer.splitlines() if not line.startswith("Observation"))
+        assert "<|user|>" not in owned
 
 
 def test_a_resumed_run_equals_an_unbroken_one(tokenizer, tmp_path):
@@ -46,10 +66,10 @@ def test_the_learning_rate_rises_and_falls():
     assert max(factors) == 1.0
     assert peak <= recipe.warmup
     assert all(before >= after for before, after in itertools.pairwise(factors[peak:]))
-    assert recipe.floor <= factors[-1] < recipe.floor + 0.01
+    assert factors[-1] == pytest.approx(recipe.stages[-1].lr, abs=0.01)
 
 
 def test_the_last_stage_fills_the_context():
     recipe = Recipe()
-    assert recipe.stage(0)[1] == recipe.stage(recipe.turn)[1] == recipe.row
-    assert recipe.stage(recipe.steps - 1)[1] == CONTEXT
+    assert recipe.stage(0) is recipe.stages[0]
+    assert recipe.stage(recipe.steps - 1).row == CONTEXT

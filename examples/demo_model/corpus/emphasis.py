@@ -1,0 +1,34 @@
+"""Which parts of a document are the model's own words: its answers, not what users, tools and texts say.
+
+Training weighs the rest less: the random names of a prompt cannot be learnt, and drown what can.
+"""
+
+from __future__ import annotations
+
+import re
+
+from .case import ASSISTANT, BOS, END, Case
+
+Span = tuple[int, int]  # characters, half-open
+TURN = re.compile(re.escape(ASSISTANT) + r"\n(.*?" + re.escape(END) + ")", re.DOTALL)
+OBSERVATION = re.compile(r"^Observation \d+: .*\n", re.MULTILINE)
+
+
+def own_words(case: Case) -> list[Span]:
+    """Spans of `case.document`: each answer with what ends it, also of the examples before the query."""
+    document = case.document
+    if case.stop == END:
+        return [match.span(1) for match in TURN.finditer(document)]
+    start = len(BOS) + len(case.prompt)
+    spans = [match.span(1) for match in _cued(case.prompt).finditer(document, 0, start)] if case.prompt else []
+    seen = start
+    for match in OBSERVATION.finditer(document, start):
+        spans.append((seen, match.start()))
+        seen = match.end()
+    return [*spans, (seen, len(document))]
+
+
+def _cued(prompt: str) -> re.Pattern[str]:
+    """What follows the query's last word, `Answer:` say, wherever that word stands."""
+    cue = prompt.split()[-1]
+    return re.compile(re.escape(cue) + r"( .*\n)")
