@@ -23,7 +23,9 @@ def tree_of_thought(s, question, stem, width=4):
     s += f"Question: {question}\n"
     branches = s.fork(width)
     for seed, branch in enumerate(branches):
-        branch += f"Thought: {stem}" + gen("thought", max_tokens=12, stop=[".", "\n"], temperature=1.2, seed=seed)
+        branch += f"Thought: {stem}" + gen(
+            "thought", max_tokens=12, stop=[".", "\n"], temperature=1.2, top_p=0.95, seed=seed
+        )
         branch += ".\nCorrect:" + select("verdict", choices=[" yes", " no"])
     branches.join()
     thoughts = [f"{stem}{thought}." for thought in s["thought"]]

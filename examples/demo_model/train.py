@@ -20,7 +20,17 @@ sys.path.insert(0, str(Path(__file__).parent))  # also under `python -P`, which 
 
 import torch
 from corpus.emphasis import own_words
-from corpus.mix import HARD_SHARES, LATE_SHARES, LONG_SHARES, SHARES, WIDE_SHARES, Shares, cases
+from corpus.mix import (
+    HARD_SHARES,
+    LATE_SHARES,
+    LONG_SHARES,
+    SHARES,
+    WEAK_LONG_SHARES,
+    WEAK_SHARES,
+    WIDE_SHARES,
+    Shares,
+    cases,
+)
 from model import CONTEXT, config, fresh, save_config, save_weights
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from tokenizer import SPECIAL, save_tokenizer, train_tokenizer
@@ -46,6 +56,9 @@ class Recipe:
         Stage(4800, LATE_SHARES, row=512, prompt_weight=0.2, lr=0.225),
         Stage(5800, WIDE_SHARES, row=512, prompt_weight=0.2, lr=0.1, wide=True),
         Stage(6000, LONG_SHARES, row=CONTEXT, prompt_weight=0.2, lr=0.01, wide=True),
+        Stage(6080, WEAK_SHARES, row=512, prompt_weight=0.2, lr=0.2, wide=True),
+        Stage(7850, WEAK_SHARES, row=512, prompt_weight=0.2, lr=0.03, wide=True),
+        Stage(8200, WEAK_LONG_SHARES, row=CONTEXT, prompt_weight=0.2, lr=0.005, wide=True),
     )
     tokens_per_step: int = 4096
     vocab_size: int = 2048

@@ -82,6 +82,20 @@ LATE_SHARES = HARD_SHARES | {
 }
 WIDE_SHARES = LATE_SHARES | {facts.raw: 10, facts.chat: 8, react.raw: 9, extraction.prose: 14, reading.documents: 18}
 LONG_SHARES = WIDE_SHARES | {reading.long_documents: 2, talk.long_memory: 2}
+# Last, what is still weak: a verdict is one token, so it takes many documents to weigh as much as a record.
+WEAK_SHARES = WIDE_SHARES | {
+    facts.raw: 8,
+    facts.chat: 6,
+    extraction.raw: 12,
+    extraction.chat: 16,
+    extraction.prose: 18,
+    judging.passage_yes_no: 20,
+    judging.choice: 40,
+    judging.rating: 40,
+    reading.documents: 22,
+    thoughts.vote: 12,
+}
+WEAK_LONG_SHARES = WEAK_SHARES | {reading.long_documents: 6, talk.long_memory: 6}
 SKILLS = {
     "facts": [facts.raw, facts.chat],
     "extraction": [extraction.raw, extraction.chat, extraction.single, extraction.prose],
