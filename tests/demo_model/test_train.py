@@ -65,7 +65,9 @@ def test_the_learning_rate_rises_and_falls():
     peak = factors.index(max(factors))
     assert max(factors) == 1.0
     assert peak <= recipe.warmup
-    assert all(before >= after for before, after in itertools.pairwise(factors[peak:]))
+    assert factors[-1] == pytest.approx(min(factors[peak:]), rel=0.1)
+    # It may rise again where a stage takes up what was weak, but never jumps.
+    assert all(abs(after - before) <= 1 / recipe.warmup + 1e-9 for before, after in itertools.pairwise(factors))
     assert factors[-1] == pytest.approx(recipe.stages[-1].lr, abs=0.01)
 
 
