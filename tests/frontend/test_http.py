@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from itertools import pairwise
@@ -463,3 +464,18 @@ def test_the_api_describes_itself() -> None:
             assert {"/generate", "/health", "/tokenize", "/abort_request"} <= set(paths)
 
     run(main())
+
+
+def test_answers_do_not_wait_for_acknowledgements() -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None: ...
+
+    server = HttpServer(app, "127.0.0.1", 0)
+    listening = server._socket
+    try:
+        listening.listen()
+        with socket.create_connection(("127.0.0.1", server.port)):
+            accepted, _ = listening.accept()
+            with accepted:
+                assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+    finally:
+        listening.close()
