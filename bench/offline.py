@@ -110,9 +110,12 @@ def _run_transformers(model: PreTrainedModel, scenario: Scenario, batch: list[li
 def main(
     model: Annotated[str | None, typer.Argument(help="checkpoint path; default: the model that ships")] = None,
     repeat: Annotated[int, typer.Option(help="runs of each scenario")] = 3,
+    threads: Annotated[int | None, typer.Option(help="of ramify's CPU work; default: as the core chooses")] = None,
     output: Annotated[Path | None, typer.Option("--json", help="write the figures here")] = None,
 ) -> None:
     engine, scheduler, info = load(CoreConfig(model=model))
+    if threads is not None:
+        torch.set_num_threads(threads)
     baseline = AutoModelForCausalLM.from_pretrained(find_checkpoint(model), dtype=DTYPES[info.dtype]).eval()
     rows = []
     for scenario in scenarios(info.context_length):
@@ -141,7 +144,12 @@ def main(
         table.add_row(*(value if isinstance(value, str) else f"{value:,.2f}" for value in row.values()))
     Console().print(table)
     if output is not None:
-        output.write_text(json.dumps({"info": msgspec.to_builtins(info), "repeat": repeat, "rows": rows}, indent=1))
+        output.write_text(
+            json.dumps(
+                {"info": msgspec.to_builtins(info), "repeat": repeat, "threads": torch.get_num_threads(), "rows": rows},
+                indent=1,
+            )
+        )
 
 
 if __name__ == "__main__":
