@@ -16,8 +16,7 @@ from .tree import Branch, Key, Match, Node, RadixTree
 
 @dataclass(frozen=True)
 class Copy:
-    """The first `num_tokens` slots of page `source` belong at the start of page `target` too, before `target` is read
-    or written."""
+    """The first `num_tokens` slots of page `source` are needed at the start of page `target` too."""
 
     source: int
     target: int
@@ -34,11 +33,9 @@ class Lease:
     # pages[: len(nodes)]   in the tree, pinned by us; all whole, but the last one may be our own unfinished page
     # pages[len(nodes) :]   ours alone
     namespace: str
-    matched: int  # tokens at the start whose KV was there; those of `copy` are once it is made
+    matched: int  # tokens at the start whose KV was there, or is once the copies are made
     pages: list[int]
     nodes: list[Node]
-    copy: Copy | None
-    copy_source: Node | None
     live: bool = True
 
 
@@ -55,6 +52,10 @@ class CacheStats:
 class PrefixCache:
     """The prefix cache over a pool of `num_pages` pages of `page_size` tokens. Reuse is token-exact.
 
+    Its decisions take effect in order: whoever owns the memory makes the copies of `take_copies` one after the other,
+    before anything is written that was decided later. So a page may be promised to somebody else while a copy still
+    has to read it.
+
     `enabled=False` manages the same pages without ever sharing one.
     """
 
@@ -67,6 +68,7 @@ class PrefixCache:
         self.pool = PagePool(self.num_pages)
         self.tree = RadixTree(self.page_size)
         self.eviction = LruHeap()
+        self._copies: list[Copy] = []
         self._clock = 0
 
     @property
@@ -106,8 +108,9 @@ class PrefixCache:
     ) -> Lease | None:
         """Pin the longest cached prefix of `tokens[:limit]`, with pages for `num_tokens` tokens in all.
 
-        When the prefix ends inside a cached page, `lease.copy` says what to copy; call `copied` once that is done.
-        None, and nothing changed, when the pages cannot be had or fewer than `spare` pages could be had afterwards.
+        When the prefix ends inside a cached page, that part of it is copied to a page of the lease's own: see
+        `take_copies`. None, and nothing changed, when the pages cannot be had or fewer than `spare` pages could be had
+        afterwards.
         """
         found = self._match(tokens, namespace, limit)
         if not self._fits(found, num_tokens, spare):
@@ -115,7 +118,7 @@ class PrefixCache:
             found = found.whole_pages()
             if not self._fits(found, num_tokens, spare):
                 return None
-        lease = Lease(namespace, found.num_tokens, [], [], copy=None, copy_source=found.boundary)
+        lease = Lease(namespace, found.num_tokens, [], [])
         if found.boundary is not None:
             self.tree.pin(found.boundary)
         for node in found.nodes:
@@ -123,18 +126,16 @@ class PrefixCache:
         grown = self.extend(lease, max(num_tokens, found.num_tokens))
         assert grown
         if found.boundary is not None:
-            lease.copy = Copy(found.boundary.page, lease.pages[len(found.nodes)], found.boundary_tokens)
+            self._copies.append(Copy(found.boundary.page, lease.pages[len(found.nodes)], found.boundary_tokens))
+            self._unpin([found.boundary])
         self.stats.num_queried_tokens += len(tokens)
         self.stats.num_hit_tokens += found.num_tokens
         return lease
 
-    def copied(self, lease: Lease) -> None:
-        """The lease's copy has been made: its source may go."""
-        assert lease.live
-        assert lease.copy is not None
-        assert lease.copy_source is not None
-        self._unpin([lease.copy_source])
-        lease.copy = lease.copy_source = None
+    def take_copies(self) -> list[Copy]:
+        """The copies decided since the last call, to be made in this order."""
+        copies, self._copies = self._copies, []
+        return copies
 
     def extend(self, lease: Lease, num_tokens: int) -> bool:
         """Make the page table cover `num_tokens` tokens, evicting what is unpinned and longest unused.
@@ -156,7 +157,6 @@ class PrefixCache:
         somebody published the same page first, the lease moves over to theirs, so `lease.pages` may change.
         """
         assert lease.live
-        assert lease.copy is None, "the copy has not been made"
         assert self.pages_for(len(tokens)) <= len(lease.pages)
         if not self.enabled:
             return
@@ -168,10 +168,6 @@ class PrefixCache:
     def release(self, lease: Lease, tokens: Sequence[int]) -> None:
         """End the lease: publish `tokens`, those whose KV is computed, and unpin. The lease is dead afterwards."""
         assert lease.live
-        if lease.copy is not None:
-            # The copy was never made, so nothing behind the whole pages is there.
-            tokens = tokens[: len(lease.nodes) * self.page_size]
-            self.copied(lease)
         self.commit(lease, tokens)
         lease.live = False
         for page in lease.pages[len(lease.nodes) :]:

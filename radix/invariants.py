@@ -39,7 +39,6 @@ def _check_pages(cache: PrefixCache, nodes: list[Node], leases: Sequence[Lease])
 
 def _check_pins(cache: PrefixCache, nodes: list[Node], leases: Sequence[Lease]) -> None:
     pins = Counter(id(node) for lease in leases for node in lease.nodes)
-    pins.update(id(lease.copy_source) for lease in leases if lease.copy_source is not None)
     assert {id(node): node.pins for node in nodes if node.pins} == dict(pins)
     assert cache.tree.num_pinned == len(pins)
 
@@ -68,9 +67,3 @@ def _check_lease(cache: PrefixCache, lease: Lease) -> None:
     assert all(len(node.key) == cache.page_size for node in lease.nodes[:-1])
     parents: list[Branch] = [cache.tree.root(lease.namespace), *lease.nodes]
     assert all(node.parent is parent for node, parent in zip(lease.nodes, parents, strict=False)), "nodes are a path"
-    assert (lease.copy is None) == (lease.copy_source is None)
-    if lease.copy is not None and lease.copy_source is not None:
-        assert lease.copy.source == lease.copy_source.page
-        assert lease.copy.target == lease.pages[len(lease.nodes)]
-        assert 0 < lease.copy.num_tokens <= len(lease.copy_source.key)
-        assert lease.copy_source.attached

@@ -17,6 +17,10 @@ from ramify.cli import app
 RAMIFY = str(Path(sys.executable).parent / "ramify")
 
 MODEL_FLAGS = {
+    "--order",
+    "--eviction",
+    "--host-kv-memory",
+    "--log-plans",
     "--served-model-name",
     "--device",
     "--dtype",

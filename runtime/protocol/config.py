@@ -31,6 +31,18 @@ class CoreConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_running: Annotated[int, Meta(ge=1, description="requests decoded at once")] = 64
     max_waiting: Annotated[int, Meta(ge=1, description="requests queued before answering busy")] = 4096
     prefix_cache: Annotated[bool, Meta(description="reuse the KV of shared prefixes")] = True
+    order: Annotated[
+        Literal["fcfs", "lpm", "dfs", "program"],
+        Meta(description="of waiting requests: by arrival, longest cached prefix first, tree order, or by program"),
+    ] = "program"
+    eviction: Annotated[
+        Literal["lru", "lfu", "priority", "program"],
+        Meta(description="which cached prefix goes first; program: what no live program needs"),
+    ] = "program"
+    host_kv_memory: Annotated[
+        float, Meta(ge=0, le=1 << 20, description="GiB of host memory for KV that the pool has no room for")
+    ] = 0.0
+    log_plans: Annotated[str | None, Meta(description="write every message, plan and result to this file")] = None
 
 
 class ServeConfig(msgspec.Struct, frozen=True, kw_only=True):

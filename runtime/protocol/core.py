@@ -38,11 +38,20 @@ class Attach(msgspec.Struct, frozen=True, tag="attach"):
     """A frontend's first message. Answered by `CoreReady` once the model is loaded, or by `CoreFailed`."""
 
 
+class Claim(msgspec.Struct, frozen=True):
+    """A state of the request's program will ask for the request's first `num_tokens` tokens again; None: for all of
+    them, the output too. It replaces the state's earlier claim. A hint: a wrong one costs time, never a token."""
+
+    state: int
+    num_tokens: int | None = None
+
+
 class Generate(msgspec.Struct, frozen=True, kw_only=True, tag="generate"):
     """Continue `tokens`. `max_new_tokens=0` computes prompt log-probabilities only.
 
     `namespace` separates caches: nothing is shared across namespaces. `program` names the program the request is a
-    part of, so that the scheduler can keep its branches together.
+    part of, so that the scheduler can keep its branches together; `claims` say what of the prompt the program needs
+    again, so that the cache can keep it.
     """
 
     rid: str
@@ -52,6 +61,14 @@ class Generate(msgspec.Struct, frozen=True, kw_only=True, tag="generate"):
     priority: int = 0  # higher goes first
     namespace: str = ""
     program: str | None = None
+    claims: list[Claim] = []
+
+
+class EndStates(msgspec.Struct, frozen=True, tag="end_states"):
+    """States of a program will ask for nothing more; all of them, and the program is over, when `states` is None."""
+
+    program: str
+    states: list[int] | None = None
 
 
 class Abort(msgspec.Struct, frozen=True, tag="abort"):
@@ -72,7 +89,7 @@ class GetStats(msgspec.Struct, frozen=True, tag="stats"):
     call: int
 
 
-ToCore = Attach | Generate | Abort | FlushCache | GetStats
+ToCore = Attach | Generate | EndStates | Abort | FlushCache | GetStats
 
 # Core -> frontend
 

@@ -22,6 +22,7 @@ from ..protocol.core import (
     Attach,
     CoreReply,
     CoreStats,
+    EndStates,
     FlushCache,
     FromCore,
     Generate,
@@ -108,6 +109,8 @@ class Scheduler:
             case Abort(rid=rid):
                 asked = list(self._live.values()) if rid is None else [self._live[rid]] if rid in self._live else []
                 return [self._abort(request) for request in asked if request.owner == owner]
+            case EndStates():
+                return []
             case FlushCache(call=call):
                 self._cache.flush()
                 return [CoreReply(call)]
@@ -134,12 +137,10 @@ class Scheduler:
         rows, requests = self._build(shares.parts + admitted.parts)
         if not rows:
             return None
-        leases = [request.lease for request in requests]
-        copies = [lease.copy for lease in leases if lease is not None and lease.copy is not None]
         self._totals.num_steps += 1
         plan = ForwardPlan(
             step=self._totals.num_steps,
-            copies=[PageCopy(copy.source, copy.target, copy.num_tokens) for copy in copies],
+            copies=[PageCopy(copy.source, copy.target, copy.num_tokens) for copy in self._cache.take_copies()],
             rows=rows,
         )
         self._in_flight = plan, requests
@@ -160,8 +161,6 @@ class Scheduler:
         answers = self.answers()
         for request, row, row_result in zip(requests, plan.rows, result.rows, strict=True):
             assert request.lease is not None
-            if request.lease.copy is not None:
-                self._cache.copied(request.lease)
             if request.aborted:
                 request.num_computed += len(row.tokens)
                 self._batch.release(request)

@@ -9,7 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, precondition, rule
 
-from ramify.radix.cache import Lease, PrefixCache
+from ramify.radix.cache import Copy, Lease, PrefixCache
 from ramify.radix.invariants import check_invariants
 
 PAGE_SIZE = 4
@@ -45,19 +45,26 @@ class CacheMachine(RuleBasedStateMachine):
         self.known: dict[str, list[list[int]]] = {"": [], "other": []}  # every published sequence, never forgotten
         # What the KV of a slot stands for: the token and everything before it, whole.
         self.slots: dict[int, tuple[int, ...]] = {}
+        self.due: list[Copy] = []  # copies, decided but not made
         self.live: list[Sequence] = []
         self.flushed = False
 
     def slot(self, lease: Lease, position: int) -> int:
         return lease.pages[position // PAGE_SIZE] * PAGE_SIZE + position % PAGE_SIZE
 
-    def make_copy(self, sequence: Sequence) -> None:
-        copy = sequence.lease.copy
-        assert copy is not None
-        for offset in range(copy.num_tokens):
-            self.slots[copy.target * PAGE_SIZE + offset] = self.slots[copy.source * PAGE_SIZE + offset]
-        self.cache.copied(sequence.lease)
-        sequence.num_computed = sequence.lease.matched
+    def settle(self) -> None:
+        """Make the copies that are due, in order. Nothing may be written before."""
+        self.slots = self.settled()
+        self.due = []
+
+    def settled(self) -> dict[int, tuple[int, ...]]:
+        """What the slots will hold once the copies are made."""
+        self.due += self.cache.take_copies()
+        slots = dict(self.slots)
+        for copy in self.due:
+            for offset in range(copy.num_tokens):
+                slots[copy.target * PAGE_SIZE + offset] = slots[copy.source * PAGE_SIZE + offset]
+        return slots
 
     @rule(
         target=running,
@@ -66,11 +73,8 @@ class CacheMachine(RuleBasedStateMachine):
         limit=st.none() | st.integers(0, 22),
         more=st.integers(0, 9),
         spare=st.integers(0, 3),
-        at_once=st.booleans(),
     )
-    def acquire(
-        self, tokens: list[int], namespace: str, limit: int | None, more: int, spare: int, at_once: bool
-    ) -> Sequence | None:
+    def acquire(self, tokens: list[int], namespace: str, limit: int | None, more: int, spare: int) -> Sequence | None:
         cap = len(tokens) if limit is None else min(limit, len(tokens))
         naive = max((common(tokens[:cap], other) for other in self.known[namespace]), default=0)
         matched = self.cache.match(tokens, namespace, limit=limit)
@@ -86,22 +90,15 @@ class CacheMachine(RuleBasedStateMachine):
         assert self.cache.num_available >= spare
         assert len(lease.pages) * PAGE_SIZE >= matched + more
         assert lease.matched in (matched, matched // PAGE_SIZE * PAGE_SIZE)
-        # Not counting what the copy will bring.
-        sequence = Sequence(tokens, namespace, lease, lease.matched - (lease.copy.num_tokens if lease.copy else 0))
+        sequence = Sequence(tokens, namespace, lease, lease.matched)
         self.live.append(sequence)
-        if lease.copy is not None and at_once:
-            self.make_copy(sequence)
         return sequence
-
-    @rule(sequence=running)
-    def copy(self, sequence: Sequence | None) -> None:
-        if sequence in self.live and sequence.lease.copy is not None:
-            self.make_copy(sequence)
 
     @rule(sequence=running, num_tokens=st.integers(1, 9), more=continuations)
     def compute(self, sequence: Sequence | None, num_tokens: int, more: list[int]) -> None:
-        if sequence not in self.live or sequence.lease.copy is not None:
+        if sequence not in self.live:
             return
+        self.settle()
         sequence.tokens = sequence.tokens + more
         end = min(sequence.num_computed + num_tokens, len(sequence.tokens))
         pages = list(sequence.lease.pages)
@@ -117,7 +114,7 @@ class CacheMachine(RuleBasedStateMachine):
 
     @rule(sequence=running)
     def commit(self, sequence: Sequence | None) -> None:
-        if sequence in self.live and sequence.lease.copy is None:
+        if sequence in self.live:
             self.cache.commit(sequence.lease, sequence.tokens[: sequence.num_computed])
             self.publish(sequence)
 
@@ -125,9 +122,7 @@ class CacheMachine(RuleBasedStateMachine):
     def release(self, sequence: Sequence | None) -> None:
         if sequence not in self.live:
             return
-        # With its copy still to be made, the lease knows that the copied part is not there.
-        num_claimed = sequence.lease.matched if sequence.lease.copy is not None else sequence.num_computed
-        self.cache.release(sequence.lease, sequence.tokens[:num_claimed])
+        self.cache.release(sequence.lease, sequence.tokens[: sequence.num_computed])
         self.live.remove(sequence)
         self.publish(sequence)
         with pytest.raises(AssertionError):
@@ -154,18 +149,14 @@ class CacheMachine(RuleBasedStateMachine):
         if not hasattr(self, "cache"):
             return
         check_invariants(self.cache, [sequence.lease for sequence in self.live])
+        slots = self.settled()
         for sequence in self.live:
             for position in range(sequence.num_computed):
                 slot = self.slot(sequence.lease, position)
-                assert self.slots[slot] == tuple(sequence.tokens[: position + 1])
-            if sequence.lease.copy is not None:
-                copy = sequence.lease.copy
-                for offset in range(copy.num_tokens):
-                    prefix = tuple(sequence.tokens[: sequence.num_computed + offset + 1])
-                    assert self.slots[copy.source * PAGE_SIZE + offset] == prefix
-        self.every_cached_prefix_reads_back()
+                assert slots[slot] == tuple(sequence.tokens[: position + 1])
+        self.every_cached_prefix_reads_back(slots)
 
-    def every_cached_prefix_reads_back(self) -> None:
+    def every_cached_prefix_reads_back(self, slots: dict[int, tuple[int, ...]]) -> None:
         for node in self.cache.tree.nodes():
             path = [node]
             while hasattr(path[0].parent, "key"):
@@ -173,7 +164,7 @@ class CacheMachine(RuleBasedStateMachine):
             spelled = tuple(token for part in path for token in part.key)
             at = len(spelled) - len(node.key)
             for offset in range(len(node.key)):
-                assert self.slots[node.page * PAGE_SIZE + offset] == spelled[: at + offset + 1]
+                assert slots[node.page * PAGE_SIZE + offset] == spelled[: at + offset + 1]
 
 
 CacheMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None, derandomize=True)
