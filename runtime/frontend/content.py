@@ -41,6 +41,11 @@ class Content:
         self._log: list[Segment | tuple[int, ...]] | None = None  # None: nobody can join it
         self._roles_at_fork = self.chat
 
+    @property
+    def mark(self) -> tuple[int, int]:
+        """Differs whenever something has been appended, or tokenised, in between."""
+        return len(self.ids), len(self.pending)
+
     def fork(self) -> Content:
         child = Content(self._tokenizer, self._encoder)
         child.ids = self.ids.copy()

@@ -23,6 +23,7 @@ from ..protocol.core import (
     CoreReady,
     CoreReply,
     CoreStats,
+    EndStates,
     FlushCache,
     FromCore,
     Generate,
@@ -132,6 +133,11 @@ class CoreClient:
         """End a request, or all when `rid` is None; its waiter gets a finish of type "abort"."""
         if self._failure is None:
             self._send(Abort(rid))
+
+    def end_states(self, program: str, states: list[int] | None) -> None:
+        """These states of a program, or the program, will ask for nothing more."""
+        if self._failure is None:
+            self._send(EndStates(program, states))
 
     def forget(self, rid: str) -> None:
         """Nobody waits for `rid` any more: abort it unless it is over."""

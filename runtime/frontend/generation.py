@@ -8,12 +8,12 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from types import TracebackType
 
 import msgspec
 
-from ..protocol.core import Finish, Generate, Tokens
+from ..protocol.core import Claim, Finish, Generate, Tokens
 from ..protocol.errors import RequestError
 from ..protocol.sampling import LogprobParams, SamplingParams, TokenLogprob
 from ..protocol.session import Sequence
@@ -27,7 +27,7 @@ MAX_SAMPLES = 256
 
 @dataclass(frozen=True, kw_only=True)
 class Prompt:
-    """What to continue, and how. A seed that is not given is drawn."""
+    """What to continue, and how. A seed that is not given is drawn. Of several samples the first claims."""
 
     tokens: list[int]
     sampling: SamplingParams
@@ -35,6 +35,7 @@ class Prompt:
     priority: int = 0
     namespace: str = ""
     program: str | None = None
+    claims: list[Claim] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -88,6 +89,7 @@ class Sample:
                 priority=prompt.priority,
                 namespace=prompt.namespace,
                 program=prompt.program,
+                claims=prompt.claims,
             )
         )
 
@@ -208,7 +210,13 @@ class Generator:
         if not 1 <= n <= MAX_SAMPLES:
             raise RequestError(f"n must be between 1 and {MAX_SAMPLES}, got {n}", param="n")
         seed = secrets.randbits(63) if prompt.sampling.seed is None else prompt.sampling.seed
-        return Samples([Sample(self, replace(prompt, sampling=_seeded(prompt.sampling, seed + i))) for i in range(n)])
+        others = replace(prompt, claims=[])
+        return Samples(
+            [
+                Sample(self, replace(others if i else prompt, sampling=_seeded(prompt.sampling, seed + i)))
+                for i in range(n)
+            ]
+        )
 
 
 def _seeded(sampling: SamplingParams, seed: int) -> SamplingParams:

@@ -11,8 +11,10 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from ..protocol.core import Claim
 from ..protocol.errors import ErrorInfo, RamifyError, RequestError
 from ..protocol.session import Delta, Done, Failed, Gen, RoleBegin, RoleEnd, Select, Sync, Text
+from .claims import Ancestor
 from .content import Appended, Content
 from .generation import Generator, Prompt
 from .select import select
@@ -60,9 +62,12 @@ class Player:
         self._failure: ErrorInfo | None = None
         self._steps: deque[tuple[int, Step]] = deque()
         self._task: asyncio.Task[None] | None = None
+        self._ancestors: tuple[Ancestor, ...] = ()  # whose claims ride on our first request
+        self.closed = False
 
-    def begin(self, content: Content) -> None:
+    def begin(self, content: Content, ancestors: tuple[Ancestor, ...] = ()) -> None:
         self._content = content
+        self._ancestors = ancestors
         self._wake()
 
     def fail(self, error: ErrorInfo) -> None:
@@ -83,6 +88,7 @@ class Player:
     def close(self) -> None:
         """Answer no more. Only what other states still wait for is played: forks of this one, and reports to joins."""
         self._send = _to_nobody
+        self.closed = True
         while self._steps and not isinstance(self._steps[-1][1], Branch | Tell):
             self._steps.pop()
         if not self._steps:
@@ -91,6 +97,7 @@ class Player:
     def abort(self) -> None:
         """Answer no more and play no more; whoever waits for this state is told."""
         self._send = _to_nobody
+        self.closed = True
         self._failure = ErrorInfo.of(RequestError(f"state {self.number} was closed", code="state_closed"))
         if self._task is not None:
             self._task.cancel()
@@ -153,8 +160,9 @@ class Player:
             case Sync():
                 return self._done(op, "")
             case Branch(children=children):
+                ancestors = (*self._ancestors, Ancestor.of(self, content))
                 for child in children:
-                    child.begin(content.fork())
+                    child.begin(content.fork(), ancestors)
                 return self._done(op, "")
             case Join(reports=reports):
                 return self._done(op, await self._join(content, reports))
@@ -170,8 +178,13 @@ class Player:
 
     async def _generate(self, content: Content, op: int, step: Gen) -> Done:
         content.drop_lead()
+        tokens = await content.flush()
         prompt = Prompt(
-            tokens=await content.flush(), sampling=step.sampling, logprobs=step.logprobs, program=self._program
+            tokens=tokens,
+            sampling=step.sampling,
+            logprobs=step.logprobs,
+            program=self._program,
+            claims=self._claims(tokens, None),
         )
         with self._generator.start(prompt, step.n) as samples:
             if step.stream:
@@ -182,9 +195,18 @@ class Player:
         sequences = [result.sequence for result in results]
         return Done(self.number, op, sequences[0].text, sequences=sequences)
 
+    def _claims(self, tokens: list[int], num_kept: int | None) -> list[Claim]:
+        """On a request for `tokens`, of which this state will keep the first `num_kept`; None: all, and the output."""
+        if self.closed:
+            return []
+        token_bytes = self._generator.tokenizer.token_bytes
+        claims = [ancestor.claim(tokens, token_bytes) for ancestor in self._ancestors]
+        self._ancestors = ()
+        return [claim for claim in claims if claim is not None] + [Claim(self.number, num_kept)]
+
     async def _select(self, content: Content, op: int, step: Select) -> Done:
         lead = content.take_lead()
-        choice = await select(self._generator, content, step, program=self._program)
+        choice = await select(self._generator, content, step, program=self._program, claims=self._claims)
         await content.append_chosen(choice.text)
         return Done(self.number, op, lead + choice.text, choice=choice)
 

@@ -6,12 +6,12 @@ Knows token ids and the core; the arithmetic is in `protocol.choices`.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 
 from ..protocol import choices as methods
-from ..protocol.core import Generate
+from ..protocol.core import Claim, Generate
 from ..protocol.errors import RequestError
 from ..protocol.sampling import LogprobParams, SamplingParams, TokenLogprob
 from ..protocol.session import Choice, Select
@@ -33,8 +33,16 @@ class Scored:
     cached_tokens: int
 
 
-async def select(generator: Generator, content: Content, op: Select, *, program: str | None = None) -> Choice:
-    """The choice that `op` makes as the continuation of `content`, which is not changed.
+async def select(
+    generator: Generator,
+    content: Content,
+    op: Select,
+    *,
+    program: str | None = None,
+    claims: Callable[[list[int], int], list[Claim]] | None = None,
+) -> Choice:
+    """The choice that `op` makes as the continuation of `content`, which is not changed. `claims` gives those of a
+    prompt, of which the state will keep the first so many tokens.
 
     A choice's tokens are those after the longest run that the text alone and the text with each choice have in
     common, so that a token which spans the seam counts in full. Raises RequestError.
@@ -57,7 +65,7 @@ async def select(generator: Generator, content: Content, op: Select, *, program:
     if by_context:
         prefix = [] if bos_id is None else [bos_id]
         requests += [(prefix + ids[start:], len(prefix)) for ids in prompts]
-    scored = await _score(core, requests, program)
+    scored = await _score(core, requests, program, [] if claims is None else claims(prompts[0], start))
     logprobs = _agree([part.logprobs for part in scored[: len(prompts)]])
     unconditional = _agree([part.logprobs for part in scored[len(prompts) :]]) if by_context else None
 
@@ -82,8 +90,11 @@ def _check(op: Select) -> None:
     methods.decide([0.0], op.temperature)  # raises for a bad temperature, before anything is computed
 
 
-async def _score(core: CoreClient, requests: Sequence[tuple[list[int], int]], program: str | None) -> list[Scored]:
-    """Score tokens [start, end) of each prompt; submitted together, so that the scheduler shares what they share."""
+async def _score(
+    core: CoreClient, requests: Sequence[tuple[list[int], int]], program: str | None, claims: list[Claim]
+) -> list[Scored]:
+    """Score tokens [start, end) of each prompt; submitted together, so that the scheduler shares what they share. The
+    first carries the claims."""
     with ExitStack() as stack:
         answers = [
             stack.enter_context(
@@ -94,10 +105,11 @@ async def _score(core: CoreClient, requests: Sequence[tuple[list[int], int]], pr
                         sampling=_SCORE_ONLY,
                         logprobs=LogprobParams(prompt_from=start),
                         program=program,
+                        claims=[] if index else claims,
                     )
                 )
             )
-            for ids, start in requests
+            for index, (ids, start) in enumerate(requests)
         ]
         return [await _read(answer, *request) for answer, request in zip(answers, requests, strict=True)]
 

@@ -5,6 +5,7 @@ Knows no sockets: messages in by method, answers out through a function.
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from collections.abc import Callable
 
 from ..protocol.errors import BusyError, ErrorInfo, RequestError
@@ -44,6 +45,7 @@ class Session:
         self._generator = generator
         self._send = send
         self._states: dict[int, _State] = {}
+        self._num_states: Counter[str] = Counter()  # by program
         self._leaving: set[Player] = set()  # closed, with something left to do
 
     @property
@@ -80,16 +82,27 @@ class Session:
     def close(self, message: Close) -> None:
         """Forget states. One that others wait for goes on unseen until they have what they need."""
         self._leaving = {player for player in self._leaving if not player.is_over}
+        ended: defaultdict[str, list[int]] = defaultdict(list)
         for number in message.states:
             state = self._states.pop(number, None)
             if state is not None:
                 state.player.close()
                 self._leaving.add(state.player)
+                ended[state.program].append(number)
+        for program, numbers in ended.items():
+            self._num_states[program] -= len(numbers)
+            is_over = not self._num_states[program]
+            if is_over:
+                del self._num_states[program]
+            self._generator.core.end_states(program, None if is_over else numbers)
 
     def close_all(self) -> None:
         """The client is gone: end everything."""
         for player in (*self._leaving, *(state.player for state in self._states.values())):
             player.abort()
+        for program in self._num_states:
+            self._generator.core.end_states(program, None)
+        self._num_states.clear()
         self._states.clear()
         self._leaving.clear()
 
@@ -100,6 +113,7 @@ class Session:
             raise BusyError(f"a client may have at most {MAX_STATES} states")
         state = _State(Player(number, program, self._generator, self._send), program, parent)
         self._states[number] = state
+        self._num_states[program] += 1
         return state
 
     def _step(self, state: _State, operation: Operation) -> Step:

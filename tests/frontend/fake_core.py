@@ -23,6 +23,7 @@ from ramify.runtime.protocol.core import (
     CoreReady,
     CoreReply,
     CoreStats,
+    EndStates,
     Finish,
     FlushCache,
     FromCore,
@@ -62,6 +63,7 @@ class FakeCore:
         self.script = script
         self.requests: list[Generate] = []
         self.aborted: list[str] = []
+        self.ended: list[EndStates] = []
         self.num_flushes = 0
         self.failure: RamifyError | None = None  # set: the core cannot start
         self.loaded = asyncio.Event()
@@ -125,6 +127,8 @@ class FakeCore:
                     self.aborted.append(each)
                     if self._waiting.pop(each, None) is not None:
                         self.send(Tokens(rid=each, ids=[], num_cached=0, finish=Finish("abort")))
+            case EndStates():
+                self.ended.append(message)
             case FlushCache(call=call):
                 self.num_flushes += 1
                 self.send(CoreReply(call))

@@ -1,0 +1,142 @@
+"""What the frontend tells the core of prefixes to come. Judge: what the states are asked for afterwards."""
+
+from __future__ import annotations
+
+from ramify.runtime.protocol.core import Claim, EndStates, Generate
+from ramify.runtime.protocol.sampling import SamplingParams
+from ramify.runtime.protocol.session import Close, Fork, Gen, Open, Select, Sync, Text
+
+from .harness import House, house, run, says, shipped_tokenizer
+
+TOKENIZER = shipped_tokenizer()
+GREEDY = SamplingParams(temperature=0.0, max_new_tokens=16)
+PREFIX = "A prefix of several words that everybody shares, and then some."
+
+
+def last(built: House) -> Generate:
+    return built.core.requests[-1]
+
+
+def length(text: str) -> int:
+    return len(TOKENIZER.encode(text, add_bos=True))
+
+
+def prefix_length() -> int:
+    return length(PREFIX)
+
+
+def test_a_state_claims_all_that_it_holds_after_each_generation() -> None:
+    async def main() -> None:
+        async with house() as built:
+            client = built.client()
+            await client.open(1)
+            await client.play(1, Text("One"), Gen(sampling=GREEDY), Text(" two"), Gen(sampling=GREEDY))
+            assert [request.claims for request in built.core.requests] == [[Claim(1)], [Claim(1)]]
+
+    run(main())
+
+
+def test_of_several_samples_only_the_one_that_goes_on_is_claimed() -> None:
+    async def main() -> None:
+        async with house() as built:
+            client = built.client()
+            await client.open(1)
+            await client.play(1, Text("One"), Gen(sampling=SamplingParams(seed=1, max_new_tokens=4), n=3))
+            assert [request.claims for request in built.core.requests] == [[Claim(1)], [], []]
+
+    run(main())
+
+
+def test_a_fork_that_generates_first_claims_its_parents_prefix() -> None:
+    async def main() -> None:
+        async with house() as built:
+            client = built.client()
+            await client.open(1)
+            await client.play(1, Text(PREFIX), Fork(children=(2, 3)))
+            await client.play(2, Text(" Mine."), Gen(sampling=GREEDY))
+            own, parents = sorted(last(built).claims, key=lambda claim: claim.num_tokens is not None)
+            assert own == Claim(2)
+            assert parents == Claim(1, prefix_length())
+            # The parent goes on with these very tokens.
+            await client.play(1, Gen(sampling=GREEDY))
+            assert last(built).tokens == built.core.requests[0].tokens[: prefix_length()]
+            # Said once, and for itself from now on.
+            await client.play(2, Text(" More."), Gen(sampling=GREEDY))
+            assert last(built).claims == [Claim(2)]
+            await client.play(3, Text(" Also."), Gen(sampling=GREEDY))
+            assert last(built).claims == [Claim(3)]
+
+    run(main())
+
+
+def test_forks_of_forks_claim_for_every_ancestor_that_still_stands_there() -> None:
+    async def main() -> None:
+        async with house() as built:
+            client = built.client()
+            await client.open(1)
+            await client.play(1, Text(PREFIX), Fork(children=(2,)))
+            await client.play(2, Text(" Middle words."), Fork(children=(3,)))
+            await client.play(3, Text(" End."), Gen(sampling=GREEDY))
+            claims = {claim.state: claim.num_tokens for claim in last(built).claims}
+            assert claims[1] == prefix_length()
+            middle = length(PREFIX + " Middle words.")
+            assert claims == {1: prefix_length(), 2: middle, 3: None}
+
+    run(main())
+
+
+def test_an_ancestor_that_is_closed_or_has_moved_on_claims_nothing() -> None:
+    async def main() -> None:
+        async with house() as built:
+            client = built.client()
+            await client.open(1)
+            await client.play(1, Text(PREFIX), Fork(children=(2, 3)))
+            await client.play(1, Text(" Something new."))
+            await client.play(2, Gen(sampling=GREEDY))
+            assert last(built).claims == [Claim(2)]
+            await client.open(4)
+            await client.play(4, Text(PREFIX), Fork(children=(5,)))
+            await client.send(Close([4]))
+            await client.play(5, Gen(sampling=GREEDY))
+            assert last(built).claims == [Claim(5)]
+
+    run(main())
+
+
+def test_a_select_claims_what_comes_before_the_choices() -> None:
+    async def main() -> None:
+        async with house() as built:
+            client = built.client()
+            await client.open(1)
+            await client.play(1, Text("Yes or no?"), Select(choices=(" yes", " no")))
+            first, second = built.core.requests
+            shared = length("Yes or no?")
+            assert first.claims == [Claim(1, shared)]
+            assert second.claims == []
+
+    run(main())
+
+
+def test_the_core_is_told_when_states_and_programs_end() -> None:
+    async def main() -> None:
+        async with house(says(" x")) as built:
+            client = built.client()
+            await client.send(Open(1, 7), Open(2, 7), Open(3, 8))
+            await client.play(1, Text("a"), Gen(sampling=GREEDY))
+            program = last(built).program
+            assert program is not None
+            await client.play(3, Text("a"), Gen(sampling=GREEDY))
+            other = last(built).program
+            assert other not in (None, program)
+            await client.send(Close([1]))
+            await client.play(2, Sync())
+            await client.send(Close([2]))
+            await client.play(3, Sync())
+            await built.core.until(lambda: len(built.core.ended) == 2)
+            assert built.core.ended == [EndStates(program, [1]), EndStates(program, None)]
+            # A client that goes takes its programs along.
+            built.frontend._service.forget_silent(float("inf"))
+            await built.core.until(lambda: len(built.core.ended) == 3)
+            assert built.core.ended[2] == EndStates(other, None)  # type: ignore[arg-type]
+
+    run(main())
