@@ -22,7 +22,7 @@ demo: $(VENV)/.base  ## an agent that uses tools, on the model that ships
 	$(BIN)/ramify run examples/agents/react.py
 
 test: $(VENV)/.test  ## every test; those that need a GPU skip without one
-	$(BIN)/pytest -n 2 --dist loadscope $(PYTEST_ARGS)
+	$(BIN)/pytest --rootdir=tests -n 2 --dist loadscope $(PYTEST_ARGS)
 
 lint: $(VENV)/.dev  ## style and types
 	$(BIN)/ruff check .
@@ -43,7 +43,7 @@ demo-model: $(VENV)/.train  ## train the model that ships again, from nothing (h
 	$(BIN)/python -P examples/demo_model/evaluate.py runtime/shipped_model
 
 gpu-check: $(VENV)/.test  ## the tests that need a CUDA device
-	$(BIN)/pytest -m gpu $(PYTEST_ARGS) tests/engine tests/kernels
+	$(BIN)/pytest --rootdir=tests -m gpu $(PYTEST_ARGS) tests/engine tests/kernels
 
 clean:
 	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

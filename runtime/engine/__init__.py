@@ -4,6 +4,6 @@ from __future__ import annotations
 
 from .build import build_engine
 from .engine import Engine, EngineInfo
-from .kv_pool import PAGE_SIZE, KvPool
+from .kv_pool import PAGE_SIZE, KvMemory, KvPool
 
-__all__ = ["PAGE_SIZE", "Engine", "EngineInfo", "KvPool", "build_engine"]
+__all__ = ["PAGE_SIZE", "Engine", "EngineInfo", "KvMemory", "KvPool", "build_engine"]

@@ -13,7 +13,7 @@ from ..models.weights import Progress
 from ..protocol.config import CoreConfig
 from ..protocol.errors import RequestError
 from .engine import Engine
-from .kv_pool import PAGE_SIZE, KvPool, bytes_per_page
+from .kv_pool import PAGE_SIZE, KvMemory, KvPool, bytes_per_page
 
 _SMALL = 200_000_000  # parameters; below it a CPU is faster in float32 than in bfloat16
 _TINY = 50_000_000  # parameters; below it handing work to other threads costs more than it saves
@@ -34,13 +34,16 @@ def build_engine(config: CoreConfig, path: Path, on_progress: Progress | None = 
     if device.type == "cpu" and num_parameters(model_config) < _TINY:
         torch.set_num_threads(1)
     model = load_model(path, device=device, dtype=dtype, on_progress=on_progress)
-    pool = _pool(model_config, num_pages, device, dtype, param="kv_memory" if config.num_pages is None else "num_pages")
-    return Engine(model, pool, context_length=context_length)
+    num_host_pages = int(config.host_kv_memory * 2**30) // bytes_per_page(model_config, dtype)
+    wanted = "kv_memory" if config.num_pages is None else "num_pages"
+    memory = _memory(model_config, num_pages, device, dtype, param=wanted)
+    host = _memory(model_config, num_host_pages, torch.device("cpu"), dtype, param="host_kv_memory")
+    return Engine(model, KvPool(memory, host), context_length=context_length)
 
 
-def _pool(model: ModelConfig, num_pages: int, device: torch.device, dtype: torch.dtype, *, param: str) -> KvPool:
+def _memory(model: ModelConfig, num_pages: int, device: torch.device, dtype: torch.dtype, *, param: str) -> KvMemory:
     try:
-        return KvPool(model, num_pages, device=device, dtype=dtype)
+        return KvMemory(model, num_pages, device=device, dtype=dtype)
     except (RuntimeError, torch.OutOfMemoryError):
         gibibytes = num_pages * bytes_per_page(model, dtype) / 2**30
         raise RequestError(

@@ -31,6 +31,7 @@ class EngineInfo:
     device: str  # e.g. "cpu", "cuda:0"
     page_size: int
     num_pages: int
+    num_host_pages: int
 
 
 class Engine:
@@ -47,6 +48,7 @@ class Engine:
             device=str(model.device),
             page_size=PAGE_SIZE,
             num_pages=pool.num_pages,
+            num_host_pages=pool.num_host_pages,
         )
 
     @torch.inference_mode()

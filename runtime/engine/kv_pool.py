@@ -21,19 +21,40 @@ def bytes_per_page(config: ModelConfig, dtype: torch.dtype) -> int:
     return 2 * config.num_layers * PAGE_SIZE * config.num_kv_heads * config.head_dim * dtype.itemsize
 
 
-class KvPool:
-    """Slot s of page p is `p * PAGE_SIZE + s`. Contents are undefined until written."""
+class KvMemory:
+    """Pages in one place. Slot s of page p is `p * PAGE_SIZE + s`. Contents are undefined until written."""
 
     def __init__(self, config: ModelConfig, num_pages: int, *, device: torch.device, dtype: torch.dtype) -> None:
         shape = (config.num_layers, num_pages * PAGE_SIZE, config.num_kv_heads, config.head_dim)
         self.num_pages = num_pages
         self.k_LSKD = torch.empty(shape, device=device, dtype=dtype)
         self.v_LSKD = torch.empty(shape, device=device, dtype=dtype)
-        self.layers: tuple[KvLayer, ...] = tuple(zip(self.k_LSKD.unbind(), self.v_LSKD.unbind(), strict=True))
+
+    def page(self, page: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values of one page, [L, PAGE_SIZE, K, D] each."""
+        slots = slice(page * PAGE_SIZE, (page + 1) * PAGE_SIZE)
+        return self.k_LSKD[:, slots], self.v_LSKD[:, slots]
+
+
+class KvPool:
+    """The memory that is computed on, then that of the host: page `memory.num_pages` is the host's first. Host pages
+    are only copied from and to."""
+
+    def __init__(self, memory: KvMemory, host: KvMemory | None = None) -> None:
+        self.num_pages = memory.num_pages
+        self.num_host_pages = 0 if host is None else host.num_pages
+        self.layers: tuple[KvLayer, ...] = tuple(zip(memory.k_LSKD.unbind(), memory.v_LSKD.unbind(), strict=True))
+        self._memory = memory
+        self._host = host
 
     def copy(self, copies: Sequence[PageCopy]) -> None:
         """Do the copies one after the other: a page may be one's target and a later one's source."""
         for copy in copies:
-            target, source = copy.target * PAGE_SIZE, copy.source * PAGE_SIZE
-            for tensor in (self.k_LSKD, self.v_LSKD):
-                tensor[:, target : target + copy.num_tokens] = tensor[:, source : source + copy.num_tokens]
+            for source_LSKD, target_LSKD in zip(self._page(copy.source), self._page(copy.target), strict=True):
+                target_LSKD[:, : copy.num_tokens] = source_LSKD[:, : copy.num_tokens]
+
+    def _page(self, page: int) -> tuple[torch.Tensor, torch.Tensor]:
+        if page < self.num_pages:
+            return self._memory.page(page)
+        assert self._host is not None
+        return self._host.page(page - self.num_pages)

@@ -23,6 +23,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     device: str
     page_size: int
     num_pages: int
+    num_host_pages: int = 0  # hold KV that the pool has no room for
     version: str
 
     @property

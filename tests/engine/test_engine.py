@@ -139,6 +139,22 @@ def test_warming_up_leaves_a_working_engine(engine: Engine) -> None:
     assert generate(engine, [[1, 2, 3]], steps=4) == before
 
 
+def test_pages_go_to_the_host_and_come_back_as_they_were(checkpoint: Path) -> None:
+    engine = build_engine(CoreConfig(device="cpu", dtype="float32", num_pages=8, host_kv_memory=0.01), checkpoint)
+    assert engine.info.num_host_pages >= 3
+    prompt, other = prompts(6)[5][:40], [9] * 48
+    assert len(prompt) == 40
+    whole = Row(rid="a", tokens=prompt, first_position=0, pages=[3, 5, 1], sample=GREEDY)
+    expected = run(engine, whole).rows[0].token
+    first_host = engine.info.num_pages
+    down = tuple(PageCopy(page, first_host + i, 16) for i, page in enumerate([3, 5, 1]))
+    # The pages are somebody else's by the same plan that copies them down.
+    run(engine, Row(rid="b", tokens=other, first_position=0, pages=[1, 3, 5], sample=GREEDY), copies=down)
+    up = tuple(PageCopy(first_host + i, page, 16) for i, page in enumerate([6, 0, 7]))
+    last = Row(rid="a", tokens=prompt[-1:], first_position=39, pages=[6, 0, 7], sample=GREEDY)
+    assert run(engine, last, copies=up).rows[0].token == expected
+
+
 def test_info_states_the_models_facts(engine: Engine) -> None:
     info = engine.info
     assert (info.architecture, info.vocab_size, info.context_length) == ("LlamaForCausalLM", 150, 128)
@@ -148,7 +164,7 @@ def test_info_states_the_models_facts(engine: Engine) -> None:
 def test_kv_memory_sets_the_number_of_pages(checkpoint: Path) -> None:
     engine = build_engine(CoreConfig(device="cpu", kv_memory=0.01), checkpoint)
     page = bytes_per_page(read_config(checkpoint), torch.float32)
-    assert page == engine._pool.k_LSKD[:, :16].nbytes + engine._pool.v_LSKD[:, :16].nbytes
+    assert page == sum(tensor.nbytes for tensor in engine._pool._memory.page(0))
     assert engine.info.num_pages == int(0.01 * 2**30) // page
 
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from ramify.runtime.engine import Engine, KvPool
+from ramify.runtime.engine import Engine, KvMemory, KvPool
 from ramify.runtime.engine.inputs import decoder_inputs
 from ramify.runtime.models.decoder import Decoder
 from ramify.runtime.models.load import load_model
@@ -42,10 +42,10 @@ Judge = Callable[[str], PreTrainedModel]
 
 def load(path: Path) -> tuple[Decoder, KvPool]:
     model = load_model(path, device=torch.device("cpu"), dtype=torch.float32)
-    pool = KvPool(model.config, 64, device=model.device, dtype=model.dtype)
-    pool.k_LSKD.fill_(float("nan"))  # what was never written must never count
-    pool.v_LSKD.fill_(float("nan"))
-    return model, pool
+    memory = KvMemory(model.config, 64, device=model.device, dtype=model.dtype)
+    memory.k_LSKD.fill_(float("nan"))  # what was never written must never count
+    memory.v_LSKD.fill_(float("nan"))
+    return model, KvPool(memory)
 
 
 def forward(model: Decoder, pool: KvPool, rows: list[Row]) -> list[torch.Tensor]:
