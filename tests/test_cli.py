@@ -32,8 +32,9 @@ MODEL_FLAGS = {
     "--max-waiting",
     "--prefix-cache",
 }
+HTTP_FLAGS = {"--cors-origins", "--max-body-mib", "--tool-call-parser", "--reasoning-parser"}
 FLAGS = {
-    "serve": MODEL_FLAGS | {"--host", "--port", "--api-key", "--log-level"},
+    "serve": MODEL_FLAGS | {"--host", "--port", "--api-key", "--log-level"} | HTTP_FLAGS,
     "run": MODEL_FLAGS | {"--model", "--address", "--log-level"},
     "info": MODEL_FLAGS | {"--address", "--log-level"},
 }

@@ -78,7 +78,7 @@ class SamplingBody(Body):
             frequency_penalty=self.frequency_penalty,
             presence_penalty=self.presence_penalty,
             repetition_penalty=self.repetition_penalty,
-            logit_bias={_token_id(key): bias for key, bias in self.logit_bias.items()},
+            logit_bias={token_id(key): bias for key, bias in self.logit_bias.items()},
             seed=self.sampling_seed,
             stop=(self.stop,) if isinstance(self.stop, str) else tuple(self.stop),
             stop_token_ids=tuple(self.stop_token_ids),
@@ -172,22 +172,13 @@ def logprob_params(wanted: bool, start: int, num_top: int, num_prompt: int) -> L
     return LogprobParams(num_top=num_top, prompt_from=None if start in (-1, num_prompt) else start)
 
 
-class TokenizeBody(Body):
-    prompt: Text | Many[Text]
-    add_special_tokens: bool = True
-
-
-class DetokenizeBody(Body):
-    tokens: TokenIds | Many[TokenIds]
-    skip_special_tokens: bool = True
-
-
 class AbortBody(Body):
     rid: str | None = None
     abort_all: bool = False
 
 
-def _token_id(key: str) -> int:
+def token_id(key: str) -> int:
+    """A key of `logit_bias`. Raises RequestError."""
     if not key.isdecimal() or not key.isascii() or len(key) > 10:
         raise RequestError(f"logit_bias maps token ids, as strings, to numbers; got {key!r}", param="logit_bias")
     return int(key)

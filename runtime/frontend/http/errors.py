@@ -9,9 +9,15 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
+from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
-from ...protocol.errors import ErrorInfo, RamifyError
+from ...protocol.errors import ErrorInfo, RamifyError, RequestError
+
+
+class NotFoundError(RequestError):
+    """The client names something that there is not."""
+
 
 TYPES = {
     400: "invalid_request_error",
@@ -25,6 +31,28 @@ TYPES = {
 STATUS = {"request": 400, "busy": 429, "runtime": 503}
 
 
+class ErrorDetail(BaseModel):
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorAnswer(BaseModel):
+    error: ErrorDetail
+
+
+# What every route may answer besides its own.
+DOCUMENTED: dict[int | str, dict[str, Any]] = {
+    400: {"model": ErrorAnswer, "description": "The request is wrong; `param` says where."},
+    401: {"model": ErrorAnswer, "description": "A wrong API key, or none."},
+    404: {"model": ErrorAnswer, "description": "There is no such thing."},
+    413: {"model": ErrorAnswer, "description": "The body is too long."},
+    429: {"model": ErrorAnswer, "description": "Too many requests wait. See Retry-After."},
+    503: {"model": ErrorAnswer, "description": "The model is loading, or gone. See Retry-After."},
+}
+
+
 def error_body(
     status: int, message: str, *, param: str | None = None, code: str | None = None
 ) -> dict[str, dict[str, str | None]]:
@@ -32,10 +60,15 @@ def error_body(
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
 
+def error_status(error: RamifyError) -> tuple[int, ErrorInfo]:
+    info = ErrorInfo.of(error)
+    return 404 if isinstance(error, NotFoundError) else STATUS[info.kind], info
+
+
 def error_event(error: RamifyError) -> dict[str, dict[str, str | None]]:
     """The same for a stream that has begun, where no status can be sent any more."""
-    info = ErrorInfo.of(error)
-    return error_body(STATUS[info.kind], info.message, param=info.param, code=info.code)
+    status, info = error_status(error)
+    return error_body(status, info.message, param=info.param, code=info.code)
 
 
 def error_response(
@@ -57,8 +90,8 @@ def install(app: FastAPI) -> None:
 
     async def ramify_error(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, RamifyError)
-        info = ErrorInfo.of(error)
-        return error_response(STATUS[info.kind], info.message, param=info.param, code=info.code)
+        status, info = error_status(error)
+        return error_response(status, info.message, param=info.param, code=info.code)
 
     async def http_error(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, HTTPException)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hmac
 import re
 import uuid
+from collections.abc import Sequence
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
@@ -12,24 +13,29 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from .errors import error_response
 
-MAX_BODY_BYTES = 32 << 20
 OPEN_PATHS = frozenset({"/health"})  # for supervisors, which have no key
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,200}")
 
 
 class Guard:
-    """Echoes or makes `x-request-id`, asks for `Authorization: Bearer KEY` when there is one, bounds the body."""
+    """Echoes or makes `x-request-id`, asks for `Authorization: Bearer KEY` when there are keys, bounds the body."""
 
-    def __init__(self, app: ASGIApp, *, api_key: str | None, max_body_bytes: int = MAX_BODY_BYTES) -> None:
+    def __init__(self, app: ASGIApp, *, api_keys: Sequence[str], max_body_bytes: int) -> None:
         self._app = app
-        self._authorization = None if api_key is None else f"Bearer {api_key}".encode()
+        self._authorizations = [f"Bearer {key}".encode() for key in api_keys]
         self._max_body_bytes = max_body_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
+        if scope["type"] not in ("http", "websocket"):
             await self._app(scope, receive, send)
             return
         headers = Headers(scope=scope)
+        if scope["type"] == "websocket":
+            if self._may_enter(scope["path"], headers):
+                await self._app(scope, receive, send)
+            else:  # before it is accepted: an HTTP 403
+                await send({"type": "websocket.close", "code": 1008, "reason": "wrong or missing API key"})
+            return
         request_id = headers.get("x-request-id", "")
         if not _REQUEST_ID.fullmatch(request_id):
             request_id = uuid.uuid4().hex
@@ -52,10 +58,11 @@ class Guard:
             await self._app(scope, self._bounded(receive), send_with_id)
 
     def _may_enter(self, path: str, headers: Headers) -> bool:
-        if self._authorization is None or path in OPEN_PATHS:
+        if not self._authorizations or path in OPEN_PATHS:
             return True
         given = headers.get("authorization", "").encode("latin-1")
-        return hmac.compare_digest(given, self._authorization)
+        # All of them, in the same time whichever it is.
+        return sum(hmac.compare_digest(given, known) for known in self._authorizations) > 0
 
     def _is_too_long(self, headers: Headers) -> bool:
         length = headers.get("content-length", "")
