@@ -2,76 +2,26 @@
 
 Most answers are one request to the core. Where something has to follow the model's free text exactly - an answer that
 matches a grammar after the thinking, a call's arguments that match their schema - the turn is a small program: it lets
-the model write up to a mark, writes what is certain itself, and goes on from there under the constraint. Each step's
-prompt is the last one's tokens and more, so that nothing is computed twice.
-Knows tokens and formats; nothing of HTTP.
+the model write up to a mark, writes what is certain itself, and goes on from there under the constraint.
+Knows steps and formats; nothing of HTTP.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncGenerator, Mapping
-from dataclasses import dataclass, field
-
-import msgspec
+from collections.abc import AsyncGenerator
 
 from ..protocol.core import Finish
-from ..protocol.sampling import Constraint, LogprobParams, SamplingParams, TokenLogprob
-from .generation import Generator, Piece, Prompt, Sample
+from ..protocol.sampling import Constraint
+from .ask import Ask, CallDelta, Calling, Delta
+from .generation import Generator, Piece
 from .reasoning import CLOSE, OPEN, ThoughtSplitter
-from .segments import Segment
+from .steps import Steps, limited
 from .tools.calls import Call, new_call_id
-from .tools.formats import ToolFormat
 from .tools.parser import CallParser
 
 MAX_CALLS = 128
 _PROBE_TOKENS = 12  # more than any trigger has
-
-
-@dataclass(frozen=True, kw_only=True)
-class Calling:
-    """Which tools may be called, and how. `schemas` has the JSON schema of each tool's arguments."""
-
-    format: ToolFormat
-    schemas: Mapping[str, str]
-    forced: bool = False  # the answer is a call
-    exact: bool = False  # a call that the model opens itself is held to its schema
-    parallel: bool = True
-
-
-@dataclass(frozen=True, kw_only=True)
-class Ask:
-    """What a turn is to answer. `sampling` is for all of it: its limit, and the constraint of the answer's text.
-
-    `thinks`: the answer may begin with thinking; `thinking`: the prompt has begun it.
-    """
-
-    tokens: list[int]
-    sampling: SamplingParams
-    logprobs: LogprobParams | None = None
-    priority: int = 0
-    namespace: str = ""
-    thinks: bool = False
-    thinking: bool = False
-    calling: Calling | None = None
-
-
-@dataclass(frozen=True)
-class CallDelta:
-    """More of call `index`. Its first delta has the id and the name."""
-
-    index: int
-    arguments: str
-    id: str | None = None
-    name: str | None = None
-
-
-@dataclass(slots=True)
-class Delta:
-    content: str = ""
-    reasoning: str = ""
-    calls: list[CallDelta] = field(default_factory=list)
-    logprobs: list[TokenLogprob] | None = None
 
 
 class Turn:
@@ -82,104 +32,88 @@ class Turn:
         self.finish: Finish | None = None
         self.num_calls = 0
         self.num_reasoning_tokens = 0
-        self._generator = generator
         self._ask = ask
-        self._seed = seed + number
-        self._num_steps = 0
-        self._tokens = ask.tokens  # the step's prompt
-        self._is_kept = False  # whether what the step has generated counts as a part of them, or not at all
-        self._first_cached: int | None = None
-        self._skips_special = ask.sampling.skip_special_tokens and not self._reads_special_tokens()
         self._splitter = ThoughtSplitter(is_open=ask.thinking) if ask.thinks or ask.thinking else None
-        self._sample = self._first()
+        shows_special = any(mark in generator.tokenizer.special_ids for mark in _marks(ask))
+        self._steps = Steps(
+            generator,
+            ask,
+            seed + number,
+            skip_special_tokens=ask.sampling.skip_special_tokens and not shows_special,
+        )
+        if ask.is_staged and self._splitter is not None:
+            self._steps.begin("" if ask.thinking else f"{OPEN}\n", self._steps.until(CLOSE))
+        else:
+            self._begin_answer()
 
     @property
     def num_cached_tokens(self) -> int:
-        """Of the prompt as the client gave it."""
-        cached = self._sample.num_cached if self._first_cached is None else self._first_cached
-        return min(cached, len(self._ask.tokens))
+        """Of the prompt."""
+        return self._steps.num_cached_tokens
 
     @property
     def num_completion_tokens(self) -> int:
-        """All that follows the client's prompt and stayed, what was written for the model included."""
-        written = len(self._tokens) - len(self._ask.tokens)
-        return written if self._is_kept else written + len(self._sample.output_ids)
+        return self._steps.num_completion_tokens
 
     def close(self) -> None:
-        self._sample.close()
+        """Nobody reads on: abort what runs."""
+        self._steps.close()
 
     async def deltas(self) -> AsyncGenerator[Delta]:
         """Raises RamifyError when a step fails."""
         calling = self._ask.calling
         if self._splitter is None and calling is None:
-            async for piece in self._sample:
+            async for piece in self._steps.sample:
                 yield Delta(piece.text, logprobs=piece.logprobs)
-            self._end()
+            self.finish = self._steps.ended
             return
-        if self._is_staged and self._splitter is not None:
+        if self._ask.is_staged and self._splitter is not None:
             async for delta in self._think():
                 yield delta
             if self.finish is not None:
                 return
-        if calling is not None and calling.forced:
-            steps = self._forced(calling)
-        elif calling is not None and self._is_staged:
-            steps = self._watched(calling)
+        if not self._ask.is_staged or calling is None:
+            answer = self._read(calling)
+        elif calling.forced:
+            answer = self._forced(calling)
         else:
-            steps = self._read(calling)
-        async for delta in steps:
+            answer = self._watched(calling)
+        async for delta in answer:
             yield delta
 
-    # The steps
-
-    @property
-    def _is_staged(self) -> bool:
+    def _begin_answer(self) -> None:
         calling = self._ask.calling
-        if calling is not None and (calling.forced or calling.exact):
-            return True
-        return self._ask.sampling.constraint is not None and (self._splitter is not None or calling is not None)
-
-    def _first(self) -> Sample:
-        calling = self._ask.calling
-        if self._is_staged and self._splitter is not None:
-            return self._begin("" if self._ask.thinking else f"{OPEN}\n", self._until(CLOSE))
         if calling is not None and calling.forced:
-            return self._open_call(calling, calling.format.opening)
-        if calling is not None and self._is_staged:
-            return self._watch(calling)
-        return self._begin("", self._ask.sampling)
+            self._open_call(calling, calling.format.opening)
+        elif calling is not None and self._ask.is_staged:
+            sampling = self._steps.until(calling.format.trigger)
+            is_probe = self._ask.sampling.constraint is not None
+            self._steps.begin("", limited(sampling, _PROBE_TOKENS) if is_probe else sampling)
+        else:
+            self._steps.begin("", self._ask.sampling)
 
     async def _think(self) -> AsyncGenerator[Delta]:
         """Up to the end of the thinking, which is free, then on to the answer, which is not."""
-        assert self._splitter is not None
-        splitter = ThoughtSplitter(is_open=True)
-        async for piece in self._sample:
+        splitter, self._splitter = ThoughtSplitter(is_open=True), None
+        async for piece in self._steps.sample:
             yield Delta(reasoning=splitter.feed(piece.text)[0], logprobs=piece.logprobs)
         yield Delta(reasoning=splitter.finish()[0])
         self.num_reasoning_tokens = self.num_completion_tokens
-        matched = self._matched
-        ends = (*self._ask.sampling.stop, *self._ask.sampling.stop_token_ids)
-        if matched.type != "stop" or matched.matched in ends:
-            self.finish = matched
+        ended, asked = self._steps.ended, self._ask.sampling
+        if ended.type != "stop" or ended.matched in (*asked.stop, *asked.stop_token_ids):
+            self.finish = ended
             return
-        calling = self._ask.calling
-        self._keep()
-        self._write(f"{CLOSE}\n\n")
-        if calling is not None and calling.forced:
-            self._sample = self._open_call(calling, calling.format.opening)
-        elif calling is not None:
-            self._sample = self._watch(calling)
-        else:
-            self._sample = self._begin("", self._ask.sampling)
-        self._splitter = None
+        self._steps.keep()
+        self._steps.write(f"{CLOSE}\n\n")
+        self._begin_answer()
 
     async def _read(self, calling: Calling | None) -> AsyncGenerator[Delta]:
-        """One free answer, parted into what it is made of."""
+        """One request's answer, parted into what it is made of."""
         parser = None if calling is None else CallParser(calling.format, calling.schemas)
-        async for piece in self._sample:
+        async for piece in self._steps.sample:
             yield self._parted(piece, parser)
             if self.num_calls and calling is not None and not calling.parallel:
-                self._sample.close()
+                self._steps.close()
                 self.finish = Finish("stop")
                 return
         thought, text = ("", "") if self._splitter is None else self._splitter.finish()
@@ -189,185 +123,95 @@ class Turn:
             delta.content = certain.text + rest.text
             delta.calls = self._new_calls(certain.calls + rest.calls)
         yield delta
-        self._end()
+        self.finish = self._steps.ended
 
     async def _forced(self, calling: Calling) -> AsyncGenerator[Delta]:
         """Nothing but calls. After one the model may open another where its format has several."""
+        steps, again = self._steps, calling.format.again
         while True:
             async for delta in self._call(calling):
                 yield delta
             if self.finish is not None:
                 return
-            tool_format = calling.format
-            if not calling.parallel or tool_format.again is None or self.num_calls == MAX_CALLS or not self._room:
+            if again is None or not self._may_call_again(calling):
                 self.finish = Finish("stop")
                 return
-            self._write(tool_format.closing)
-            probe = self._until(tool_format.again)
-            self._sample = self._begin("", _limited(probe, _PROBE_TOKENS))
-            async for _ in self._sample:
-                pass
-            if not self._is_trigger(tool_format.again):
-                self._is_kept = True  # not at all: a forced answer is nothing but calls
+            steps.write(calling.format.closing)
+            steps.begin("", limited(steps.until(again), _PROBE_TOKENS))
+            await steps.sample.result()
+            if not steps.ended_at(again):
+                steps.drop()
                 self.finish = Finish("stop")
                 return
-            self._keep()
-            self._sample = self._open_call(calling, tool_format.opening_again)
+            steps.keep()
+            self._open_call(calling, calling.format.opening_again)
 
     async def _watched(self, calling: Calling) -> AsyncGenerator[Delta]:
         """Free text, or text that matches the constraint, until the model opens a call, which is held to its schema."""
-        constraint = self._ask.sampling.constraint
-        trigger, opening = calling.format.trigger, calling.format.opening
-        while True:
-            held = ""
-            async for piece in self._sample:
+        steps, constraint = self._steps, self._ask.sampling.constraint
+        trigger: str | None = calling.format.trigger
+        opening = calling.format.opening
+        while trigger is not None:
+            async for piece in steps.sample:
                 if constraint is None:
-                    yield self._parted(piece, None)
-                held += piece.text
-            if not self._is_trigger(trigger):
+                    yield Delta(piece.text, logprobs=piece.logprobs)
+            if not steps.ended_at(trigger):
                 break
-            self._keep()
-            self._sample = self._open_call(calling, opening)
+            steps.keep()
+            self._open_call(calling, opening)
             async for delta in self._call(calling):
                 yield delta
-            if self.finish is None and (not calling.parallel or self.num_calls == MAX_CALLS or not self._room):
+            trigger, opening = calling.format.again, calling.format.opening_again
+            if self.finish is None and (constraint is not None or trigger is None or not self._may_call_again(calling)):
                 self.finish = Finish("stop")
             if self.finish is not None:
                 return
-            if calling.format.again is None or constraint is not None:
-                self.finish = Finish("stop")
-                return
-            trigger, opening = calling.format.again, calling.format.opening_again
-            self._write(calling.format.closing)
-            self._sample = self._begin("", self._until(trigger))
+            assert trigger is not None
+            steps.write(calling.format.closing)
+            steps.begin("", steps.until(trigger))
         if constraint is not None:
-            self._sample = self._begin("", self._ask.sampling)  # it does not call: the answer, from its beginning
-            async for piece in self._sample:
+            steps.begin("", self._ask.sampling)  # it does not call: the answer, from its beginning
+            async for piece in steps.sample:
                 yield Delta(piece.text, logprobs=piece.logprobs)
-        self._end()
+        elif self._ask.sampling.no_stop_trim and isinstance(stop := steps.ended.matched, str):
+            yield Delta(stop)
+        self.finish = steps.ended
 
     async def _call(self, calling: Calling) -> AsyncGenerator[Delta]:
         """One call whose opening the step's prompt ends with: its name, if there are several, and its arguments."""
-        names = list(calling.schemas)
-        index, self.num_calls = self.num_calls, self.num_calls + 1
-        name = names[0]
-        if len(names) > 1:
-            name = (await self._sample.result()).sequence.text
-            if self._matched.type != "stop":
-                self.num_calls -= 1
-                self.finish = self._matched
+        steps = self._steps
+        name = next(iter(calling.schemas))
+        if len(calling.schemas) > 1:
+            name = (await steps.sample.result()).sequence.text[:-1]
+            if steps.ended.type != "stop":
+                self.finish = steps.ended
                 return
-            self._keep()
-            name = name[:-1]
-            self._sample = self._arguments(calling, name, calling.format.to_arguments[1:])
+            steps.keep()
+            self._begin_arguments(calling, name, calling.format.to_arguments[1:])
+        index, self.num_calls = self.num_calls, self.num_calls + 1
         yield Delta(calls=[CallDelta(index, "", new_call_id(), name)])
-        async for piece in self._sample:
+        async for piece in steps.sample:
             yield Delta(calls=[CallDelta(index, piece.text)] if piece.text else [], logprobs=piece.logprobs)
-        if self._matched.type != "stop":
-            self.finish = self._matched
+        if steps.ended.type != "stop":
+            self.finish = steps.ended
             return
-        self._keep()
+        steps.keep()
 
-    # What they are made of
-
-    def _watch(self, calling: Calling) -> Sample:
-        """The step in which the model may open a call."""
-        sampling = self._until(calling.format.trigger)
-        if self._ask.sampling.constraint is not None:
-            sampling = _limited(sampling, _PROBE_TOKENS)
-        return self._begin("", sampling)
-
-    def _open_call(self, calling: Calling, opening: str) -> Sample:
+    def _open_call(self, calling: Calling, opening: str) -> None:
         names = list(calling.schemas)
         to_arguments = calling.format.to_arguments
         if len(names) == 1:
-            return self._arguments(calling, names[0], f"{opening}{names[0]}{to_arguments}")
+            self._begin_arguments(calling, names[0], f"{opening}{names[0]}{to_arguments}")
+            return
         # With the character that ends a name, so that none is the beginning of another.
         choices = json.dumps([name + to_arguments[0] for name in names], ensure_ascii=False)
-        return self._begin(opening, self._held_to(Constraint("choices", choices)))
+        self._steps.begin(opening, self._steps.held_to(Constraint("choices", choices)))
 
-    def _arguments(self, calling: Calling, name: str, text: str) -> Sample:
-        return self._begin(text, self._held_to(Constraint("json_schema", calling.schemas[name])))
+    def _begin_arguments(self, calling: Calling, name: str, text: str) -> None:
+        self._steps.begin(text, self._steps.held_to(Constraint("json_schema", calling.schemas[name])))
 
-    def _held_to(self, constraint: Constraint) -> SamplingParams:
-        """Nothing but the constraint ends it: a stop string in the arguments would leave half of them."""
-        return msgspec.structs.replace(
-            self._ask.sampling,
-            constraint=constraint,
-            stop=(),
-            stop_token_ids=(),
-            ignore_eos=False,
-            min_new_tokens=0,
-            no_stop_trim=False,
-        )
-
-    def _until(self, mark: str) -> SamplingParams:
-        """Free, up to `mark`."""
-        sampling = self._ask.sampling
-        special = self._generator.tokenizer.special_ids.get(mark)
-        return msgspec.structs.replace(
-            sampling,
-            constraint=None,
-            stop=sampling.stop if special is not None else (*sampling.stop, mark),
-            stop_token_ids=sampling.stop_token_ids if special is None else (*sampling.stop_token_ids, special),
-            no_stop_trim=False,
-        )
-
-    @property
-    def _room(self) -> int:
-        """How many tokens the answer may still have."""
-        return self._ask.sampling.max_new_tokens - (len(self._tokens) - len(self._ask.tokens))
-
-    def _begin(self, text: str, sampling: SamplingParams) -> Sample:
-        """Go on after `text`, which is ours."""
-        self._write(text)
-        ask = self._ask
-        room = max(0, min(self._room, sampling.max_new_tokens))
-        sampling = msgspec.structs.replace(
-            sampling,
-            max_new_tokens=room,
-            min_new_tokens=min(room, max(0, sampling.min_new_tokens - (len(self._tokens) - len(ask.tokens)))),
-            seed=_wrapped(self._seed ^ self._num_steps << 32),  # steps of one answer must not draw alike
-            skip_special_tokens=self._skips_special,
-        )
-        if self._num_steps:
-            self._first_cached = self.num_cached_tokens
-        self._num_steps += 1
-        self._is_kept = False
-        prompt = Prompt(
-            tokens=self._tokens,
-            sampling=sampling,
-            logprobs=ask.logprobs,
-            priority=ask.priority,
-            namespace=ask.namespace,
-        )
-        return self._generator.start(prompt)[0]
-
-    def _write(self, text: str, *, trusted: bool = True) -> None:
-        if text:
-            ids = self._generator.encoder.encode([Segment(text, trusted=trusted)], at_start=False)
-            self._tokens = [*self._tokens, *ids]
-
-    def _keep(self) -> None:
-        """What the step has generated, without its stop, becomes a part of the prompt."""
-        generated = self._sample.generated
-        assert generated is not None
-        self._tokens = [*self._tokens, *generated.sequence.ids]
-        self._is_kept = True
-        self._write(generated.leftover, trusted=False)
-
-    @property
-    def _matched(self) -> Finish:
-        generated = self._sample.generated
-        assert generated is not None
-        return generated.sequence.finish
-
-    def _is_trigger(self, mark: str) -> bool:
-        matched = self._matched.matched
-        return self._matched.type == "stop" and matched in (mark, self._generator.tokenizer.special_ids.get(mark, mark))
-
-    def _end(self) -> None:
-        self.finish = self._matched
+    def _may_call_again(self, calling: Calling) -> bool:
+        return calling.parallel and self.num_calls < MAX_CALLS and self._steps.room > 0
 
     def _parted(self, piece: Piece, parser: CallParser | None) -> Delta:
         thought, text = "", piece.text
@@ -394,20 +238,11 @@ class Turn:
         self.num_calls += len(deltas)
         return deltas
 
-    def _reads_special_tokens(self) -> bool:
-        """Whether marks that the answer is read by are special tokens, which must then be shown."""
-        marks = [OPEN, CLOSE] if self._ask.thinks or self._ask.thinking else []
-        if (calling := self._ask.calling) is not None:
-            marks += [*calling.format.begins, calling.format.end or "", calling.format.again or ""]
-        return any(mark in self._generator.tokenizer.special_ids for mark in marks)
 
-
-def _limited(sampling: SamplingParams, num_tokens: int) -> SamplingParams:
-    most = min(num_tokens, sampling.max_new_tokens)
-    least = min(most, sampling.min_new_tokens)
-    return msgspec.structs.replace(sampling, max_new_tokens=most, min_new_tokens=least)
-
-
-def _wrapped(seed: int) -> int:
-    """As the 64-bit number that it is."""
-    return (seed + (1 << 63)) % (1 << 64) - (1 << 63)
+def _marks(ask: Ask) -> list[str]:
+    """What the answer is read by: must be shown where it is a special token."""
+    marks = [OPEN, CLOSE] if ask.thinks or ask.thinking else []
+    if ask.calling is not None:
+        tool_format = ask.calling.format
+        marks += [*tool_format.begins, tool_format.end or "", tool_format.again or ""]
+    return marks

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ramify.runtime.frontend.http.openai.chat_messages import with_short_ids
 from ramify.runtime.frontend.messages import Messages
 from ramify.runtime.frontend.segments import Segment
 from ramify.runtime.protocol.errors import RequestError
@@ -84,3 +86,15 @@ def test_a_model_without_a_template_cannot_chat() -> None:
     told.chat = None  # type: ignore[assignment]
     with pytest.raises(RequestError, match="no chat template"):
         Messages(told).render([{"role": "user", "content": "a"}])  # type: ignore[arg-type]
+
+
+def test_calls_have_ids_that_mistrals_templates_take() -> None:
+    calls = [{"id": "call_0123456789abcdef", "type": "function", "function": {"name": "f", "arguments": {}}}]
+    messages = [
+        {"role": "assistant", "content": "", "tool_calls": calls},
+        {"role": "tool", "content": "1", "tool_call_id": calls[0]["id"]},
+    ]
+    asked, answered = with_short_ids(messages)
+    assert asked["tool_calls"][0]["id"] == answered["tool_call_id"]
+    assert re.fullmatch("[a-zA-Z0-9]{9}", answered["tool_call_id"])
+    assert calls[0]["id"] == "call_0123456789abcdef"

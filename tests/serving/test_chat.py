@@ -23,6 +23,8 @@ def test_a_question_is_answered(client: OpenAI, model: str) -> None:
     assert isinstance(answer.created, int)
     assert answer.usage.total_tokens == answer.usage.prompt_tokens + answer.usage.completion_tokens
     assert answer.usage.completion_tokens_details.reasoning_tokens == 0
+    assert answer.timings["predicted_n"] == answer.usage.completion_tokens  # type: ignore[attr-defined]
+    assert min(answer.timings.values()) >= 0  # type: ignore[attr-defined]
 
 
 def test_the_prompt_is_what_the_chat_template_says(client: OpenAI, http: httpx.Client, model: str) -> None:

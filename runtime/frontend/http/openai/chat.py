@@ -10,8 +10,9 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from ....protocol.version import __version__
+from ...ask import Ask, CallDelta
 from ...core_client import new_rid
-from ...turn import Ask, CallDelta, Turn
+from ...turn import Turn
 from ..connection import EventStream, json_response, unless_client_leaves
 from ..merge import merge, together
 from ..openapi import STREAMS
@@ -20,7 +21,7 @@ from .chat_messages import for_template
 from .conversation import Conversations, Wish
 from .finish import finish_reason, stop_reason
 from .logprobs import TokenTexts, chat_logprobs
-from .usage import Usage
+from .usage import Stopwatch, Usage
 
 
 class ChatApi:
@@ -71,15 +72,18 @@ class ChatApi:
         return await self._conversations.ask(for_template(body.messages), wish)
 
     async def _whole(self, body: ChatBody, ask: Ask) -> dict[str, Any]:
+        watch = Stopwatch()
         async with self._conversations.turns(ask, body.n, body.constraint()) as turns:
-            choices = await together(self._choice(body, ask, turn, index) for index, turn in enumerate(turns))
-            return {"choices": choices, "usage": _usage(ask, turns).as_json()}
+            choices = await together(self._choice(body, ask, turn, index, watch) for index, turn in enumerate(turns))
+            usage = _usage(ask, turns)
+            return {"choices": choices, "usage": usage.as_json(), "timings": watch.timings(usage)}
 
-    async def _choice(self, body: ChatBody, ask: Ask, turn: Turn, index: int) -> dict[str, Any]:
+    async def _choice(self, body: ChatBody, ask: Ask, turn: Turn, index: int, watch: Stopwatch) -> dict[str, Any]:
         content, reasoning = [], []
         calls: list[dict[str, Any]] = []
         values = []
         async for delta in turn.deltas():
+            watch.tick()
             content.append(delta.content)
             reasoning.append(delta.reasoning)
             values += delta.logprobs or []
@@ -107,11 +111,13 @@ class ChatApi:
 
     async def _stream(self, body: ChatBody, ask: Ask, head: dict[str, Any]) -> AsyncGenerator[dict[str, Any]]:
         options = body.stream_options
+        watch = Stopwatch()
         async with self._conversations.turns(ask, body.n, body.constraint()) as turns:
             sources = [self._growing(body, ask, turn, index) for index, turn in enumerate(turns)]
             choices = merge(sources) if len(sources) > 1 else sources[0]
             try:
                 async for choice in choices:
+                    watch.tick()
                     chunk = {**head, "choices": [choice]}
                     if options is not None and options.continuous_usage_stats:
                         chunk["usage"] = _usage(ask, turns).as_json()
@@ -121,7 +127,8 @@ class ChatApi:
             finally:
                 await choices.aclose()
             if options is not None and options.include_usage:
-                yield {**head, "choices": [], "usage": _usage(ask, turns).as_json()}
+                usage = _usage(ask, turns)
+                yield {**head, "choices": [], "usage": usage.as_json(), "timings": watch.timings(usage)}
 
     async def _growing(self, body: ChatBody, ask: Ask, turn: Turn, index: int) -> AsyncGenerator[dict[str, Any]]:
         is_first = True

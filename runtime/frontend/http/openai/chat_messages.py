@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from hashlib import sha256
 from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field
@@ -88,6 +89,23 @@ def message_text(content: str | list[Part] | None, where: str) -> str:
             )
         texts.append(text)
     return "\n".join(texts)
+
+
+def with_short_ids(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Mistral's templates take ids of nine letters and digits only: each becomes one that its text decides."""
+
+    def short(call_id: str) -> str:
+        return sha256(call_id.encode()).hexdigest()[:9]
+
+    changed = []
+    for message in messages:
+        given = dict(message)
+        if "tool_call_id" in given:
+            given["tool_call_id"] = short(given["tool_call_id"])
+        if "tool_calls" in given:
+            given["tool_calls"] = [{**call, "id": short(call["id"])} for call in given["tool_calls"]]
+        changed.append(given)
+    return changed
 
 
 def _for_call(call: PastCall) -> dict[str, Any]:

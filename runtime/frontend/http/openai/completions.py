@@ -6,10 +6,9 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Any
 
 from fastapi import APIRouter, Request
-from pydantic import Field
 from starlette.responses import Response
 
 from ....protocol.core import ModelInfo
@@ -17,46 +16,19 @@ from ....protocol.errors import RequestError
 from ....protocol.sampling import LogprobParams
 from ....protocol.version import __version__
 from ...core_client import new_rid
-from ...generation import MAX_SAMPLES, Generator, Piece, Prompt, Sample
+from ...generation import Generator, Piece, Prompt, Sample
 from ...segments import Segment
-from ..bodies import MAX_BATCH, Many, Text, TokenIds
+from ..bodies import MAX_BATCH
 from ..connection import EventStream, json_response, unless_client_leaves
 from ..merge import merge
 from ..openapi import STREAMS
-from .fields import GenerationFields, room_for
+from .completion_body import CompletionBody
+from .fields import room_for
 from .finish import finish_reason, naming, stop_reason
 from .logprobs import CompletionLogprobs, TokenTexts
-from .usage import Usage
+from .usage import Stopwatch, Usage
 
 DEFAULT_TOKENS = 16
-
-
-class CompletionBody(GenerationFields):
-    prompt: Text | Many[Text] | TokenIds | Many[TokenIds]
-    max_tokens: Annotated[int, Field(ge=0)] | None = None
-    best_of: Annotated[int, Field(ge=1, le=MAX_SAMPLES)] | None = None
-    echo: bool = False
-    logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
-    add_special_tokens: bool = True
-
-    def prompts(self) -> list[str] | list[list[int]]:
-        """Raises RequestError for none, and too many."""
-        if isinstance(self.prompt, str):
-            return [self.prompt]
-        if self.prompt and isinstance(self.prompt[0], int):
-            return [self.prompt]  # type: ignore[list-item]
-        if not 1 <= len(self.prompt) <= MAX_BATCH:
-            raise RequestError(f"give 1 to {MAX_BATCH} prompts, got {len(self.prompt)}", param="prompt")
-        return self.prompt  # type: ignore[return-value]
-
-    def check(self, info: ModelInfo) -> None:
-        super().check(info)
-        if self.max_tokens == 0 and not self.echo:
-            raise RequestError("max_tokens may be 0 with echo only: there is nothing to answer", param="max_tokens")
-        if self.best_of is not None and self.best_of < self.n:
-            raise RequestError(f"best_of must be at least n, {self.n}; got {self.best_of}", param="best_of")
-        if self.best_of is not None and self.stream and self.best_of > self.n:
-            raise RequestError("the best of several cannot be streamed", param="best_of")
 
 
 @dataclass(frozen=True)
@@ -142,14 +114,17 @@ class CompletionsApi:
             ]
 
     async def _whole(self, body: CompletionBody, prompts: list[tuple[str, Prompt]]) -> dict[str, Any]:
+        watch = Stopwatch()
         with self._started(body, prompts) as questions:
             choices: list[dict[str, Any]] = []
             for question in questions:
                 for sample in question.samples:
-                    await sample.result()
+                    async for _ in sample:
+                        watch.tick()
                 for sample in _best(question.samples, body.n):
                     choices.append(self._choice(body, question, sample, len(choices)))
-            return {"choices": choices, "usage": _usage(questions).as_json()}
+            usage = _usage(questions)
+            return {"choices": choices, "usage": usage.as_json(), "timings": watch.timings(usage)}
 
     def _choice(self, body: CompletionBody, question: Question, sample: Sample, index: int) -> dict[str, Any]:
         assert sample.generated is not None
@@ -173,12 +148,14 @@ class CompletionsApi:
         self, body: CompletionBody, prompts: list[tuple[str, Prompt]], head: dict[str, Any]
     ) -> AsyncGenerator[dict[str, Any]]:
         options = body.stream_options
+        watch = Stopwatch()
         with self._started(body, prompts) as questions:
             outputs = [(question, sample) for question in questions for sample in question.samples]
             sources = [self._growing(body, *output, index) for index, output in enumerate(outputs)]
             choices = merge(sources) if len(sources) > 1 else sources[0]
             try:
                 async for choice in choices:
+                    watch.tick()
                     chunk = {**head, "choices": [choice]}
                     if options is not None and options.continuous_usage_stats:
                         chunk["usage"] = _usage(questions).as_json()
@@ -188,7 +165,8 @@ class CompletionsApi:
             finally:
                 await choices.aclose()
             if options is not None and options.include_usage:
-                yield {**head, "choices": [], "usage": _usage(questions).as_json()}
+                usage = _usage(questions)
+                yield {**head, "choices": [], "usage": usage.as_json(), "timings": watch.timings(usage)}
 
     async def _growing(
         self, body: CompletionBody, question: Question, sample: Sample, index: int

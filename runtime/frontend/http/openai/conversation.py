@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ....protocol.sampling import Constraint, LogprobParams
+from ...ask import Ask
 from ...generation import Generator
 from ...messages import Messages
 from ...reasoning import CLOSE, OPEN, thinks
@@ -16,7 +17,8 @@ from ...schema_check import SchemaCheck
 from ...segments import Segment
 from ...tools.detect import detect_format
 from ...tools.formats import FORMATS, ToolFormat
-from ...turn import Ask, Turn
+from ...turn import Turn
+from .chat_messages import with_short_ids
 from .fields import GenerationFields, room_for
 from .finish import naming
 from .tool_fields import Tool, ToolChoice, calling
@@ -63,7 +65,7 @@ class Conversations:
             for name, schema in called.schemas.items():
                 await self._schemas.check_tool(name, schema)
         segments = self.messages.render(
-            messages,
+            with_short_ids(messages) if self.tool_format.name == "mistral" else messages,
             tools=None if called is None else [tool.model_dump(exclude_none=True) for tool in wish.tools],
             add_generation_prompt=wish.add_generation_prompt,
             continue_final_message=wish.continue_final_message,

@@ -56,8 +56,13 @@ class Compactor:
             "created_at": int(time.time()),
             "model": info.name,
             "output": [
-                *({"id": new_id("msg"), "status": "completed", **item} for item in said),
+                *({"id": new_id("msg"), "status": "completed", **item, "content": _parts(item)} for item in said),
                 {"type": "compaction", "id": new_id("cmp"), "encrypted_content": packed(summary)},
             ],
             "usage": usage(ask, turn),
         }
+
+
+def _parts(item: dict[str, Any]) -> list[dict[str, Any]]:
+    content = item["content"]
+    return [{"type": "input_text", "text": content}] if isinstance(content, str) else content

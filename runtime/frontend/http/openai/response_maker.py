@@ -12,7 +12,8 @@ from typing import Any
 
 from ....protocol.errors import ErrorInfo, RamifyError, RequestError
 from ....protocol.sampling import TokenLogprob
-from ...turn import Ask, Turn
+from ...ask import Ask
+from ...turn import Turn
 from .chat_messages import for_template
 from .conversation import Conversations, Wish
 from .logprobs import TokenTexts, chat_logprobs

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from ....protocol.sampling import TokenLogprob
-from ...turn import CallDelta, Delta
+from ...ask import CallDelta, Delta
 
 Event = dict[str, Any]
 Logprobs = Callable[[list[TokenLogprob]], list[dict[str, Any]]]

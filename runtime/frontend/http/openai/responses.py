@@ -10,7 +10,7 @@ from fastapi import APIRouter, Request, WebSocket
 from starlette.responses import Response
 
 from ....protocol.errors import RamifyError, RequestError
-from ...turn import Ask
+from ...ask import Ask
 from ..connection import EventStream, json_response, unless_client_leaves
 from ..errors import NotFoundError
 from ..openapi import STREAMS

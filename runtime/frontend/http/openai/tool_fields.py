@@ -8,8 +8,8 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from ....protocol.errors import RequestError
+from ...ask import Calling
 from ...tools.formats import ToolFormat
-from ...turn import Calling
 from ..bodies import Body, Many, Text
 
 Name = Annotated[Text, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
