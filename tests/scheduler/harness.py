@@ -345,7 +345,7 @@ def sequential(message: Generate, *, context_length: int = 200, num_slots: int =
         avoided |= {EOS} if language is not None and params.ignore_eos else set()
         how = (
             params.temperature,
-            0.0 if params.seed is None else draw(params.seed, len(history)),
+            0 if params.seed is None else draw(params.seed, len(history)),
             len(answer.ids) if params.penalised else None,
         )
         token = choose(history, base - avoided or base, how)
