@@ -45,11 +45,9 @@ class Batch:
     def __iter__(self) -> Iterator[Request]:
         return iter(self._requests)
 
-    def start(self, request: Request, num_matched: int, max_tokens: int) -> Part | None:
-        """Lease the cached prefix and room for at most `max_tokens` more. None when there is no room, and nothing
-        changed.
-
-        A page for each request that runs is kept in hand, lest the newcomer be retracted in the next steps.
+    def start(self, request: Request, num_matched: int, max_tokens: int, *, spare: int) -> Part | None:
+        """Lease the cached prefix and room for at most `max_tokens` more. None, and nothing changed, when there is no
+        room or fewer than `spare` pages would be left for those that run.
         """
         assert request.lease is None
         lease = self._cache.acquire(
@@ -57,10 +55,13 @@ class Batch:
             request.message.namespace,
             limit=request.reuse_limit,
             num_tokens=min(num_matched + max_tokens, len(request.tokens)),
-            spare=len(self._requests),
+            spare=spare,
+            priority=request.message.priority,
+            family=request.family,
         )
         if lease is None:
             return None
+        self._cache.drop_claim(request.rid)
         request.lease = lease
         request.num_computed = lease.matched
         insort(self._requests, request, key=lambda other: other.seniority)
@@ -108,14 +109,21 @@ class Batch:
             if victim is request:
                 assert request is not self._requests[0], "a request does not fit in the pool alone: its end is wrong"
                 return 0
-            self.leave(victim)
-            self.release(victim)
-            victim.num_retractions += 1
+            self._retract(victim)
             retracted.append(victim)
         granted = min(num_tokens, room)
         extended = self._cache.extend(request.lease, request.num_computed + granted)
         assert extended
         return granted
+
+    def _retract(self, request: Request) -> None:
+        """It comes back to what it has computed: that is claimed until it starts again."""
+        assert request.lease is not None
+        self.leave(request)
+        self._cache.commit(request.lease, request.tokens[: request.num_computed])
+        self._cache.claim(request.lease, request.rid, request.num_computed, request.rank)
+        self.release(request)
+        request.num_retractions += 1
 
     def _room(self, request: Request, num_available: int) -> int:
         assert request.lease is not None
