@@ -157,10 +157,11 @@ def _print_info(connection: Any) -> None:
     model = connection.call("info").info
     stats = connection.call("stats").stats
     table = Table(title=f"ramify {__version__}", show_header=False, title_justify="left")
-    facts, load = msgspec.structs.asdict(model), msgspec.structs.asdict(stats)
+    facts = {**msgspec.structs.asdict(model), "num_slots": model.num_slots}
+    load = {**msgspec.structs.asdict(stats), "cache_hit_rate": stats.cache_hit_rate, "kv_use": stats.kv_use}
     for part in (facts, {name: value for name, value in load.items() if name not in facts}):
         for name, value in part.items():
-            table.add_row(name, f"{value:,}" if isinstance(value, int) else str(value))
+            table.add_row(name, _shown(value))
         table.add_section()
     Console().print(table)
 
@@ -238,6 +239,16 @@ def _figures(figures: Any) -> list[float]:
         figures.mean_wait,
         max(figures.waits, default=0),
     ]
+
+
+def _shown(value: Any) -> str:
+    match value:
+        case int():
+            return f"{value:,}"
+        case float():
+            return f"{value:.1%}"
+        case _:
+            return str(value)
 
 
 @app.callback(invoke_without_command=True)

@@ -214,6 +214,9 @@ class Scheduler:
             num_free_pages=self._cache.num_free,
             num_cached_pages=self._cache.num_cached,
             num_evicted_pages=self._cache.stats.num_evicted_pages,
+            num_host_cached_pages=self._cache.num_host_cached,
+            num_demoted_pages=self._cache.stats.num_demoted_pages,
+            num_promoted_pages=self._cache.stats.num_promoted_pages,
             **asdict(self._totals),
         )
 
