@@ -49,7 +49,7 @@ def test_equal_constraints_share_a_grammar_until_it_is_the_least_recently_used(g
     ("constraint", "words"),
     [
         (Constraint("regex", "a(b"), ["position 1", "    a(b\n     ^"]),
-        (Constraint("json_schema", '{"properties": {"x": {"not": {}}}}'), ["/properties/x/not", "'not'"]),
+        (Constraint("json_schema", '{"properties": {"x": {"not": 3}}}'), ["/properties/x/not", "'not'"]),
         (Constraint("json_schema", "nonsense"), ["no JSON"]),
         (Constraint("choices", "[]"), ["not empty"]),
         (Constraint("choices", "[1]"), ["strings"]),
