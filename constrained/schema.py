@@ -72,10 +72,19 @@ def _check(location: Any, document: Document) -> None:
         _check_pattern(schema["pattern"], child(pointer, "pattern"))
     for pattern in schema.get("patternProperties", ()):
         _check_pattern(pattern, child(pointer, "patternProperties", pattern))
+    if schema.get("format") in _NARROW and not _NEGATING.isdisjoint(pointer.split("/")):
+        raise GrammarError(
+            f"format {schema['format']!r} cannot be negated: not all that it allows is known to us",
+            pointer=child(pointer, "format"),
+        )
+    if "$recursiveRef" in schema:
+        raise GrammarError("$recursiveRef is not supported", pointer=child(pointer, "$recursiveRef"))
     if not _NUMBERS.isdisjoint(schema):
         number_part(schema, False, False, pointer)
 
 
+_NARROW = frozenset(("regex", "idn-hostname"))  # of which we accept a part: what is left out is not known to be wrong
+_NEGATING = frozenset(("not", "oneOf", "if"))
 _NUMBERS = frozenset(("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf", "divisibleBy"))
 
 _UNEVALUATED = frozenset(("unevaluatedProperties", "unevaluatedItems"))

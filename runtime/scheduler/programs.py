@@ -38,8 +38,9 @@ class Programs:
 
     def begin(self, request: Request) -> None:
         """One of its requests has got a place."""
-        if request.family in self._alive:
-            self._alive[request.family].has_begun = True
+        program = None if request.family is None else self._alive.get(request.family)
+        if program is not None:
+            program.has_begun = True
 
     def has_begun(self, request: Request) -> bool:
         """Whether some request of the program has had a place, or this one before it was retracted."""

@@ -193,7 +193,12 @@ class Scheduler:
                 request.num_computed += len(row.tokens)
                 self._batch.release(request)
                 continue
-            answer = advance(request, row, row_result, self._vocabulary)
+            try:
+                answer = advance(request, row, row_result, self._vocabulary)
+            except RequestError as error:
+                self._end(request)
+                answers.append(RequestFailed(request.rid, ErrorInfo.of(error)))
+                continue
             if answer is not None:
                 self._totals.num_output_tokens += len(answer.ids)
                 answers.append(answer)
