@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 from typing import Any, get_args
@@ -175,3 +176,35 @@ def test_what_a_format_leaves_out_is_not_let_in_by_its_negation(name: str, text:
     except GrammarError:
         return
     assert not accepted(grammar, written.encode())
+
+
+def _combined(leaves: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    return st.recursive(
+        leaves,
+        lambda inner: st.one_of(
+            inner.map(lambda part: {"not": part}),
+            st.tuples(st.sampled_from(["allOf", "anyOf", "oneOf"]), st.lists(inner, min_size=2, max_size=3)).map(
+                lambda pair: {pair[0]: pair[1]}
+            ),
+        ),
+        max_leaves=8,
+    )
+
+
+STRINGS = _combined(
+    st.sampled_from(["a", "^b", "b$", "^a*$", "ab|ba", "^.{3}$", "^(..)*$"]).map(lambda p: {"pattern": p})
+)
+NUMBERS = _combined(
+    st.integers(2, 12).map(lambda n: {"multipleOf": n})
+    | st.sampled_from(["minimum", "exclusiveMaximum"]).flatmap(lambda k: st.integers(-9, 60).map(lambda n: {k: n}))
+)
+WORDS = ["".join(word) for length in range(5) for word in itertools.product("ab", repeat=length)]
+
+
+@SLOW
+@given(schema=STRINGS.map(lambda s: {"type": "string", **s}) | NUMBERS.map(lambda s: {"type": "integer", **s}))
+def test_combined_strings_and_numbers_are_those_that_are_valid(schema: Any) -> None:
+    """Over all short words and small numbers; what no value satisfies, and nothing else, is refused as such."""
+    grammar, validator = compiled(schema, "compact"), judge(schema)
+    texts = [json.dumps(word) for word in WORDS] if schema["type"] == "string" else [str(n) for n in range(-30, 90)]
+    assert [accepted(grammar, text.encode()) for text in texts] == [is_valid(validator, text) for text in texts]
