@@ -12,6 +12,8 @@ import gc
 import json
 import platform
 import statistics
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -171,6 +173,27 @@ def median(repeat: int, run: Callable[[], float]) -> float:
     return statistics.median(run() for _ in range(repeat))
 
 
+def imports(repeat: int) -> list[Row]:
+    """Milliseconds of a new process that does this and ends, its interpreter's start included, and without it."""
+    scripts = {
+        "nothing": "pass",
+        "import ramify": "import ramify",
+        "import ramify, and what connects to a runtime": "import ramify, ramify.runtime.protocol.client",
+    }
+    taken = {
+        name: median(repeat, lambda script=script: seconds(lambda: _in_process(script)))  # type: ignore[misc]
+        for name, script in scripts.items()
+    }
+    return [
+        {"a process that does": name, "ms": total * 1e3, "ms without the interpreter": (total - taken["nothing"]) * 1e3}
+        for name, total in taken.items()
+    ]
+
+
+def _in_process(script: str) -> None:
+    subprocess.run([sys.executable, "-P", "-c", script], check=True)
+
+
 def recorded(program: ramify.Program, size: int) -> float:
     """Seconds until the program has been said, without waiting for what it does."""
 
@@ -285,6 +308,7 @@ def main(
         info = get_server_info()
         assert runtime.url is not None
         tables = {
+            "Importing": imports(repeat),
             "Overhead per operation": overheads(connection, operations, repeat),
             "Programs at once": throughput(programs, repeat),
             "Round trips of a program of 5 generations": round_trips(connection, runtime.url),

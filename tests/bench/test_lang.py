@@ -19,6 +19,7 @@ def test_the_language_s_overhead_round_trips_and_tokens_are_measured(tmp_path: P
     assert done.returncode == 0, done.stderr
     tables = json.loads(figures.read_text())["tables"]
     assert all(title in done.stdout for title in tables)
+    assert all(row["ms"] > 0 for row in tables["Importing"])
     assert all(row["us"] > 0 for row in tables["Overhead per operation"])
     assert {row["way"] for row in tables["Programs at once"]} == {"threads", "async", "compiled"}
     messages = {row["way"]: row["messages"] for row in tables["Round trips of a program of 5 generations"]}
