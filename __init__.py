@@ -8,6 +8,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from .lang.backend import Backend, RuntimeEndpoint, flush_cache, get_server_info, set_default_backend
+from .lang.choices import (
+    ChoicesDecision,
+    ChoicesSamplingMethod,
+    greedy_token_selection,
+    token_length_normalized,
+    unconditional_likelihood_normalized,
+)
+from .lang.decide import pick, predicate, rate
 from .lang.expr import (
     assistant,
     assistant_begin,
@@ -15,20 +23,20 @@ from .lang.expr import (
     gen,
     gen_int,
     gen_string,
-    greedy_token_selection,
     select,
+    separate_reasoning,
     system,
     system_begin,
     system_end,
-    token_length_normalized,
-    unconditional_likelihood_normalized,
     user,
     user_begin,
     user_end,
 )
 from .lang.fork import ForkGroup
+from .lang.plan import Plan
 from .lang.program import Program, function
 from .lang.state import ProgramState
+from .lang.tools import tool_schemas
 from .runtime.protocol.errors import BusyError, RamifyError, RequestError, RuntimeFailed
 from .runtime.protocol.version import __version__
 
@@ -38,7 +46,10 @@ if TYPE_CHECKING:
 __all__ = [
     "Backend",
     "BusyError",
+    "ChoicesDecision",
+    "ChoicesSamplingMethod",
     "ForkGroup",
+    "Plan",
     "Program",
     "ProgramState",
     "RamifyError",
@@ -57,12 +68,17 @@ __all__ = [
     "gen_string",
     "get_server_info",
     "greedy_token_selection",
+    "pick",
+    "predicate",
+    "rate",
     "select",
+    "separate_reasoning",
     "set_default_backend",
     "system",
     "system_begin",
     "system_end",
     "token_length_normalized",
+    "tool_schemas",
     "unconditional_likelihood_normalized",
     "user",
     "user_begin",

@@ -13,7 +13,7 @@ from types import TracebackType
 
 import msgspec
 
-from ..protocol.core import Claim, Finish, Generate, Tokens
+from ..protocol.core import Claim, Finish, Generate, Outlook, Tokens
 from ..protocol.errors import RequestError
 from ..protocol.sampling import LogprobParams, SamplingParams, TokenLogprob
 from ..protocol.session import Sequence
@@ -36,6 +36,7 @@ class Prompt:
     namespace: str = ""
     program: str | None = None
     claims: list[Claim] = field(default_factory=list)
+    outlook: Outlook | None = None
 
 
 @dataclass(frozen=True)
@@ -90,6 +91,7 @@ class Sample:
                 namespace=prompt.namespace,
                 program=prompt.program,
                 claims=prompt.claims,
+                outlook=prompt.outlook,
             )
         )
 

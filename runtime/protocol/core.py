@@ -47,12 +47,21 @@ class Claim(msgspec.Struct, frozen=True):
     num_tokens: int | None = None
 
 
+class Outlook(msgspec.Struct, frozen=True):
+    """What is still to come of the request's program, as far as is known: so many generations beside or after this one,
+    and so many branches that were forked together, of which the state that asks is one (1: it is no branch)."""
+
+    num_generations: int
+    width: int = 1
+    complete: bool = False  # these are all
+
+
 class Generate(msgspec.Struct, frozen=True, kw_only=True, tag="generate"):
     """Continue `tokens`. `max_new_tokens=0` computes prompt log-probabilities only.
 
     `namespace` separates caches: nothing is shared across namespaces. `program` names the program the request is a
     part of, so that the scheduler can keep its branches together; `claims` say what of the prompt the program needs
-    again, so that the cache can keep it.
+    again, so that the cache can keep it; `outlook` says how far the program is from its end.
     """
 
     rid: str
@@ -63,6 +72,7 @@ class Generate(msgspec.Struct, frozen=True, kw_only=True, tag="generate"):
     namespace: str = ""
     program: str | None = None
     claims: list[Claim] = []
+    outlook: Outlook | None = None
 
 
 class EndStates(msgspec.Struct, frozen=True, tag="end_states"):

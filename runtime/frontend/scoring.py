@@ -1,0 +1,94 @@
+"""Log-probabilities of given continuations: many prompts in one batch, so that the scheduler shares what they share.
+
+Knows token ids and the core; nothing of choices or questions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+
+from ..protocol.core import Claim, Generate, Outlook
+from ..protocol.errors import RequestError
+from ..protocol.sampling import LogprobParams, SamplingParams, TokenLogprob
+from .core_client import Answer, CoreClient, new_rid
+
+_SCORE_ONLY = SamplingParams(max_new_tokens=0, temperature=0.0, seed=0)
+
+
+@dataclass(frozen=True)
+class Continuation:
+    """Tokens [start, end) of a prompt are to be scored."""
+
+    tokens: list[int]
+    start: int
+
+
+@dataclass(frozen=True)
+class Asker:
+    """On whose behalf: what rides on the requests. The first of a batch carries the claims."""
+
+    program: str | None = None
+    namespace: str = ""
+    claims: list[Claim] = field(default_factory=list)
+    outlook: Outlook | None = None
+
+
+@dataclass(frozen=True)
+class Scored:
+    logprobs: list[TokenLogprob]
+    prompt_tokens: int
+    cached_tokens: int
+
+
+async def score(core: CoreClient, batch: Sequence[Continuation], asker: Asker) -> list[Scored]:
+    """Score a batch, submitted together. Raises RamifyError when one of them fails; the others are then aborted."""
+    with ExitStack() as stack:
+        answers = [
+            stack.enter_context(
+                core.submit(
+                    Generate(
+                        rid=new_rid(),
+                        tokens=each.tokens,
+                        sampling=_SCORE_ONLY,
+                        logprobs=LogprobParams(prompt_from=each.start),
+                        namespace=asker.namespace,
+                        program=asker.program,
+                        claims=[] if index else asker.claims,
+                        outlook=asker.outlook,
+                    )
+                )
+            )
+            for index, each in enumerate(batch)
+        ]
+        return [await _read(answer, each) for answer, each in zip(answers, batch, strict=True)]
+
+
+def agree(choices: list[list[TokenLogprob]]) -> list[list[TokenLogprob]]:
+    """One value for each shared prefix: forwards of different shapes round differently, which would decide a tie."""
+    first: dict[tuple[int, int], tuple[int, TokenLogprob]] = {}  # (node, token) -> (node after it, its value)
+    agreed = []
+    for choice in choices:
+        node = 0
+        values = []
+        for token in choice:
+            node, value = first.setdefault((node, token.id), (len(first) + 1, token))
+            values.append(value)
+        agreed.append(values)
+    return agreed
+
+
+async def _read(answer: Answer, asked: Continuation) -> Scored:
+    logprobs: list[TokenLogprob | None] = []
+    cached = 0
+    async for tokens in answer:
+        logprobs += tokens.prompt_logprobs or []
+        cached = tokens.num_cached
+        if tokens.finish is not None and tokens.finish.type == "abort":
+            raise RequestError("the scoring was aborted", code="aborted")
+    ids = asked.tokens[asked.start :]
+    # Only the very first token of a sequence has no probability: it counts the same for all.
+    known = [TokenLogprob(0.0, ids[0]) if entry is None else entry for entry in logprobs]
+    assert [entry.id for entry in known] == ids, "the core scored other tokens than were asked for"
+    return Scored(known, len(asked.tokens), cached)
