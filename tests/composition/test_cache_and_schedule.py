@@ -112,6 +112,8 @@ def test_under_other_settings(mix: Expected, settings: dict[str, Any]) -> None:
         stats = check_pages(target)
         assert stats["num_cached_tokens"] > 0
         assert stats["num_evicted_pages"] > 3 * stats["num_pages"]  # what is cached has to go, many times over
+        if "host_kv_memory" in settings:
+            assert stats["num_demoted_pages"] > stats["num_promoted_pages"] > 0
         check_flush(target)
 
 

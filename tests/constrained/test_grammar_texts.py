@@ -60,7 +60,7 @@ def mutated(draw: st.DrawFn, texts: list[str], letters: str) -> str:
 
 
 @pytest.mark.parametrize(("syntax", "name"), CASES)
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50, deadline=None, derandomize=True)
 @given(data=st.data())
 def test_a_text_is_accepted_when_lark_parses_it(syntax: str, name: str, data: st.DataObject) -> None:
     grammar, judge = grammar_and_judge(syntax, name)
@@ -77,7 +77,7 @@ def test_the_examples_are_as_lark_says(syntax: str, name: str) -> None:
 
 
 @pytest.mark.parametrize(("syntax", "name"), CASES)
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=6, deadline=None, derandomize=True)
 @given(seed=st.integers(0, 2**32), data=st.data())
 def test_a_mask_holds_the_tokens_whose_bytes_lead_on(syntax: str, name: str, seed: int, data: st.DataObject) -> None:
     grammar, _ = grammar_and_judge(syntax, name)
@@ -106,7 +106,7 @@ def test_a_mask_holds_the_tokens_whose_bytes_lead_on(syntax: str, name: str, see
 
 
 @pytest.mark.parametrize(("syntax", "name"), CASES)
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8, deadline=None, derandomize=True)
 @given(seed=st.integers(0, 2**32))
 def test_what_is_drawn_from_the_masks_parses(syntax: str, name: str, seed: int) -> None:
     grammar, judge = grammar_and_judge(syntax, name)

@@ -32,7 +32,10 @@ WHITESPACE = st.sampled_from(["compact", "bounded", "any"])
 DRAFTS = st.sampled_from(get_args(Draft))
 SEEDS = st.integers(0, 2**32)
 SLOW = settings(
-    deadline=None, max_examples=150, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much]
+    deadline=None,
+    derandomize=True,
+    max_examples=150,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
 )
 
 
@@ -53,6 +56,8 @@ def test_a_text_is_accepted_exactly_when_its_value_is_valid(
     schema: Any, whitespace: Whitespace, seed: int, draft: Draft
 ) -> None:
     assume(not has_reference_cycle(schema))
+    # jsonschema does not count what additionalProperties and others have evaluated in that draft.
+    assume(draft != "2019-09" or "unevaluated" not in str(schema))
     rng = random.Random(seed)
     guesser = Guesser(schema, rng)
     schema = in_draft(schema, draft)
