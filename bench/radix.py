@@ -214,7 +214,7 @@ def main(
                 lambda draw: prompts(draw, 1024, 512),
                 num(nodes) * 32 + 10_000,
                 num(nodes),
-                1000,
+                num(1_000),
                 repeat,
                 names=("ours", "blocks"),
             )
@@ -226,7 +226,7 @@ def main(
                 lambda draw, length=length: prompts(draw, length, length // 2),
                 num(40_000),
                 num(500),
-                200,
+                num(200),
                 repeat,
             )
         )
