@@ -1,238 +1,302 @@
-"""What the prefix cache costs: microseconds of CPU for a request's match, insert and eviction, beside two baselines.
+"""The prefix cache alone: microseconds of CPU per request, beside a flat hash-of-blocks cache and a per-token trie.
 
-    python -P bench/radix.py [--size 1.0] [--repeat 5] [--json FILE]
+    python -P bench/radix.py [--json FILE]
 
-Three caches see the same requests in turn, in one process. `ours` is `PrefixCache` from `acquire` to `release`, exact
-to the token. `blocks` hashes chains of whole pages into one dictionary with an LRU order, as block caches do: it shares
-whole pages only. `trie` has a node for every token. The baselines keep no pins and no copies, so they do less.
+A request is a match, an insertion and the evictions that make room for it. Every cache gets the same requests and the
+same capacity, in batches that take turns; the medians' ratios are what counts, microseconds depend on the machine and
+on who else uses it. The caches are not equals: the flat one reuses whole pages only, forgets without regard to what
+hangs on what, and neither of the two has leases, pins or copies.
 """
 
 from __future__ import annotations
 
 import gc
 import json
-import math
 import random
 import statistics
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Protocol
+from typing import Annotated, Protocol
 
+import msgspec
 import typer
+from rich.console import Console
+from rich.table import Table
 
-from ramify.bench.report import table
 from ramify.radix.cache import PrefixCache
 
-PAGE = 16
-Tokens = list[int]
+PAGE_SIZE = 16
+VOCAB_SIZE = 32_000
+NUM_NEW = 128  # tokens of a prompt that are not cached, where it is not the trace that says
+Batches = Iterator[list[list[int]]]
 
 
-class Cache(Protocol):
-    def serve(self, tokens: Tokens) -> int:
-        """Match the prompt, keep all of it, evict what does not fit. Returns how many tokens were there."""
+class Served(Protocol):
+    """A cache of some tokens' capacity."""
+
+    def serve(self, tokens: list[int]) -> int:
+        """Look up, store, make room. Returns how many tokens were found."""
+        ...
 
 
-class Ours:
-    def __init__(self, num_pages: int) -> None:
-        self._cache = PrefixCache(num_pages, PAGE)
+class Ramify:
+    def __init__(self, capacity: int) -> None:
+        self.cache = PrefixCache(capacity // PAGE_SIZE, PAGE_SIZE)
 
-    @property
-    def num_resident(self) -> int:
-        return self._cache.tree.num_nodes
-
-    def serve(self, tokens: Tokens) -> int:
-        lease = self._cache.acquire(tokens, limit=len(tokens) - 1, num_tokens=len(tokens))
+    def serve(self, tokens: list[int]) -> int:
+        lease = self.cache.acquire(tokens, num_tokens=len(tokens))
         assert lease is not None
-        self._cache.take_copies()
-        self._cache.release(lease, tokens)
+        self.cache.take_copies()
+        self.cache.commit(lease, tokens)
+        self.cache.release(lease, tokens)
         return lease.matched
 
 
-class Blocks:
-    """A page is found by the hash of its tokens and of the page before it."""
+class FlatBlocks:
+    """Whole pages by the hash of all tokens up to their end, the least recently used forgotten first."""
 
-    def __init__(self, num_pages: int) -> None:
-        self._num_pages = num_pages
-        self._pages: OrderedDict[int, None] = OrderedDict()
+    def __init__(self, capacity: int) -> None:
+        self.free = list(range(capacity // PAGE_SIZE))
+        self.pages: OrderedDict[int, int] = OrderedDict()
 
-    @property
-    def num_resident(self) -> int:
-        return len(self._pages)
-
-    def serve(self, tokens: Tokens) -> int:
-        chain, hashes = 0, []
-        for start in range(0, len(tokens) - len(tokens) % PAGE, PAGE):
-            chain = hash((chain, *tokens[start : start + PAGE]))
+    def serve(self, tokens: list[int]) -> int:
+        pages = self.pages
+        chain = 0
+        hashes = []
+        for at in range(0, len(tokens) - PAGE_SIZE + 1, PAGE_SIZE):
+            chain = hash((chain, tuple(tokens[at : at + PAGE_SIZE])))
             hashes.append(chain)
-        num_matched = next((i for i, name in enumerate(hashes) if name not in self._pages), len(hashes))
-        for name in reversed(hashes):  # a prefix outlives what follows it
-            self._pages[name] = None
-            self._pages.move_to_end(name)
-        while len(self._pages) > self._num_pages:
-            self._pages.popitem(last=False)
-        return num_matched * PAGE
+        found = 0
+        while found < len(hashes) and hashes[found] in pages:
+            found += 1
+        for name in reversed(hashes[:found]):  # tails before heads
+            pages.move_to_end(name)
+        for name in reversed(hashes[found:]):
+            if name not in pages:
+                pages[name] = self.free.pop() if self.free else pages.popitem(last=False)[1]
+        return found * PAGE_SIZE
 
 
-class Trie:
-    """A dictionary for every token; the least recently used leaf is found by looking at all leaves' ages in order."""
+class TrieNode:
+    __slots__ = ("children", "parent", "token")
 
-    def __init__(self, num_pages: int) -> None:
-        self._num_tokens = num_pages * PAGE
-        self._root: dict[int, Any] = {}
-        self._leaves: OrderedDict[int, tuple[list[dict[int, Any]], Tokens]] = OrderedDict()
-        self._num_kept = 0
+    def __init__(self, token: int, parent: TrieNode | None) -> None:
+        self.token = token
+        self.parent = parent
+        self.children: dict[int, TrieNode] | None = None
 
-    @property
-    def num_resident(self) -> int:
-        return self._num_kept
 
-    def serve(self, tokens: Tokens) -> int:
-        path, num_matched = [self._root], 0
+class TokenTrie:
+    """A node for each token; the leaf that was used least recently is forgotten first."""
+
+    def __init__(self, capacity: int) -> None:
+        self.num_free = capacity
+        self.root = TrieNode(-1, None)
+        self.leaves: OrderedDict[TrieNode, None] = OrderedDict()
+
+    def serve(self, tokens: list[int]) -> int:
+        node = self.root
+        found = 0
         for token in tokens:
-            child = path[-1].get(token)
+            child = node.children.get(token) if node.children else None
             if child is None:
-                child = path[-1][token] = {}
-                self._num_kept += 1
-            elif num_matched == len(path) - 1:
-                num_matched += 1
-            path.append(child)
-        self._leaves[id(path[-1])] = path, tokens
-        self._leaves.move_to_end(id(path[-1]))
-        while self._num_kept > self._num_tokens and len(self._leaves) > 1:
-            _, (old, spelled) = self._leaves.popitem(last=False)
-            for depth in range(len(spelled), 0, -1):
-                if old[depth]:
-                    break
-                if old[depth - 1].pop(spelled[depth - 1], None) is not None:
-                    self._num_kept -= 1
-        return num_matched
+                break
+            node = child
+            found += 1
+        # What was found must not go.
+        self.leaves.pop(node, None)
+        for token in tokens[found:]:
+            if not self.num_free:
+                self.forget(node)
+            child = TrieNode(token, node)
+            if node.children is None:
+                node.children = {}
+            node.children[token] = child
+            self.num_free -= 1
+            node = child
+        if not node.children:
+            self.leaves[node] = None
+        return found
+
+    def forget(self, used: TrieNode) -> None:
+        leaf, _ = self.leaves.popitem(last=False)
+        parent = leaf.parent
+        assert parent is not None
+        assert parent.children is not None
+        del parent.children[leaf.token]
+        self.num_free += 1
+        if not parent.children and parent is not self.root and parent is not used:
+            self.leaves[parent] = None
+            self.leaves.move_to_end(parent, last=False)  # as old as what hung from it
 
 
-CACHES: dict[str, Callable[[int], Any]] = {"ours": Ours, "blocks": Blocks, "trie": Trie}
+CACHES: dict[str, Callable[[int], Served]] = {"ramify": Ramify, "flat blocks": FlatBlocks, "token trie": TokenTrie}
 
 
-# Traces: what is served untimed first, then what is timed
+class Scenario(msgspec.Struct, frozen=True):
+    """What `fill` yields is stored first, then `batches` are timed; each cache has room for `capacity` tokens."""
+
+    name: str
+    capacity: int
+    fill: Callable[[], Iterator[list[int]]]
+    batches: Callable[[], Batches]
 
 
-def random_tree(draw: random.Random, num_nodes: int, num_tokens: int) -> Iterator[Tokens]:
-    """Paths of a random tree, visited at random: many, of all depths."""
-    paths: list[Tokens] = [[]]
-    for _ in range(num_nodes):
-        paths.append(draw.choice(paths) + draw.choices(range(50_000), k=num_tokens // num_nodes))
-    while True:
-        yield draw.choice(paths[1:]) + draw.choices(range(50_000), k=8)
+def draw_tokens(draw: random.Random, num_tokens: int) -> list[int]:
+    return draw.choices(range(VOCAB_SIZE), k=num_tokens)
 
 
-def chats(draw: random.Random, num_systems: int = 20) -> Iterator[Tokens]:
-    """Turns of many conversations in random order, each the history and some more."""
-    systems = [draw.choices(range(50_000), k=256) for _ in range(num_systems)]
-    alive: list[Tokens] = []
-    while True:
-        if len(alive) < 400:
-            alive.append(draw.choice(systems).copy())
-        at = draw.randrange(len(alive))
-        alive[at] += draw.choices(range(50_000), k=draw.randrange(40, 160))
-        yield alive[at].copy()
-        if len(alive[at]) > 2000:
-            alive.pop(at)
+def fresh(tokens: list[int]) -> list[int]:
+    """Integers of the request's own, as they come from a socket: equal ones are not the same objects."""
+    return [token + VOCAB_SIZE for token in tokens]
 
 
-def prompts(draw: random.Random, length: int, num_shared: int) -> Iterator[Tokens]:
-    """New prompts that share their beginning with one that came before, so that there is something to match."""
-    heads = [draw.choices(range(50_000), k=num_shared) for _ in range(50)]
-    while True:
-        yield draw.choice(heads) + draw.choices(range(50_000), k=length - num_shared)
+def grow_tree(draw: random.Random, num_nodes: int, mean: int, most: int) -> list[list[int]]:
+    """Prefixes, one for each node of a random tree: runs of `mean` tokens, up to `most` in all."""
+    prefixes: list[list[int]] = []
+    open_: list[list[int]] = [[]]
+    while len(prefixes) < num_nodes:
+        prefix = draw.choice(open_)
+        prefixes.append(prefix + draw_tokens(draw, draw.randrange(mean // 2, 3 * mean // 2)))
+        if len(prefixes[-1]) + 3 * mean // 2 <= most:
+            open_.append(prefixes[-1])
+    return prefixes
 
 
-def cost(caches: Sequence[Cache], trace: Iterator[Tokens], num_warm: int, num_timed: int) -> list[float]:
-    """Microseconds of CPU a request, one figure for each cache; they take turns at every request."""
-    for _ in range(num_warm):
-        tokens = next(trace)
-        for cache in caches:
-            cache.serve(tokens.copy())
+def random_tree(num_nodes: int, num_tokens: int, num_requests: int, num_batches: int) -> Scenario:
+    """Prompts that follow a random tree and part from it anywhere."""
+    draw = random.Random(0)
+    mean = num_tokens // num_nodes
+    prefixes = grow_tree(draw, num_nodes, mean, 8 * mean)
+
+    def batches() -> Batches:
+        for _ in range(num_batches):
+            chosen = draw.choices(prefixes, k=num_requests // num_batches)
+            yield [fresh(prefix[: draw.randrange(len(prefix))] + draw_tokens(draw, 64)) for prefix in chosen]
+
+    name = f"random tree, {num_nodes:,} nodes, {num_tokens:,} tokens"
+    return Scenario(name, num_tokens, lambda: map(fresh, prefixes), batches)
+
+
+def chats(num_requests: int, num_batches: int, capacity: int) -> Scenario:
+    """Turns of many conversations at once: a system prompt of a few, then message and answer in turns."""
+    draw = random.Random(1)
+    systems = [draw_tokens(draw, draw.randrange(200, 800)) for _ in range(8)]
+    open_ = [list(draw.choice(systems)) for _ in range(200)]
+
+    def turn() -> list[int]:
+        which = draw.randrange(len(open_))
+        if len(open_[which]) > 2500 or draw.random() < 0.1:
+            open_[which] = list(draw.choice(systems))
+        open_[which] += draw_tokens(draw, draw.randrange(40, 300))
+        return fresh(open_[which])
+
+    def batches() -> Batches:
+        for _ in range(num_batches):
+            yield [turn() for _ in range(num_requests // num_batches)]
+
+    return Scenario(f"chats, {num_requests:,} turns", capacity, lambda: (turn() for _ in range(400)), batches)
+
+
+def resident(num_nodes: int, num_matched: int, num_requests: int, num_batches: int) -> Scenario:
+    """Prompts that follow any path of a large tree, seven nodes or so, and then go on by themselves for a while."""
+    draw = random.Random(2)
+    mean = num_matched // 7
+    prefixes = grow_tree(draw, num_nodes, mean, 9 * mean)
+    paths = [prefix[:num_matched] for prefix in prefixes if len(prefix) >= num_matched]
+    paths = paths or [max(prefixes, key=len)]
+
+    def batches() -> Batches:
+        for _ in range(num_batches):
+            chosen = draw.choices(paths, k=num_requests // num_batches)
+            yield [fresh(path + draw_tokens(draw, NUM_NEW)) for path in chosen]
+
+    name = f"{num_nodes:,} nodes, {num_matched:,} of {num_matched + NUM_NEW:,} tokens stored"
+    # No room for the unfinished pages: something has to go from the beginning.
+    capacity = max(num_nodes * mean, 2 * (num_matched + NUM_NEW))
+    return Scenario(name, capacity, lambda: map(fresh, prefixes), batches)
+
+
+def measure(scenario: Scenario, names: list[str]) -> dict[str, float | str]:
+    """CPU microseconds per request: the batches' median for each cache."""
+    caches = {name: CACHES[name](scenario.capacity) for name in names}
+    for tokens in scenario.fill():
+        for cache in caches.values():
+            cache.serve(tokens)
     gc.collect()
-    gc.disable()  # or the smallest cache pays for the largest one's garbage
-    seconds = [0.0] * len(caches)
-    for _ in range(num_timed):
-        tokens = next(trace)
-        for place, cache in enumerate(caches):
-            own = tokens.copy()
-            began = time.process_time_ns()
-            cache.serve(own)
-            seconds[place] += time.process_time_ns() - began
-    gc.enable()
-    return [each / num_timed / 1e3 for each in seconds]
+    gc.freeze()  # what stays is not walked again by every collection
+    ours = caches["ramify"]
+    assert isinstance(ours, Ramify)
+    num_evicted = ours.cache.stats.num_evicted_pages
+    times: dict[str, list[float]] = {name: [] for name in names}
+    num_hits = dict.fromkeys(names, 0)
+    num_tokens = num_requests = 0
+    for batch in scenario.batches():
+        num_tokens += sum(map(len, batch))
+        num_requests += len(batch)
+        for name, cache in caches.items():
+            start = time.process_time()
+            for tokens in batch:
+                num_hits[name] += cache.serve(tokens)
+            times[name].append((time.process_time() - start) / len(batch) * 1e6)
+    row: dict[str, float | str] = {
+        "scenario": scenario.name,
+        "nodes": ours.cache.tree.num_nodes,
+        "tokens/request": num_tokens / num_requests,
+    }
+    for name in CACHES:
+        row[f"{name} µs"] = statistics.median(times[name]) if name in times else "-"
+        row[f"{name} hit %"] = 100 * num_hits[name] / num_tokens if name in times else "-"
+    row["evicted pages/request"] = (ours.cache.stats.num_evicted_pages - num_evicted) / num_requests
+    gc.unfreeze()
+    return row
 
 
-def measure(
-    name: str,
-    trace: Callable[[random.Random], Iterator[Tokens]],
-    num_pages: int,
-    warm: int,
-    timed: int,
-    repeat: int,
-    names: Sequence[str] = tuple(CACHES),
-) -> dict[str, Any]:
-    """A row of medians; of a cache that is not among `names`, not-a-number."""
-    runs, resident = [], 0
-    for seed in range(repeat):
-        caches = [CACHES[each](num_pages) for each in names]
-        runs.append(cost(caches, trace(random.Random(seed)), warm, timed))
-        resident = caches[0].num_resident
-    us = dict.fromkeys(CACHES, math.nan)
-    us |= {each: statistics.median(column) for each, column in zip(names, zip(*runs, strict=True), strict=True)}
-    row: dict[str, Any] = {"requests": name, "nodes": resident} | {f"{each} us": us[each] for each in CACHES}
-    return row | {f"{each} / ours": us[each] / us["ours"] for each in CACHES if each != "ours"}
+def markdown(rows: list[dict[str, float | str]]) -> str:
+    """The rows as a table for a results file."""
+    lines = ["| " + " | ".join(rows[0]) + " |", "|" + " --- |" * len(rows[0])]
+    lines += ["| " + " | ".join(map(shown, row.values())) + " |" for row in rows]
+    return "\n".join(lines)
+
+
+def shown(value: float | str) -> str:
+    return value if isinstance(value, str) else f"{value:,.0f}" if value >= 1000 else f"{value:,.1f}"
 
 
 def main(
-    size: Annotated[float, typer.Option(help="of the traces and the trees")] = 1.0,
-    repeat: Annotated[int, typer.Option(help="fresh caches and traces of every kind")] = 3,
+    tree_nodes: Annotated[int, typer.Option(help="of the random prefix tree")] = 400,
+    tree_tokens: Annotated[int, typer.Option(help="of the random prefix tree")] = 1_000_000,
+    turns: Annotated[int, typer.Option(help="of the chats' trace")] = 100_000,
+    chat_tokens: Annotated[int, typer.Option(help="capacity for the chats")] = 400_000,
+    nodes: Annotated[int, typer.Option(help="resident in the largest tree")] = 100_000,
+    requests: Annotated[int, typer.Option(help="timed in each other scenario")] = 4_000,
+    batches: Annotated[int, typer.Option(help="that take turns, in each scenario")] = 20,
     output: Annotated[Path | None, typer.Option("--json", help="write the figures here")] = None,
 ) -> None:
-    def num(count: int) -> int:
-        return max(4, round(count * size))
-
-    rows = [
-        measure(
-            "random tree, 400 nodes, 1M tokens",
-            lambda draw: random_tree(draw, num(400), num(1_000_000)),
-            num(40_000),
-            num(300),
-            num(300),
-            repeat,
-        ),
-        measure("chats, evicting", chats, num(20_000), num(5_000), num(2_000), repeat),
+    everybody = list(CACHES)
+    paged = everybody[:2]  # a trie node for each token of the larger trees takes gigabytes
+    scenarios: list[tuple[Callable[[], Scenario], list[str]]] = [
+        (lambda: random_tree(tree_nodes, tree_tokens, requests, batches), everybody),
+        (lambda: chats(turns, batches, chat_tokens), everybody),
+        *((partial(resident, num, 896, requests, batches), paged) for num in (nodes // 100, nodes // 10, nodes)),
+        *((partial(resident, nodes // 100, num, requests, batches), paged) for num in (128, 512, 2048, 8192)),
     ]
-    for nodes in (1_000, 10_000, 100_000):
-        # Each prompt of 1,024 tokens, half of it shared, leaves a node. The trie would need 12 GB.
-        rows.append(
-            measure(
-                f"1k prompts, {num(nodes):,} resident",
-                lambda draw: prompts(draw, 1024, 512),
-                num(nodes) * 32 + 10_000,
-                num(nodes),
-                num(1_000),
-                repeat,
-                names=("ours", "blocks"),
-            )
-        )
-    for length in (128, 512, 2048, 8192):
-        rows.append(
-            measure(
-                f"{length} tokens, half matched",
-                lambda draw, length=length: prompts(draw, length, length // 2),
-                num(40_000),
-                num(500),
-                num(200),
-                repeat,
-            )
-        )
-    print(table(rows))
+    rows = [measure(scenario(), names) for scenario, names in scenarios]
+    console = Console()
+    if console.is_terminal:
+        table = Table(title="CPU time per request: match, insert, evict")
+        for column in rows[0]:
+            table.add_column(column, justify="left" if column == "scenario" else "right")
+        for row in rows:
+            table.add_row(*map(shown, row.values()))
+        console.print(table)
+    else:
+        print(markdown(rows))
     if output is not None:
-        output.write_text(json.dumps(rows))
+        output.write_text(json.dumps({"page_size": PAGE_SIZE, "batches": batches, "rows": rows}, indent=1))
 
 
 if __name__ == "__main__":

@@ -43,13 +43,3 @@ def test_chunked_prefill_compares_budgets_with_none(tmp_path: Path) -> None:
         assert 0 < row["ITL p50 ms"] <= row["p99"] <= row["max"]
         assert row["prompt tok/s"] > 0
         assert f"| {row['prefill budget']} |" in printed
-
-
-def test_radix_compares_with_blocks_and_a_trie(tmp_path: Path) -> None:
-    path = tmp_path / "figures.json"
-    command = [sys.executable, "-P", str(BENCH / "radix.py"), "--size", "0.05", "--repeat", "1", "--json", str(path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=150)
-    assert done.returncode == 0, done.stderr
-    rows = json.loads(path.read_text())
-    assert len(rows) == 9
-    assert all(row[f"{name} us"] > 0 for row in rows for name in ("ours", "blocks"))
