@@ -1,8 +1,8 @@
 """How long outputs get: learned from those that have ended, for admitting no more than will fit. Knows no pages.
 
-A request that stops by itself gives no warning, so what is reserved for it is what the recent ones that got as far as
-it has still added on average: the mean residual life of renewal theory. More carefully after a retraction, which says
-that too much was admitted.
+A request that stops by itself gives no warning, so each is expected to end like one of the recent ones that got as far
+as it has: not all like their mean, since outputs that end at different times need less memory together than outputs
+that end at once. More carefully after a retraction, which says that too much was admitted.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from collections import deque
 from itertools import accumulate
 
 RECENT = 256  # outputs that are remembered
-PRIOR = 8  # so many imagined ones, of a random share of what they might, until real ones are seen
-MOST_CAREFUL = 4.0
+PRIOR = 2  # so many imagined ones, of a random share of what they might, until real ones are seen
+MOST_CAREFUL = 2.0
 
 
 class OutputLengths:
@@ -37,12 +37,16 @@ class OutputLengths:
 
     def retracted(self) -> None:
         """Somebody had to give up its place."""
-        self._care = min(MOST_CAREFUL, 1.5 * self._care)
+        self._care = min(MOST_CAREFUL, 1.2 * self._care)
 
-    def remaining(self, num_tokens: int, most: int) -> int:
-        """What an output that has `num_tokens` tokens, and can get `most` more, is expected to add."""
+    def remaining(self, num_tokens: int, most: int, luck: float) -> int:
+        """What an output that has `num_tokens` tokens, and can get `most` more, may be expected to add: as much as one
+        of those that got as far, the one at `luck` in [0, 1) of them by length."""
         at = bisect_right(self._sorted, num_tokens)
         num_longer = len(self._sorted) - at
-        sum_longer = self._sums[-1] - self._sums[at] - num_longer * num_tokens
-        expected = (sum_longer + PRIOR * most / 2) / (num_longer + PRIOR)
+        place = luck * (num_longer + PRIOR)
+        if place < num_longer:
+            expected = float(self._sorted[at + int(place)] - num_tokens)
+        else:
+            expected = most * (place - num_longer) / PRIOR
         return min(most, round(self._care * expected))

@@ -11,6 +11,9 @@ from dataclasses import dataclass
 
 from ..protocol.config import OrderName
 from .request import Request
+from .sharing import common_prefix
+
+MAX_SHARES = 8  # into which the places are split, lest the branches of one program come singly when many wait
 
 
 @dataclass(frozen=True)
@@ -52,27 +55,28 @@ def _longest_prefix_first(front: list[Request], view: View) -> list[Request]:
 def _depth_first(front: list[Request], view: View) -> list[Request]:
     """In the order of a walk through the tree, so that requests with a cached prefix in common follow one another;
     where it branches, the branch with the most requests comes first (section 3, Theorem 3.1)."""
-    paths = {
-        request.rid: [
-            tuple(request.tokens[at : at + view.page_size]) for at in range(0, view.num_cached(request), view.page_size)
-        ]
-        for request in front
-    }
+    paths = [(request.message.namespace, request.tokens[: view.num_cached(request)], request) for request in front]
+    walked = _walk(sorted(paths, key=lambda path: (*path[:2], path[2].serial)), None)
+    return sorted(walked, key=lambda request: -request.message.priority)
 
-    def walk(requests: list[Request], depth: int) -> list[Request]:
-        if len(requests) <= 1:
-            return requests
-        branches: defaultdict[tuple[int, ...] | None, list[Request]] = defaultdict(list)
-        for request in requests:
-            path = paths[request.rid]
-            branches[path[depth] if depth < len(path) else None].append(request)
-        here = branches.pop(None, [])
-        heaviest_first = sorted(branches.values(), key=lambda branch: (-len(branch), branch[0].serial))
-        if not here and len(heaviest_first) == 1:
-            return walk(heaviest_first[0], depth + 1)
-        return here + [request for branch in heaviest_first for request in walk(branch, depth + 1)]
 
-    return sorted(walk(front, 0), key=lambda request: -request.message.priority)
+Path = tuple[str, list[int], Request]  # namespace, cached tokens, whose
+
+
+def _walk(paths: list[Path], depth: int | None) -> list[Request]:
+    """Sorted paths that are equal up to `depth` tokens; None: not even in their namespaces."""
+    if depth is not None:
+        first, last = paths[0][1], paths[-1][1]
+        # Sorted, so what the first and the last share, all share.
+        depth += common_prefix(first[depth:], last[depth:])
+    here = [path[2] for path in paths if depth is not None and len(path[1]) == depth]
+    branches: defaultdict[str | int, list[Path]] = defaultdict(list)
+    for path in paths[len(here) :]:
+        branches[path[0] if depth is None else path[1][depth]].append(path)
+    heaviest_first = sorted(
+        branches.values(), key=lambda branch: (-len(branch), min(path[2].serial for path in branch))
+    )
+    return here + [request for branch in heaviest_first for request in _walk(branch, depth or 0)]
 
 
 def _fairly_by_program(front: list[Request], view: View) -> list[Request]:
@@ -83,7 +87,7 @@ def _fairly_by_program(front: list[Request], view: View) -> list[Request]:
     """
     held = Counter(_program(request) for request in view.running)
     num_programs = len(held.keys() | {_program(request) for request in front})
-    share = max(1, view.max_running // max(1, num_programs))
+    share = -(-view.max_running // max(1, min(num_programs, MAX_SHARES)))
 
     def key(request: Request) -> tuple[int, ...]:
         held[_program(request)] += 1

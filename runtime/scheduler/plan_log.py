@@ -19,6 +19,7 @@ from .scheduler import Scheduler
 from .vocabulary import VocabularyFacts
 
 VERSION = 1
+MAX_BYTES = 8 << 30  # a log ends here, lest it fill the disk; what it has can be played
 
 
 class Header(msgspec.Struct, frozen=True, kw_only=True, tag="header"):
@@ -83,9 +84,10 @@ Entry = Header | Handled | Planned | Computed
 class LoggingScheduler:
     """A scheduler that writes what it does, one line an event, each one whole before the next begins."""
 
-    def __init__(self, scheduler: Scheduler, header: Header, file: IO[bytes]) -> None:
+    def __init__(self, scheduler: Scheduler, header: Header, file: IO[bytes], *, max_bytes: int = MAX_BYTES) -> None:
         self._scheduler = scheduler
         self._file = file
+        self._num_left = max_bytes
         self._encoder = msgspec.json.Encoder()
         self._write(header)
 
@@ -118,8 +120,11 @@ class LoggingScheduler:
         return self._scheduler.commit(plan, result, now)
 
     def _write(self, entry: Entry) -> None:
-        self._file.write(self._encoder.encode(entry) + b"\n")
-        self._file.flush()
+        line = self._encoder.encode(entry) + b"\n"
+        self._num_left -= len(line)
+        if self._num_left >= 0:
+            self._file.write(line)
+            self._file.flush()  # a core that dies leaves what it was about to compute
 
 
 def read_log(lines: Iterable[bytes]) -> Iterator[Entry]:

@@ -55,7 +55,7 @@ class Programs:
         assert request.lease is not None
         for claim in request.message.claims:
             num_tokens = request.num_computed if claim.num_tokens is None else claim.num_tokens
-            self._cache.claim(request.lease, (request.family, claim.state), num_tokens, request.rank)
+            self._cache.claim(request.lease, (request.family, claim.state), max(0, num_tokens), request.rank)
             self._num_claims += claim.state not in program.states
             program.states.add(claim.state)
         self._forget_oldest()

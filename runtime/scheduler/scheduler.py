@@ -150,7 +150,7 @@ class Scheduler:
         """The next step's work, or None when there is nothing to compute."""
         assert self._in_flight is None, "the last plan has not been committed"
         self._settle_grammars()
-        shares = self._batch.share_out(self._budget)
+        shares = self._batch.share_out(self._budget, contended=len(self._waiting) > 0)
         for request in shares.retracted:
             self._waiting.add(request)
             self._lengths.retracted()
@@ -162,7 +162,8 @@ class Scheduler:
             self._totals.count_prompt(request)
             del self._live[request.rid]
             self._answers.append(prompt_answer(request))
-        rows, requests = self._build(shares.parts + admitted.parts)
+        running = self._batch.top_up(shares.parts, admitted.num_left)
+        rows, requests = self._build(running + admitted.parts)
         if not rows:
             return None
         self._totals.num_steps += 1

@@ -233,10 +233,11 @@ class Runtime:
         order: OrderName = "program",
         eviction: EvictionName = "program",
         num_host_pages: int = 0,
+        grammars: Any = None,
     ) -> None:
         self.cache = WatchedCache(num_pages, page_size, cache, num_host_pages=num_host_pages, strategy=eviction)
         self.engine = FakeEngine(page_size)
-        self.grammars = FakeGrammars()
+        self.grammars = grammars or FakeGrammars()
         self.config = CoreConfig(
             prefill_budget=budget, max_running=max_running, max_waiting=max_waiting, order=order, eviction=eviction
         )

@@ -124,6 +124,15 @@ def test_a_program_does_not_take_more_than_its_share_while_others_wait() -> None
     assert order.index(9) == 4, "two programs share eight places"
 
 
+def test_branches_stay_together_however_many_others_wait() -> None:
+    queue = Queue(ORDERS["program"])
+    for serial in range(1, 5):
+        queue.add(request(serial, [2] * 8, "wide", rank=0))
+    for serial in range(5, 60):
+        queue.add(request(serial, [3] * 8))
+    assert [each.serial for each in queue.front(view(max_running=32))[:4]] == [1, 2, 3, 4]
+
+
 def test_only_so_many_are_looked_at_in_a_step() -> None:
     looked_at: list[str] = []
 
