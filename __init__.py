@@ -5,6 +5,7 @@ Light: importing it loads the language, neither torch nor a web server nor a soc
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 from .lang.backend import Backend, RuntimeEndpoint, flush_cache, get_server_info, set_default_backend
@@ -41,6 +42,10 @@ from .runtime.protocol.errors import BusyError, RamifyError, RequestError, Runti
 from .runtime.protocol.version import __version__
 
 if TYPE_CHECKING:
+    from .lang.backends.http_runtime import HttpRuntime as HttpRuntime
+    from .lang.backends.openai import OpenAI as OpenAI
+    from .lang.backends.scripted import Scripted as Scripted
+    from .lang.trace import Trace as Trace
     from .runtime.launch import Runtime
 
 __all__ = [
@@ -86,9 +91,16 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    if name == "Runtime":
-        from .runtime.launch import Runtime
+_LOADED_WHEN_USED = {
+    "HttpRuntime": ".lang.backends.http_runtime",
+    "OpenAI": ".lang.backends.openai",
+    "Runtime": ".runtime.launch",
+    "Scripted": ".lang.backends.scripted",
+    "Trace": ".lang.trace",
+}
 
-        return Runtime
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+def __getattr__(name: str) -> Any:
+    if (module := _LOADED_WHEN_USED.get(name)) is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(module, __name__), name)

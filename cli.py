@@ -123,10 +123,45 @@ def run(
     **settings: Any,
 ) -> None:
     """Run a script against a runtime of its own, or a running one. Other arguments go to the script."""
+    _run_script(file, context.args, model, address, settings)
+
+
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+@with_settings(*MODEL_SETTINGS, *LOG_SETTINGS)
+def trace(
+    context: typer.Context,
+    file: Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="A script, or a trace saved as .json.")],
+    model: ModelOption = None,
+    address: AddressOption = None,
+    save: Annotated[
+        Path | None, typer.Option(help="Write the traces there too, as JSON that Perfetto and chrome://tracing show.")
+    ] = None,
+    **settings: Any,
+) -> None:
+    """Run a script as `run` does, then show what each of its programs did; or show a trace that was saved."""
+    from .lang import trace as traces
+    from .lang.recording import record_all
+
+    if file.suffix == ".json":
+        shown = traces.load(file)
+    else:
+        with record_all() as recordings:
+            _run_script(file, context.args, model, address, settings)
+        shown = [traces.trace_of(recording) for recording in recordings]
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else traces.WIDTH)
+    for one in shown:
+        console.print(one.tree())
+    if save is not None:
+        traces.save(shown, save)
+
+
+def _run_script(
+    file: Path, arguments: list[str], model: str | None, address: str | None, settings: dict[str, Any]
+) -> None:
     from .lang.backend import set_default_backend
     from .runtime.launch import Runtime
 
-    sys.argv = [str(file), *context.args]
+    sys.argv = [str(file), *arguments]
     sys.path.insert(0, str(file.resolve().parent))  # as `python FILE` does
     if address is not None:
         os.environ["RAMIFY_ADDRESS"] = address

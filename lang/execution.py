@@ -15,6 +15,7 @@ from ..runtime.protocol.session import Append, Budget, Close, Open, Play, Supply
 from .backend import Channel
 from .log import Log
 from .place import blame, program_place
+from .recording import Recording
 
 if TYPE_CHECKING:
     from asyncio import AbstractEventLoop, Task
@@ -35,11 +36,18 @@ class Execution:
     """
 
     def __init__(
-        self, channel: Channel, *, budget: Budget | None = None, deferred: bool = False, may_wait: bool = True
+        self,
+        channel: Channel,
+        *,
+        budget: Budget | None = None,
+        deferred: bool = False,
+        may_wait: bool = True,
+        recording: Recording | None = None,
     ) -> None:
         self.loop: AbstractEventLoop | None = None  # of an async program: nothing may block it
         self.may_wait = may_wait
         self.attached: list[tuple[int, Log]] = []  # in order; forgotten once sent
+        self.recording = recording
         self._channel = channel
         self._budget = budget
         self._program: int | None = None
@@ -57,6 +65,8 @@ class Execution:
         number = self._channel.attach(log)
         with self._lock:
             self._logs.add(log)
+        if self.recording is not None:
+            self.recording.add(number, log)
         if self._kept is not None:
             self.attached.append((number, log))
         return number

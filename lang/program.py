@@ -104,13 +104,17 @@ class Program:
 
     # Running
 
-    def run(self, *args: Any, stream: bool = False, backend: Backend | None = None, **kwargs: Any) -> ProgramState:
+    def run(
+        self, *args: Any, stream: bool = False, backend: Backend | None = None, trace: bool = False, **kwargs: Any
+    ) -> ProgramState:
         """Run to the end and give the state. Raises what the program raises, and what failed without being asked for.
+
+        With `trace` the state's `trace` tells what every state did, when, and from how many tokens.
 
         With `stream` the program runs in the background: the state is given at once, to be read and followed. Where
         an event loop runs, an async program is run by `arun`.
         """
-        call = self._call(args, kwargs)
+        call = self._call(args, kwargs, trace)
         state = new_state(channel_of(backend), call, stream=stream)
         if stream:
             state._in_background().in_thread(functools.partial(body, state, call))
@@ -119,7 +123,7 @@ class Program:
         return state
 
     async def arun(
-        self, *args: Any, stream: bool = False, backend: Backend | None = None, **kwargs: Any
+        self, *args: Any, stream: bool = False, backend: Backend | None = None, trace: bool = False, **kwargs: Any
     ) -> ProgramState:
         """`run` for event loops. Cancelling it ends the program, and frees what it uses, at once.
 
@@ -128,7 +132,7 @@ class Program:
         """
         import asyncio
 
-        call = self._call(args, kwargs)
+        call = self._call(args, kwargs, trace)
         channel = await asyncio.to_thread(channel_of, backend)
         if not stream:
             return await run_async(channel, call)
@@ -149,6 +153,7 @@ class Program:
         num_threads: int | Literal["auto"] = "auto",
         progress_bar: bool = False,
         return_exceptions: bool = False,
+        trace: bool = False,
         **sampling: Any,
     ) -> list[Any]: ...
 
@@ -162,6 +167,7 @@ class Program:
         num_threads: int | Literal["auto"] = "auto",
         progress_bar: bool = False,
         return_exceptions: bool = False,
+        trace: bool = False,
         **sampling: Any,
     ) -> Iterator[Any]: ...
 
@@ -174,6 +180,7 @@ class Program:
         progress_bar: bool = False,
         generator_style: bool = False,
         return_exceptions: bool = False,
+        trace: bool = False,
         **sampling: Any,
     ) -> list[Any] | Iterator[Any]:
         """Run once for each dict of arguments (or tuple of positional ones), at the same time; states in that order.
@@ -190,7 +197,7 @@ class Program:
         calls = []
         for item in batch:
             args, kwargs = ((), dict(item)) if isinstance(item, Mapping) else (tuple(item), {})
-            calls.append(self._make_call(args, kwargs, defaults, budget))
+            calls.append(self._make_call(args, kwargs, defaults, budget, trace))
         channel = channel_of(backend)
         run: Callable[..., Iterator[Any]]
         if self.is_async:
@@ -204,19 +211,26 @@ class Program:
 
     # Arguments
 
-    def _call(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call:
+    def _call(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], traced: bool) -> Call:
         defaults, own = self._split(kwargs)
         budget = _budget(own, self.parameters)
-        return self._make_call(args, own, defaults, budget)
+        return self._make_call(args, own, defaults, budget, traced)
 
     def _make_call(
-        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], defaults: Gen, budget: session.Budget | None
+        self,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        defaults: Gen,
+        budget: session.Budget | None,
+        traced: bool,
     ) -> Call:
         """Raises TypeError, as calling the function would, before anything starts."""
         given = {**self._bound, **kwargs}
         self._signature.bind(None, *args, **given)
         is_whole = self.plan is not None and self.plan.is_whole
-        return Call(self.function, self.is_async, args, given, defaults, budget, self.plan is not None, is_whole)
+        return Call(
+            self.function, self.is_async, args, given, defaults, budget, self.plan is not None, is_whole, traced
+        )
 
     def _split(self, kwargs: Mapping[str, Any]) -> tuple[Gen, dict[str, Any]]:
         """Sampling arguments, and the function's own."""

@@ -19,6 +19,7 @@ from .execution import Execution, Waits
 from .expr import Gen
 from .place import place_of
 from .recorder import Recorder
+from .recording import Recording, is_recording_all
 from .state import ProgramState
 
 MAX_THREADS = 128  # of sync programs that event loops run
@@ -36,6 +37,7 @@ class Call:
     budget: Budget | None = None
     compiled: bool = False
     is_whole: bool = False
+    traced: bool = False
 
     def apply(self, state: ProgramState) -> Any:
         return self.function(state, *self.args, **self.kwargs)
@@ -43,7 +45,8 @@ class Call:
 
 def new_state(channel: Channel, call: Call, *, stream: bool = False) -> ProgramState:
     """A streamed one is sent as it is said."""
-    execution = Execution(channel, budget=call.budget, deferred=call.compiled and not stream)
+    recording = Recording(call.function.__name__) if call.traced or is_recording_all() else None
+    execution = Execution(channel, budget=call.budget, deferred=call.compiled and not stream, recording=recording)
     return ProgramState(Recorder.open(execution), defaults=call.defaults, stream=stream)
 
 
@@ -102,6 +105,8 @@ def record(channel: Channel, call: Call) -> ProgramState | None:
         state.ret_value = call.apply(state)
     except Waits as wait:
         state._abandon(wait)
+        if execution.recording is not None:
+            execution.recording.discard()  # nothing of it was sent; it is played from the beginning
         return None
     except BaseException as error:
         state._abandon(error)

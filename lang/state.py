@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..runtime.protocol import session
 from ..runtime.protocol.decisions import Question
@@ -25,6 +25,9 @@ from .recorder import Recorder
 from .stream import drive, drive_async
 from .tools import OnError, Tool
 from .values import Answered, Given, Scope, Value, value_of
+
+if TYPE_CHECKING:
+    from .trace import Trace
 
 
 class ProgramState:
@@ -198,6 +201,17 @@ class ProgramState:
     def close(self) -> None:
         """Abort what still runs, branches included; what is not there yet raises RuntimeFailed when read."""
         self._recorder.close("the program was closed")
+
+    @property
+    def trace(self) -> Trace:
+        """What became of a run with `trace=True`, all its states; waits for the end of a program in the background."""
+        recording = self._recorder.execution.recording
+        if recording is None:
+            raise RequestError("this program was not traced: run it with trace=True", param="trace")
+        from .trace import trace_of
+
+        self._reader.wait_for_end()
+        return trace_of(recording)
 
     # Following the text as it comes
 

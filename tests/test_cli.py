@@ -37,6 +37,7 @@ MODEL_FLAGS = {
 FLAGS = {
     "serve": MODEL_FLAGS | {"--host", "--port", "--api-key", "--log-level"},
     "run": MODEL_FLAGS | {"--model", "--address", "--log-level"},
+    "trace": MODEL_FLAGS | {"--model", "--address", "--save", "--log-level"},
     "info": MODEL_FLAGS | {"--address", "--log-level"},
     "bench replay": {
         "--order",
@@ -94,6 +95,34 @@ def test_run_gives_the_script_its_arguments_and_its_folder(tmp_path: Path) -> No
         [RAMIFY, "run", str(tmp_path / "script.py"), "--verbose", "7"], capture_output=True, text=True, timeout=60
     )
     assert done.stdout == "['--verbose', '7'] str\n", done.stderr
+
+
+def test_trace_runs_a_script_and_shows_a_saved_trace(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(
+        "import ramify\n"
+        "@ramify.function\n"
+        "def ask(s, country):\n"
+        "    s += country\n"
+        "    branches = s.fork(2)\n"
+        "    branches += ramify.gen('city', stop='.')\n"
+        "    branches.join()\n"
+        "ask.run('France', backend=ramify.Scripted([' Paris.', ' Lyon.']))\n"
+        "ask.run('Peru', backend=ramify.Scripted([' Lima.', ' Cusco.']))\n"
+    )
+    command = [RAMIFY, "trace", str(tmp_path / "script.py"), "--address", "ipc:///unused", "--save", "t.json"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    for fact in ("ask: 3 states", "branch 1", "' Paris'", "' Cusco'", "script.py:6"):
+        assert fact in done.stdout
+    again = subprocess.run([RAMIFY, "trace", "t.json"], capture_output=True, text=True, timeout=60, cwd=tmp_path)
+    assert again.stdout == done.stdout
+
+
+def test_what_is_no_trace_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "x.json").write_text("[]")
+    done = subprocess.run([RAMIFY, "trace", "x.json"], capture_output=True, text=True, timeout=60, cwd=tmp_path)
+    assert (done.returncode, len(done.stderr.splitlines())) == (1, 1)
+    assert "x.json" in done.stderr
 
 
 @pytest.mark.parametrize(
