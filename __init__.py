@@ -5,9 +5,18 @@ Light: importing it loads the language, neither torch nor a web server nor a soc
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 from .lang.backend import Backend, RuntimeEndpoint, flush_cache, get_server_info, set_default_backend
+from .lang.choices import (
+    ChoicesDecision,
+    ChoicesSamplingMethod,
+    greedy_token_selection,
+    token_length_normalized,
+    unconditional_likelihood_normalized,
+)
+from .lang.decide import pick, predicate, rate
 from .lang.expr import (
     assistant,
     assistant_begin,
@@ -15,30 +24,37 @@ from .lang.expr import (
     gen,
     gen_int,
     gen_string,
-    greedy_token_selection,
     select,
+    separate_reasoning,
     system,
     system_begin,
     system_end,
-    token_length_normalized,
-    unconditional_likelihood_normalized,
     user,
     user_begin,
     user_end,
 )
 from .lang.fork import ForkGroup
+from .lang.plan import Plan
 from .lang.program import Program, function
 from .lang.state import ProgramState
+from .lang.tools import tool_schemas
 from .runtime.protocol.errors import BusyError, RamifyError, RequestError, RuntimeFailed
 from .runtime.protocol.version import __version__
 
 if TYPE_CHECKING:
+    from .lang.backends.http_runtime import HttpRuntime as HttpRuntime
+    from .lang.backends.openai import OpenAI as OpenAI
+    from .lang.backends.scripted import Scripted as Scripted
+    from .lang.trace import Trace as Trace
     from .runtime.launch import Runtime
 
 __all__ = [
     "Backend",
     "BusyError",
+    "ChoicesDecision",
+    "ChoicesSamplingMethod",
     "ForkGroup",
+    "Plan",
     "Program",
     "ProgramState",
     "RamifyError",
@@ -57,12 +73,17 @@ __all__ = [
     "gen_string",
     "get_server_info",
     "greedy_token_selection",
+    "pick",
+    "predicate",
+    "rate",
     "select",
+    "separate_reasoning",
     "set_default_backend",
     "system",
     "system_begin",
     "system_end",
     "token_length_normalized",
+    "tool_schemas",
     "unconditional_likelihood_normalized",
     "user",
     "user_begin",
@@ -70,9 +91,16 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    if name == "Runtime":
-        from .runtime.launch import Runtime
+_LOADED_WHEN_USED = {
+    "HttpRuntime": ".lang.backends.http_runtime",
+    "OpenAI": ".lang.backends.openai",
+    "Runtime": ".runtime.launch",
+    "Scripted": ".lang.backends.scripted",
+    "Trace": ".lang.trace",
+}
 
-        return Runtime
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+def __getattr__(name: str) -> Any:
+    if (module := _LOADED_WHEN_USED.get(name)) is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(module, __name__), name)

@@ -20,7 +20,7 @@ from rich.table import Table
 from rich.text import Text
 
 from . import __version__
-from .runtime.protocol.config import CoreConfig, ServeConfig
+from .runtime.protocol.config import CoreConfig, EvictionName, OrderName, ServeConfig
 from .runtime.protocol.errors import RamifyError
 
 app = typer.Typer(
@@ -123,10 +123,45 @@ def run(
     **settings: Any,
 ) -> None:
     """Run a script against a runtime of its own, or a running one. Other arguments go to the script."""
+    _run_script(file, context.args, model, address, settings)
+
+
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+@with_settings(*MODEL_SETTINGS, *LOG_SETTINGS)
+def trace(
+    context: typer.Context,
+    file: Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="A script, or a trace saved as .json.")],
+    model: ModelOption = None,
+    address: AddressOption = None,
+    save: Annotated[
+        Path | None, typer.Option(help="Write the traces there too, as JSON that Perfetto and chrome://tracing show.")
+    ] = None,
+    **settings: Any,
+) -> None:
+    """Run a script as `run` does, then show what each of its programs did; or show a trace that was saved."""
+    from .lang import trace as traces
+    from .lang.recording import record_all
+
+    if file.suffix == ".json":
+        shown = traces.load(file)
+    else:
+        with record_all() as recordings:
+            _run_script(file, context.args, model, address, settings)
+        shown = [traces.trace_of(recording) for recording in recordings]
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else traces.WIDTH)
+    for one in shown:
+        console.print(one.tree())
+    if save is not None:
+        traces.save(shown, save)
+
+
+def _run_script(
+    file: Path, arguments: list[str], model: str | None, address: str | None, settings: dict[str, Any]
+) -> None:
     from .lang.backend import set_default_backend
     from .runtime.launch import Runtime
 
-    sys.argv = [str(file), *context.args]
+    sys.argv = [str(file), *arguments]
     sys.path.insert(0, str(file.resolve().parent))  # as `python FILE` does
     if address is not None:
         os.environ["RAMIFY_ADDRESS"] = address
@@ -157,12 +192,98 @@ def _print_info(connection: Any) -> None:
     model = connection.call("info").info
     stats = connection.call("stats").stats
     table = Table(title=f"ramify {__version__}", show_header=False, title_justify="left")
-    facts, load = msgspec.structs.asdict(model), msgspec.structs.asdict(stats)
+    facts = {**msgspec.structs.asdict(model), "num_slots": model.num_slots}
+    load = {**msgspec.structs.asdict(stats), "cache_hit_rate": stats.cache_hit_rate, "kv_use": stats.kv_use}
     for part in (facts, {name: value for name, value in load.items() if name not in facts}):
         for name, value in part.items():
-            table.add_row(name, f"{value:,}" if isinstance(value, int) else str(value))
+            table.add_row(name, _shown(value))
         table.add_section()
     Console().print(table)
+
+
+bench = typer.Typer(help="Measure, and look into what was measured.", no_args_is_help=True)
+app.add_typer(bench, name="bench")
+
+
+@bench.command()
+def replay(
+    file: Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="Written by --log-plans.")],
+    order: Annotated[OrderName | None, typer.Option(help="What if requests waited in this order?")] = None,
+    eviction: Annotated[EvictionName | None, typer.Option(help="What if prefixes were evicted so?")] = None,
+    num_pages: Annotated[int | None, typer.Option(help="What if the KV pool had so many pages?", min=4)] = None,
+    prefill_budget: Annotated[int | None, typer.Option(help="What if a step computed so many tokens?", min=16)] = None,
+    max_running: Annotated[int | None, typer.Option(help="What if so many requests could run?", min=1)] = None,
+    prefix_cache: Annotated[bool | None, typer.Option(help="What if prefixes were reused, or not?")] = None,
+) -> None:
+    """Plan a logged run again, without a model, and fail at the first plan that differs.
+
+    With an option: run the same requests under that setting, and compare.
+    """
+    from .runtime import replay as replaying
+    from .runtime.scheduler.plan_log import read_log
+
+    with file.open("rb") as lines:
+        entries = list(read_log(lines))
+    try:
+        logged = replaying.replay(entries)
+    except replaying.Difference as difference:
+        errors.print("[red]ramify:[/red] a plan differs from the log.", Text(str(difference)))
+        raise typer.Exit(1) from None
+    changes = {
+        "order": order,
+        "eviction": eviction,
+        "num_pages": num_pages,
+        "prefill_budget": prefill_budget,
+        "max_running": max_running,
+        "prefix_cache": prefix_cache,
+    }
+    if all(value is None for value in changes.values()):
+        assert logged.stats is not None
+        print(f"{logged.stats.num_steps} plans, all as logged")
+        return
+    changed = replaying.what_if(entries, **changes)
+    table = Table(title=str(file), title_justify="left")
+    for title in ("", "logged", "what if"):
+        table.add_column(title, justify="left" if not title else "right")
+    for name, first, second in zip(FIGURES, _figures(logged), _figures(changed), strict=True):
+        table.add_row(name, f"{first:,.6g}", f"{second:,.6g}")
+    Console().print(table)
+
+
+FIGURES = (
+    "steps",
+    "tokens computed",
+    "prompt tokens",
+    "of those cached, %",
+    "retractions",
+    "evicted pages",
+    "mean wait, steps",
+    "longest wait, steps",
+)
+
+
+def _figures(figures: Any) -> list[float]:
+    stats = figures.stats
+    return [
+        stats.num_steps,
+        figures.num_computed,
+        stats.num_prompt_tokens,
+        100 * stats.num_cached_tokens / max(1, stats.num_prompt_tokens),
+        stats.num_retractions,
+        stats.num_evicted_pages,
+        figures.mean_wait,
+        max(figures.waits, default=0),
+    ]
+
+
+def _shown(value: Any) -> str:
+    match value:
+        case int():
+            return f"{value:,}"
+        case float():
+            return f"{value:.1%}"
+        case _:
+            return str(value)
 
 
 @app.callback(invoke_without_command=True)

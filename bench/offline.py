@@ -113,7 +113,8 @@ def main(
     threads: Annotated[int | None, typer.Option(help="of ramify's CPU work; default: as the core chooses")] = None,
     output: Annotated[Path | None, typer.Option("--json", help="write the figures here")] = None,
 ) -> None:
-    engine, scheduler, info = load(CoreConfig(model=model))
+    core = load(CoreConfig(model=model))
+    engine, scheduler, info = core.engine, core.scheduler, core.info
     if threads is not None:
         torch.set_num_threads(threads)
     baseline = AutoModelForCausalLM.from_pretrained(find_checkpoint(model), dtype=DTYPES[info.dtype]).eval()

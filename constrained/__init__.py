@@ -8,21 +8,26 @@
 Knows no device, no model, no text beyond bytes.
 """
 
-from .compile import WhitespacePolicy, compile_constraint
-from .constraint import Choices, Constraint, JsonSchema, Regex
+from .compile import PropertyOrder, WhitespacePolicy, compile_constraint
+from .constraint import Choices, Constraint, Grammar, JsonObject, JsonSchema, Regex, StructuralTag
 from .errors import GrammarError
-from .matcher import CompiledGrammar, Matcher
+from .matcher import CompiledGrammar, Matcher, fill_batch
 from .vocabulary import Vocabulary
 
 __all__ = [
     "Choices",
     "CompiledGrammar",
     "Constraint",
+    "Grammar",
     "GrammarError",
+    "JsonObject",
     "JsonSchema",
     "Matcher",
+    "PropertyOrder",
     "Regex",
+    "StructuralTag",
     "Vocabulary",
     "WhitespacePolicy",
     "compile_constraint",
+    "fill_batch",
 ]

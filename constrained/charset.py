@@ -8,7 +8,6 @@ CharSet = tuple[tuple[int, int], ...]
 
 MAX_CODE_POINT = 0x10FFFF
 ALL: CharSet = ((0, MAX_CODE_POINT),)
-SURROGATES: CharSet = ((0xD800, 0xDFFF),)
 DIGITS: CharSet = ((0x30, 0x39),)
 WORD: CharSet = ((0x30, 0x39), (0x41, 0x5A), (0x5F, 0x5F), (0x61, 0x7A))
 ASCII_SPACE: CharSet = ((0x09, 0x0D), (0x20, 0x20))
@@ -46,16 +45,3 @@ def complement(ranges: CharSet) -> CharSet:
     if low <= MAX_CODE_POINT:
         gaps.append((low, MAX_CODE_POINT))
     return tuple(gaps)
-
-
-def intersection(ranges: CharSet, other: CharSet) -> CharSet:
-    return charset(
-        (max(low, first), min(high, last))
-        for low, high in ranges
-        for first, last in other
-        if max(low, first) <= min(high, last)
-    )
-
-
-def difference(ranges: CharSet, other: CharSet) -> CharSet:
-    return intersection(ranges, complement(other))

@@ -1,4 +1,4 @@
-"""Constraint -> expression -> byte automaton -> compiled grammar."""
+"""Constraint -> automaton -> compiled grammar."""
 
 from __future__ import annotations
 
@@ -7,84 +7,117 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from .actions import DEAD_END, FLAGS
+from .automaton import Automaton, State, WholeText
 from .budget import Budget
-from .constraint import Choices, Constraint, JsonSchema, Regex
-from .determinise import determinise
-from .dfa import START, Dfa, trimmed
-from .encodings import Encoding, json_string, utf8
+from .constraint import Choices, Constraint, Grammar, JsonObject, JsonSchema, Regex, StructuralTag
+from .dfa import DEAD, START, Dfa, trimmed
 from .errors import GrammarError
-from .expression import Expression, choice, literal
+from .expression import choice, literal
+from .grammar_gbnf import gbnf_grammar
+from .grammar_lark import lark_grammar
+from .grammar_states import grammar_start
 from .matcher import CompiledGrammar
-from .nfa import build_nfa
-from .regex import parse_regex
-from .schema import schema_expression
+from .schema import schema_start
+from .string_dfas import expression_dfa, regex_dfa
+from .tags_build import Options, tags_start
+from .tags_format import read_tags
 from .vocabulary import Vocabulary
 
 WhitespacePolicy = Literal["compact", "bounded", "any"]
+PropertyOrder = Literal["any", "schema"]
 
 
 def compile_constraint(
-    constraint: Constraint, vocabulary: Vocabulary, *, whitespace: WhitespacePolicy = "bounded"
+    constraint: Constraint,
+    vocabulary: Vocabulary,
+    *,
+    whitespace: WhitespacePolicy = "bounded",
+    order: PropertyOrder = "any",
 ) -> CompiledGrammar:
     """The constraint over the vocabulary. Raises GrammarError, within about two seconds.
 
     `whitespace` between the parts of a JSON value: "compact" none, "bounded" at most one space after `,` and `:`,
-    "any" everything that JSON allows inside the outermost value.
+    "any" everything that JSON allows inside the outermost value. `order` of an object's properties: "any", or the
+    "schema"'s, in which a model is then steered to write them.
     """
-    budget = Budget()
-    expression, encoding = _front_end(constraint, whitespace, budget)
-    dfa = _spellable(determinise(build_nfa(expression, encoding, budget), budget), vocabulary)
-    if dfa.is_empty:
-        raise GrammarError("no text at all satisfies the constraint")
-    alive = _alive(dfa, vocabulary, budget)
-    if not alive[START]:
-        raise GrammarError("the tokens of the vocabulary cannot spell any text that satisfies the constraint")
-    return CompiledGrammar(dfa, vocabulary, alive)
+    match constraint:
+        case JsonSchema(schema=schema):
+            automaton = Automaton()
+            start: State = schema_start(schema, whitespace, order, automaton)
+            return CompiledGrammar(automaton, start, vocabulary)
+        case JsonObject():
+            automaton = Automaton()
+            return CompiledGrammar(
+                automaton, schema_start({"type": "object"}, whitespace, order, automaton), vocabulary
+            )
+        case Grammar(text=text, syntax=syntax, start=rule):
+            rules = lark_grammar(text, rule or "start") if syntax == "lark" else gbnf_grammar(text, rule or "root")
+            return CompiledGrammar(Automaton(), grammar_start(rules), vocabulary)
+        case StructuralTag(spec=spec):
+            automaton = Automaton()
+            start = tags_start(read_tags(spec), Options(whitespace, order), automaton)
+            return CompiledGrammar(automaton, start, vocabulary)
+        case Regex() | Choices():
+            return _finite_automaton(constraint, vocabulary)
 
 
-def _front_end(constraint: Constraint, whitespace: WhitespacePolicy, budget: Budget) -> tuple[Expression, Encoding]:
+def _finite_automaton(constraint: Regex | Choices, vocabulary: Vocabulary) -> CompiledGrammar:
     match constraint:
         case Regex(pattern=pattern):
-            return parse_regex(pattern), utf8
+            dfa = regex_dfa(pattern)
         case Choices(values=values):
             for value in values:
                 if any(0xD800 <= ord(character) <= 0xDFFF for character in value):
                     raise GrammarError(f"the choice {value!r} holds half a surrogate pair")
-            return choice(literal(value) for value in values), utf8
-        case JsonSchema(schema=schema):
-            return schema_expression(schema, whitespace, budget), json_string
+            dfa = expression_dfa(choice(literal(value) for value in values))
+    used, single = _bytes(vocabulary)
+    dfa = _spellable(dfa, used)
+    if dfa.is_empty:
+        raise GrammarError("no text at all satisfies the constraint")
+    automaton, start = Automaton(), WholeText(dfa)
+    grammar = CompiledGrammar(automaton, start, vocabulary)
+    if not used <= single:
+        alive = _alive(dfa, vocabulary, Budget())
+        if not alive[START]:
+            raise GrammarError("the tokens of the vocabulary cannot spell any text that satisfies the constraint")
+        base = start.base(automaton)
+        flags = automaton.tables.states[base + START : base + dfa.num_states, FLAGS]
+        flags[~alive[START:]] |= DEAD_END
+    return grammar
 
 
-def _spellable(dfa: Dfa, vocabulary: Vocabulary) -> Dfa:
+def _bytes(vocabulary: Vocabulary) -> tuple[set[int], set[int]]:
+    """Those in any token, and those that are tokens by themselves."""
+    used = set(vocabulary.trie.nodes[1:-1, 0].tolist())
+    return used, {data[0] for data in vocabulary.tokens if data and len(data) == 1}
+
+
+def _spellable(dfa: Dfa, used: set[int]) -> Dfa:
     """The automaton without the bytes that no token holds."""
     missing = np.ones(256, np.bool_)
-    missing[vocabulary.trie.byte[1:]] = False
+    missing[sorted(used)] = False
     if not missing.any():
         return dfa
     table = dfa.table[:, dfa.class_of]
-    table[:, missing] = 0
+    table[:, missing] = DEAD
     return trimmed(table, np.arange(256, dtype=np.uint8), dfa.accepting)
 
 
 def _alive(dfa: Dfa, vocabulary: Vocabulary, budget: Budget) -> NDArray[np.bool_]:
-    """See `CompiledGrammar`."""
-    alive = np.ones(dfa.num_states, np.bool_)
-    used, single = (
-        set(vocabulary.trie.byte[1:].tolist()),
-        {data[0] for data in vocabulary.tokens if data and len(data) == 1},
-    )
-    if used <= single:
-        return alive
-    # Backwards over the tokens, from the accepting states.
-    successors: list[NDArray[np.int32]] = [np.empty(0, np.int32)]
-    for state in range(START, dfa.num_states):
-        budget.check(state)
-        successors.append(np.unique(vocabulary.trie.walk(dfa, state)[1]))
+    """From which states the tokens of the vocabulary can spell a way to the end."""
+    different: dict[bytes, NDArray[np.int32]] = {}  # where a token leads from each state: most lead nowhere
+    for data in filter(None, vocabulary.tokens):
+        budget.check(len(different))
+        states = np.arange(dfa.num_states, dtype=np.int32)
+        for byte in data:
+            states = dfa.table[states, dfa.class_of[byte]]
+        different[states.tobytes()] = states
+    successors = np.stack(list(different.values()))
     alive = dfa.accepting.copy()
-    changed = True
-    while changed:
+    while True:
         budget.check(0)
-        now = np.array([bool(alive[state]) or bool(alive[after].any()) for state, after in enumerate(successors)])
-        changed = bool((now != alive).any())
+        now = alive | alive[successors].any(axis=0)
+        if (now == alive).all():
+            return now
         alive = now
-    return alive

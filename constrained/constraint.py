@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 
 @dataclass(frozen=True)
 class Regex:
     r"""The whole output matches `pattern`, as `re.fullmatch(pattern, output, re.ASCII)` would say, where `$` is the end
-    of the output only. Look-around, back-references, `\b`, `\p` and inline flags are refused."""
+    of the output only and `\B` is also in an empty one. Look-around, `\b`, `\p{...}` and `(?imsxu)` are supported;
+    back-references, possessive repeats and atomic groups are refused."""
 
     pattern: str
 
@@ -23,10 +24,40 @@ class JsonSchema:
 
 
 @dataclass(frozen=True)
+class JsonObject:
+    """The output is a JSON object, any."""
+
+
+@dataclass(frozen=True)
 class Choices:
     """The output is one of `values`."""
 
     values: Sequence[str]
 
 
-Constraint = Regex | JsonSchema | Choices
+@dataclass(frozen=True)
+class Grammar:
+    """The whole output is a text of a context-free grammar, from its rule `start` (Lark: "start", others: "root").
+
+    "lark": a Lark file, read as Lark's Earley parser with its dynamic lexer reads it. "gbnf", or "ebnf": as llama.cpp
+    writes grammars.
+    """
+
+    text: str
+    syntax: Literal["lark", "gbnf", "ebnf"] = "lark"
+    start: str | None = None
+
+
+@dataclass(frozen=True)
+class StructuralTag:
+    """Free text in which triggers begin tags, and tags hold what a schema, pattern or grammar describes: xgrammar's and
+    SGLang's JSON, `{"structures": [{"begin", "schema", "end"}], "triggers": [...]}` or `{"format": {...}}`.
+
+    Free text is any bytes without a trigger. At a trigger the text goes on as one of the tags that begin with it. A tag
+    ends where its end string first completes a content. With `at_least_one` the text may not end before a tag has.
+    """
+
+    spec: Mapping[str, Any] | str
+
+
+Constraint = Regex | JsonSchema | JsonObject | Choices | Grammar | StructuralTag

@@ -8,12 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from .charset import CharSet, charset
-
-if TYPE_CHECKING:
-    from .dfa import Dfa
 
 
 @dataclass(frozen=True)
@@ -40,40 +36,12 @@ class Choice:
 
 @dataclass(frozen=True)
 class Repeat:
+    """`lazy` matters only to who asks for the first match instead of all."""
+
     part: Expression
     least: int
     most: int | None
-
-
-@dataclass(frozen=True)
-class Joined:
-    """One or more `part`s with `separator`s in between."""
-
-    part: Expression
-    separator: Expression
-
-
-@dataclass(frozen=True)
-class Members:
-    """Some of `parts`, in order, with `separator`s in between; those marked required always."""
-
-    parts: tuple[tuple[Expression, bool], ...]
-    separator: Expression
-
-
-@dataclass(frozen=True)
-class Prefix:
-    """The first n of `parts`, for any n >= `least`."""
-
-    parts: tuple[Expression, ...]
-    least: int
-
-
-@dataclass(frozen=True)
-class Rest:
-    """Any further characters, after which nothing else matters: whatever else could match is given up."""
-
-    ranges: CharSet
+    lazy: bool = False
 
 
 @dataclass(frozen=True)
@@ -87,15 +55,15 @@ class TextEnd:
 
 
 @dataclass(frozen=True)
-class Machine:
-    """What an automaton accepts."""
+class Look:
+    """Matches nothing but a place before which (or, `ahead`, after which) `part` matches; if `negated`, does not."""
 
-    dfa: Dfa
+    part: Expression
+    ahead: bool
+    negated: bool
 
 
-Expression = (
-    Bytes | Chars | Sequence | Choice | Repeat | Joined | Members | Prefix | Rest | TextStart | TextEnd | Machine
-)
+Expression = Bytes | Chars | Sequence | Choice | Repeat | TextStart | TextEnd | Look
 
 EMPTY = Sequence(())
 NOTHING = Choice(())
@@ -123,11 +91,19 @@ def optional(part: Expression) -> Expression:
     return repeat(part, 0, 1)
 
 
-def repeat(part: Expression, least: int, most: int | None) -> Expression:
+def repeat(part: Expression, least: int, most: int | None, lazy: bool = False) -> Expression:
     if most is not None and most < least:
         return NOTHING
     if part == NOTHING:
         return EMPTY if least == 0 else NOTHING
     if most == 0 or part == EMPTY:
         return EMPTY
-    return part if least == most == 1 else Repeat(part, least, most)
+    if (
+        isinstance(part, Repeat)
+        and part.most is None
+        and part.lazy == lazy
+        and (part.least == 0 or (part.least == 1 and least <= 1))
+    ):
+        # (x*){2,5} is x*, (x+)+ is x+, (x+)* is x*: each copy would begin wherever another does.
+        return Repeat(part.part, min(part.least, least), None, lazy)
+    return part if least == most == 1 else Repeat(part, least, most, lazy)

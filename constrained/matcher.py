@@ -2,59 +2,33 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections.abc import Sequence
 from threading import Lock
 
 import numpy as np
 from numpy.typing import NDArray
 
-from .dfa import DEAD, START, Dfa
+from .automaton import Accepted, Automaton, State
+from .masks import Configuration, Walker
 from .vocabulary import Vocabulary
 
-MAX_MASK_BYTES = 64 << 20  # of masks kept per grammar, the least recently used go first
-_ENDED = -1  # the state after an end of sequence
+MAX_FORCED = 1 << 12  # bytes
 
 
 class CompiledGrammar:
-    """An automaton beside a vocabulary. Shared by every output that follows it, from any thread.
+    """An automaton beside a vocabulary. Shared by every output that follows it, from any thread."""
 
-    `alive[s]`: from state s the tokens of the vocabulary can spell a way to the end. It is false for states only
-    where some bytes are no tokens by themselves.
-    """
-
-    def __init__(self, dfa: Dfa, vocabulary: Vocabulary, alive: NDArray[np.bool_]) -> None:
-        self.dfa = dfa
+    def __init__(self, automaton: Automaton, start: State, vocabulary: Vocabulary) -> None:
         self.vocabulary = vocabulary
-        self._alive = alive
-        self._masks: OrderedDict[int, NDArray[np.int32]] = OrderedDict()
-        self._max_masks = max(1, MAX_MASK_BYTES // (4 * vocabulary.num_words))
-        self._lock = Lock()
+        self.automaton = automaton
+        self.lock = Lock()
+        self.walker = Walker(automaton, vocabulary)
+        self.start = automaton.number(start)
+        self.end = automaton.number(Accepted())
 
     def matcher(self) -> Matcher:
         """A new output's."""
         return Matcher(self)
-
-    def mask_of(self, state: int) -> NDArray[np.int32]:
-        """The bitmask of a state; never written to."""
-        with self._lock:
-            if (mask := self._masks.get(state)) is not None:
-                self._masks.move_to_end(state)
-                return mask
-        tokens, states = self.vocabulary.trie.walk(self.dfa, state)
-        mask = self.vocabulary.bitmask(tokens[self._alive[states]], ends=bool(self.dfa.accepting[state]))
-        with self._lock:
-            self._masks[state] = mask
-            if len(self._masks) > self._max_masks:
-                self._masks.popitem(last=False)
-        return mask
-
-    def after(self, state: int, token: int) -> int:
-        """The state after a token; DEAD when it may not come."""
-        data = self.vocabulary.tokens[token] if 0 <= token < len(self.vocabulary) else None
-        if data is None:
-            return DEAD
-        target = self.dfa.walk(state, data)
-        return target if self._alive[target] else DEAD
 
 
 class Matcher:
@@ -62,7 +36,13 @@ class Matcher:
 
     def __init__(self, grammar: CompiledGrammar) -> None:
         self._grammar = grammar
-        self._states = [START]  # after each token so far
+        # The stack is persistent: cells are only added, so that going back is forgetting the last of them.
+        self._cells = np.zeros((128 + grammar.walker.num_spare_cells, 4), np.int32)
+        self._cells[1] = grammar.end, 0, 1, 0
+        self._at = Configuration(grammar.start, 1, 2, 0)
+        self._history = bytearray()
+        self._before: list[tuple[Configuration, int]] = []
+        self._ended = False
 
     def mask(self, out: NDArray[np.int32]) -> None:
         """Write which tokens may come next: bit t % 32 of word t // 32 of int32[ceil(V / 32)].
@@ -70,41 +50,86 @@ class Matcher:
         The ends of sequence may exactly when `is_accepting`. There is always a token that may come, until an end of
         sequence has come; then none may.
         """
-        state = self._states[-1]
-        out[:] = 0 if state == _ENDED else self._grammar.mask_of(state)
+        if self._ended:
+            out[:] = 0
+            return
+        with self._grammar.lock:
+            out[:] = self._grammar.walker.mask(self._at, self._cells, self._history)
 
     def accept(self, token: int) -> bool:
         """Go on by one token. False, and nothing changed, when it may not come next."""
-        state = self._states[-1]
-        if state == _ENDED:
+        vocabulary = self._grammar.vocabulary
+        if self._ended:
             return False
-        if token in self._grammar.vocabulary.eos_ids:
-            after = _ENDED if self.is_accepting() else DEAD
-        else:
-            after = self._grammar.after(state, token)
-        if after == DEAD:
+        if token in vocabulary.eos_ids:
+            if not self.is_accepting():
+                return False
+            self._before.append((self._at, len(self._history)))
+            self._ended = True
+            return True
+        data = vocabulary.tokens[token] if 0 <= token < len(vocabulary) else None
+        if data is None:
             return False
-        self._states.append(after)
+        at = self._advanced(data)
+        if at is None:
+            return False
+        self._before.append((self._at, len(self._history)))
+        self._at = at
+        self._history += data
+        spare = self._grammar.walker.num_spare_cells
+        if at.free + spare > len(self._cells):
+            larger = np.zeros((2 * at.free + spare, 4), np.int32)
+            larger[: at.free] = self._cells[: at.free]
+            self._cells = larger
         return True
+
+    def _advanced(self, data: bytes) -> Configuration | None:
+        with self._grammar.lock:
+            return self._grammar.walker.advance(self._at, self._cells, self._history, data)
 
     def rollback(self, num_tokens: int) -> None:
         """Take back the last tokens accepted."""
-        assert 0 <= num_tokens < len(self._states), f"{num_tokens} of {len(self._states) - 1} tokens taken back"
-        del self._states[len(self._states) - num_tokens :]
+        num_accepted = len(self._before)
+        assert 0 <= num_tokens <= num_accepted, f"{num_tokens} of {num_accepted} tokens taken back"
+        if num_tokens:
+            self._at, length = self._before[-num_tokens]
+            del self._history[length:]
+            del self._before[-num_tokens:]
+            self._ended = False
 
     def is_accepting(self) -> bool:
         """Whether the output may end here."""
-        state = self._states[-1]
-        return state == _ENDED or bool(self._grammar.dfa.accepting[state])
+        if self._ended:
+            return True
+        with self._grammar.lock:
+            return self._grammar.walker.may_end(self._at, self._cells, self._history)
 
     def forced(self) -> bytes:
         """The bytes that must come next, up to where there is a choice or the output may end."""
-        dfa, state, data = self._grammar.dfa, self._states[-1], bytearray()
-        while state != _ENDED and not dfa.accepting[state]:
-            targets = dfa.table[state][dfa.class_of]
-            following = np.flatnonzero(targets)
-            if len(following) != 1:
-                break
-            data.append(int(following[0]))
-            state = int(targets[following[0]])
-        return bytes(data)
+        if self._ended:
+            return b""
+        walker, cells, history = self._grammar.walker, self._cells, bytearray(self._history)
+        at, forced = self._at, bytearray()
+        with self._grammar.lock:
+            while len(forced) < MAX_FORCED and not walker.may_end(at, cells, history):
+                byte = walker.only_byte(at, cells, history)
+                if byte is None:
+                    break
+                after = walker.advance(at, cells, history, bytes([byte]))
+                if after is None:
+                    break
+                at = after
+                forced.append(byte)
+                history.append(byte)
+                if at.free + walker.num_spare_cells > len(cells):
+                    cells = np.concatenate([cells, np.zeros_like(cells)])
+        return bytes(forced)
+
+
+def fill_batch(matchers: Sequence[Matcher | None], out: NDArray[np.int32]) -> None:
+    """Write the masks of a whole batch: row b of int32[B, ceil(V / 32)]. All bits are set where there is no matcher."""
+    for row, matcher in zip(out, matchers, strict=True):
+        if matcher is None:
+            row[:] = -1
+        else:
+            matcher.mask(row)

@@ -1,215 +1,193 @@
 r"""Patterns to expressions: the syntax that Python and ECMA-262 share, in the meaning of either.
 
-Both: ASCII `\d` and `\w`, greedy and lazy repeats (the same language), groups of any kind that only group, `^` and `$`
-for the text's start and end. Python: `.` is all but newline, `\s` is ASCII, `\A` and `\Z`. ECMA-262 (JSON Schema): `.`
-is all but line terminators, `\s` is Unicode's, `\u{...}`, `\cX`, `[]` and `[^]`. Everything else is refused at its
-position.
+Both: greedy and lazy repeats, groups that group, `^` and `$` for the text's start and end, `\b` and
+`\B`, look-ahead and look-behind of any width, `\p{...}`, `(?imsx)` at the start and `(?i:...)`. Python: `.` is all but
+newline, `\A` and `\Z`; `\d`, `\w`, `\s` are ASCII unless `(?u)`. ECMA-262 (JSON Schema): `.` is all but line
+terminators, `\d` and `\w` are ASCII, `\s` is Unicode's, `\u{...}`, `\cX`, `[]` and `[^]`. Back-references, possessive
+repeats, atomic and conditional groups are no regular languages or no part of both: they are refused at their position.
 """
 
 from __future__ import annotations
 
 import re
-from typing import Literal
+from dataclasses import replace
 
-from .charset import ASCII_SPACE, DIGITS, ECMA_SPACE, MAX_CODE_POINT, WORD, CharSet, chars, charset, complement
+from .charset import ALL, chars
 from .errors import GrammarError
-from .expression import Chars, Expression, TextEnd, TextStart, choice, repeat, sequence
-
-Dialect = Literal["python", "ecma"]
+from .expression import Chars, Expression, Look, Sequence, TextEnd, TextStart, choice, repeat, sequence
+from .regex_classes import CharacterReader, Dialect, Flags, cased, named_classes
 
 MAX_NESTING = 60
 MAX_PATTERN = 1 << 16  # characters
 _QUANTIFIER = re.compile(r"\{(\d{0,7})(,?)(\d{0,7})\}")
-_GROUP = re.compile(r"\?(?::|P?<[A-Za-z_]\w*>)")
-_CONTROL = {"n": 10, "r": 13, "t": 9, "f": 12, "v": 11}
-_HEX_WIDTH = {"x": 2, "u": 4, "U": 8}
+_GROUP = re.compile(r"\?(?::|P?<[A-Za-z_$][\w$]*>)")
+_LOOK = re.compile(r"\?(<?)([=!])")
+_GLOBAL_FLAGS = re.compile(r"\(\?([imsxau]+)\)")
+_SCOPED_FLAGS = re.compile(r"\?([imsxau]*)(?:-([imsx]+))?:")
+_FLAG_NAMES = {"i": "ignore_case", "m": "multiline", "s": "dotall", "x": "verbose", "a": "ascii"}
+_ANYTHING = repeat(Chars(ALL), 0, None)
+_NEWLINE = Chars(chars("\n"))
 
 
-def parse_regex(pattern: str, dialect: Dialect = "python") -> Expression:
-    """Raises GrammarError with the position of what is wrong or not supported."""
+def parse_regex(pattern: str, dialect: Dialect = "python", flags: str = "") -> Expression:
+    """The pattern under flags as in `(?flags)`. Raises GrammarError with the position of what is wrong or not
+    supported."""
     if len(pattern) > MAX_PATTERN:
         raise GrammarError(f"the pattern is longer than {MAX_PATTERN} characters")
-    return _Parser(pattern, dialect).parse()
+    return _Parser(pattern, dialect, _with_flags(Flags(), flags, "")).parse()
 
 
-class _Parser:
-    def __init__(self, pattern: str, dialect: Dialect) -> None:
-        self._pattern = pattern
-        self._python = dialect == "python"
-        self._at = 0
+def _with_flags(flags: Flags, on: str, off: str) -> Flags:
+    changes = {_FLAG_NAMES[letter]: True for letter in on if letter != "u"}
+    changes |= {_FLAG_NAMES[letter]: False for letter in off}
+    return replace(flags, **changes | ({"ascii": False} if "u" in on else {}))
+
+
+class _Parser(CharacterReader):
+    def __init__(self, pattern: str, dialect: Dialect, flags: Flags) -> None:
+        super().__init__(pattern, dialect)
+        self._flags = flags
         self._depth = 0
-        space = ASCII_SPACE if self._python else ECMA_SPACE
-        self._named = {"d": DIGITS, "w": WORD, "s": space}
-        self._named |= {name.upper(): complement(ranges) for name, ranges in self._named.items()}
-        self._dot = complement(chars("\n") if self._python else chars("\n\r\u2028\u2029"))
+        self._in_behind = 0
 
     def parse(self) -> Expression:
+        if match := _GLOBAL_FLAGS.match(self.pattern):
+            self._flags = _with_flags(self._flags, match[1], "")
+            self.at = match.end()
         expression = self._alternatives()
-        if self._at < len(self._pattern):
-            raise self._error("a ) that closes nothing")
+        if self.at < len(self.pattern):
+            self.fail("a ) that closes nothing")
         return expression
-
-    def _error(self, message: str, position: int | None = None) -> GrammarError:
-        return GrammarError.in_pattern(message, self._pattern, self._at if position is None else position)
-
-    def _peek(self) -> str:
-        return self._pattern[self._at : self._at + 1]
-
-    def _take(self, text: str) -> bool:
-        if self._pattern.startswith(text, self._at):
-            self._at += len(text)
-            return True
-        return False
 
     def _alternatives(self) -> Expression:
         branches = [self._branch()]
-        while self._take("|"):
+        while self.take("|"):
             branches.append(self._branch())
         return choice(branches)
 
     def _branch(self) -> Expression:
         parts = []
-        while self._peek() not in ("", "|", ")"):
+        self._skip()
+        while self.peek() not in ("", "|", ")"):
             parts.append(self._repeated())
+            self._skip()
         return sequence(*parts)
 
+    def _skip(self) -> None:
+        while self._flags.verbose and (match := re.compile(r"\s|#[^\n]*").match(self.pattern, self.at)):
+            self.at = match.end()
+
     def _repeated(self) -> Expression:
-        start = self._at
+        start = self.at
         part = self._atom()
+        self._skip()
         bounds = self._quantifier()
         if bounds is None:
             return part
-        if isinstance(part, TextStart | TextEnd):
-            raise self._error("an anchor that is repeated", start)
+        if isinstance(part, TextStart | TextEnd | Look):
+            self.fail("an anchor that is repeated", start)
         least, most = bounds
         if most is not None and most < least:
-            raise self._error("a repeat whose bounds are the wrong way round", start)
-        if self._take("+"):
-            raise self._error("a possessive repeat is not supported", self._at - 1)
-        self._take("?")
-        if (again := self._at) < len(self._pattern) and self._quantifier() is not None:
-            raise self._error("a repeat of a repeat", again)
-        return repeat(part, least, most)
+            self.fail("a repeat whose bounds are the wrong way round", start)
+        if self.take("+"):
+            self.fail("a possessive repeat is not supported", self.at - 1)
+        lazy = self.take("?")
+        if (again := self.at) < len(self.pattern) and self._quantifier() is not None:
+            self.fail("a repeat of a repeat", again)
+        return repeat(part, least, most, lazy)
 
     def _quantifier(self) -> tuple[int, int | None] | None:
         for mark, bounds in (("*", (0, None)), ("+", (1, None)), ("?", (0, 1))):
-            if self._take(mark):
+            if self.take(mark):
                 return bounds
-        match = _QUANTIFIER.match(self._pattern, self._at)
+        match = _QUANTIFIER.match(self.pattern, self.at)
         # As in Python, braces that are no repeat are characters; ECMA-262 has no {,n}.
-        if match is None or not (match[1] or (self._python and match[2])):
+        if match is None or not (match[1] or (self.python and match[2])):
             return None
-        self._at = match.end()
+        self.at = match.end()
         least = int(match[1] or 0)
         return least, (int(match[3]) if match[3] else None) if match[2] else least
 
     def _atom(self) -> Expression:
-        start = self._at
-        character = self._peek()
-        self._at += 1
+        start = self.at
+        character = self.peek()
+        self.at += 1
         match character:
             case "(":
                 return self._group(start)
             case "[":
-                return Chars(self._class(start))
+                return Chars(self.character_class(start, self._flags))
             case ".":
-                return Chars(self._dot)
+                return Chars(ALL if self._flags.dotall else named_classes(self.dialect, self._flags.ascii)["."])
             case "^":
-                return TextStart()
+                return _line_start() if self._flags.multiline else TextStart()
             case "$":
-                return TextEnd()
+                if self._in_behind:
+                    self.fail("a $ inside look-behind is not supported", start)
+                return _line_end() if self._flags.multiline else TextEnd()
             case "*" | "+" | "?":
-                raise self._error("a repeat of nothing", start)
+                self.fail("a repeat of nothing", start)
             case "\\":
-                if self._python and self._take("A"):
-                    return TextStart()
-                if self._python and self._take("Z"):
-                    return TextEnd()
-                return Chars(self._escape(in_class=False))
+                return self._escaped(start)
             case _:
-                return Chars(chars(character))
+                return Chars(cased(chars(character), self._flags, self.dialect))
+
+    def _escaped(self, start: int) -> Expression:
+        if self.python and self.take("A"):
+            return TextStart()
+        if self.python and not self._in_behind and self.take("Z"):
+            return TextEnd()
+        if self.peek() in ("b", "B"):
+            self.at += 1
+            return _boundary(Chars(named_classes(self.dialect, self._flags.ascii)["w"]), self.pattern[start + 1] == "b")
+        return Chars(cased(self.escape(self._flags, in_class=False), self._flags, self.dialect))
 
     def _group(self, start: int) -> Expression:
-        if self._peek() == "?":
-            match = _GROUP.match(self._pattern, self._at)
-            if match is None:
-                what = "look-around" if re.compile(r"\?<?[=!]").match(self._pattern, self._at) else "this kind of group"
-                raise self._error(f"{what} is not supported", start)
-            self._at = match.end()
+        outer = self._flags
+        look = None
+        if self.peek() == "?":
+            if look := _LOOK.match(self.pattern, self.at):
+                self.at = look.end()
+            elif match := _GROUP.match(self.pattern, self.at):
+                self.at = match.end()
+            elif match := _SCOPED_FLAGS.match(self.pattern, self.at):
+                self._flags = _with_flags(outer, match[1], match[2] or "")
+                self.at = match.end()
+            else:
+                self.fail("this kind of group is not supported", start)
         self._depth += 1
+        self._in_behind += bool(look and look[1])
         if self._depth > MAX_NESTING:
-            raise self._error(f"groups nested deeper than {MAX_NESTING}", start)
+            self.fail(f"groups nested deeper than {MAX_NESTING}", start)
         expression = self._alternatives()
         self._depth -= 1
-        if not self._take(")"):
-            raise self._error("a ( that is never closed", start)
-        return expression
+        self._in_behind -= bool(look and look[1])
+        self._flags = outer
+        if not self.take(")"):
+            self.fail("a ( that is never closed", start)
+        return Look(expression, ahead=not look[1], negated=look[2] == "!") if look else expression
 
-    def _class(self, start: int) -> CharSet:
-        negated = self._take("^")
-        ranges: list[tuple[int, int]] = []
-        first = self._at
-        while self._peek() != "]" or (self._python and self._at == first):
-            low_at = self._at
-            low = self._class_item(start)
-            if not (self._peek() == "-" and self._pattern[self._at + 1 : self._at + 2] not in ("]", "")):
-                ranges += low
-                continue
-            self._at += 1
-            high = self._class_item(start)
-            if len(low) != 1 or len(high) != 1 or low[0][0] != low[0][1] or high[0][0] != high[0][1]:
-                raise self._error("a range between classes of characters", low_at)
-            if high[0][0] < low[0][0]:
-                raise self._error("a range the wrong way round", low_at)
-            ranges.append((low[0][0], high[0][0]))
-        self._at += 1
-        result = charset(ranges)
-        return complement(result) if negated else result
 
-    def _class_item(self, start: int) -> CharSet:
-        character = self._peek()
-        if not character:
-            raise self._error("a [ that is never closed", start)
-        self._at += 1
-        return self._escape(in_class=True) if character == "\\" else chars(character)
+def _line_start() -> Expression:
+    return choice([TextStart(), Look(_NEWLINE, ahead=False, negated=False)])
 
-    def _escape(self, in_class: bool) -> CharSet:
-        start = self._at - 1
-        letter = self._peek()
-        self._at += 1
-        if letter in self._named and letter:
-            return self._named[letter]
-        if letter in _CONTROL and letter:
-            return charset([(_CONTROL[letter],) * 2])
-        if letter == "b" and in_class:
-            return chars("\b")
-        if letter == "a" and self._python:
-            return chars("\a")
-        if letter in _HEX_WIDTH and letter and (letter != "U" or self._python):
-            return charset([(self._code_point(letter, start),) * 2])
-        if letter == "c" and not self._python and self._peek().isascii() and self._peek().isalpha():
-            self._at += 1
-            return charset([(ord(self._pattern[self._at - 1]) % 32,) * 2])
-        if letter == "0" and not self._peek().isdigit():
-            return chars("\0")
-        if letter == "":
-            raise self._error("a \\ that escapes nothing", start)
-        if letter.isascii() and letter.isalnum():
-            raise self._error(f"\\{letter} is not supported", start)
-        return chars(letter)
 
-    def _code_point(self, letter: str, start: int) -> int:
-        if letter == "u" and not self._python and self._peek() == "{":
-            match = re.compile(r"\{([0-9A-Fa-f]{1,8})\}").match(self._pattern, self._at)
-        else:
-            match = re.compile(f"([0-9A-Fa-f]{{{_HEX_WIDTH[letter]}}})").match(self._pattern, self._at)
-        if match is None or int(match[1], 16) > MAX_CODE_POINT:
-            raise self._error(f"\\{letter} without a code point", start)
-        self._at = match.end()
-        code = int(match[1], 16)
-        if not self._python and 0xD800 <= code <= 0xDBFF:
-            second = re.compile(r"\\u([Dd][C-Fc-f][0-9A-Fa-f]{2})").match(self._pattern, self._at)
-            if second is not None:
-                self._at = second.end()
-                return 0x10000 + ((code - 0xD800) << 10) + int(second[1], 16) - 0xDC00
-        return code
+def _line_end() -> Expression:
+    return choice([TextEnd(), Look(_NEWLINE, ahead=True, negated=False)])
+
+
+def _boundary(word: Chars, different: bool) -> Expression:
+    """Where a word begins or ends, or, if not `different`, anywhere else."""
+    sides = [(False, different), (True, not different)]  # of what is behind and what is ahead, whether it is no word
+    return choice(
+        sequence(Look(word, ahead=False, negated=behind), Look(word, ahead=True, negated=ahead))
+        for behind, ahead in sides
+    )
+
+
+def searched(found: Expression) -> Expression:
+    """Any text that contains a match."""
+    parts = found.parts if isinstance(found, Sequence) else (found,)
+    before = () if parts[:1] == (TextStart(),) else (_ANYTHING,)
+    after = () if parts[-1:] == (TextEnd(),) else (_ANYTHING,)
+    return sequence(*before, *parts, *after)

@@ -1,93 +1,127 @@
-"""Which keywords of JSON Schema are enforced, which say nothing about validity, and which are refused: all others."""
+"""The keywords of JSON Schema: what their values must be, and where schemas are inside them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from .errors import GrammarError
 
 TYPES = ("object", "array", "string", "number", "integer", "boolean", "null")
-COMBINATORS = ("$ref", "anyOf", "oneOf", "allOf", "enum", "const")  # each stands for the whole value
-ASSERTIONS = frozenset(
-    [
-        *("type", *COMBINATORS),
-        *("properties", "required", "additionalProperties"),
-        *("items", "prefixItems", "minItems", "maxItems"),
-        *("minLength", "maxLength", "pattern", "format"),
-        *("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"),
-    ]
-)
-ANNOTATIONS = frozenset(
-    [
-        *("title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly"),
-        *("$schema", "$id", "id", "$comment", "$defs", "definitions"),
-        *("contentEncoding", "contentMediaType", "contentSchema"),
-    ]
-)
-# Keywords that demand nothing when they have this value.
-_VACUOUS: Mapping[str, tuple[Any, ...]] = {
-    "uniqueItems": (False,),
-    "minProperties": (0,),
-    "nullable": (False,),
-    "dependentRequired": ({},),
-    "patternProperties": ({},),
+ONE, SEQUENCE, ALL = 1, 2, 4  # where subschemas are: the value itself, its items, its properties
+
+
+@dataclass(frozen=True)
+class Keyword:
+    """`kind` names what the value must be. `places` says where schemas are in it."""
+
+    kind: str
+    places: int = 0
+
+
+_SCHEMA, _SCHEMAS, _NAMED = Keyword("schema", ONE), Keyword("schemas", SEQUENCE), Keyword("named schemas", ALL)
+_COUNT, _NUMBER, _BOOLEAN, _STRING = Keyword("count"), Keyword("number"), Keyword("boolean"), Keyword("string")
+
+TABLE: Mapping[str, Keyword] = {
+    "type": Keyword("type"),
+    "enum": Keyword("array"),
+    "const": Keyword("anything"),
+    **dict.fromkeys(("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties"), _COUNT),
+    **dict.fromkeys(("minContains", "maxContains"), _COUNT),
+    **dict.fromkeys(("minimum", "maximum"), _NUMBER),
+    **dict.fromkeys(("exclusiveMinimum", "exclusiveMaximum"), Keyword("bound")),
+    **dict.fromkeys(("multipleOf", "divisibleBy"), Keyword("divisor")),
+    **dict.fromkeys(("pattern", "format", "$ref", "$dynamicRef"), _STRING),
+    "uniqueItems": _BOOLEAN,
+    "required": Keyword("names"),
+    "dependentRequired": Keyword("dependencies"),
+    **dict.fromkeys(("properties", "patternProperties", "$defs", "definitions", "dependentSchemas"), _NAMED),
+    "dependencies": Keyword("dependencies", ALL),
+    **dict.fromkeys(("allOf", "anyOf", "oneOf", "prefixItems"), _SCHEMAS),
+    **dict.fromkeys(("not", "if", "then", "else", "contains", "propertyNames"), _SCHEMA),
+    **dict.fromkeys(("additionalProperties", "additionalItems"), _SCHEMA),
+    **dict.fromkeys(("unevaluatedProperties", "unevaluatedItems"), _SCHEMA),
+    "items": Keyword("schema or schemas", ONE | SEQUENCE),
 }
 
 
-def check_keywords(schema: Mapping[str, Any], pointer: str) -> None:
-    """Raises GrammarError with the pointer of the first keyword that is not supported, or not where it stands."""
-    for name, value in schema.items():
-        known = name in ASSERTIONS or name in ANNOTATIONS or name.startswith("x-")
-        if not known and value not in _VACUOUS.get(name, ()):
-            raise GrammarError(f"the keyword {name!r} is not supported", pointer=child(pointer, name))
-    combinator = next((name for name in COMBINATORS if name in schema), None)
-    if combinator is None:
+def check_keywords(schema: Any, pointer: str) -> None:
+    """Raises GrammarError with the pointer of the first value that is not what its keyword needs. Keywords that are
+    not in the table say nothing about validity."""
+    if isinstance(schema, bool):
         return
-    allowed = {combinator, "type"} if combinator in ("enum", "const") else {combinator}
-    beside = next((name for name in schema if name in ASSERTIONS - allowed), None)
-    if beside is not None:
-        raise GrammarError(f"{beside!r} beside {combinator!r} is not supported", pointer=child(pointer, beside))
+    if not isinstance(schema, dict):
+        raise GrammarError(f"a schema is an object or a boolean, not {_shown(schema)}", pointer=pointer)
+    for name, value in schema.items():
+        keyword = TABLE.get(name)
+        if keyword is not None and (wrong := _wrong(keyword.kind, value)):
+            raise GrammarError(f"{name!r} must be {wrong}, not {_shown(value)}", pointer=child(pointer, name))
+    if "type" in schema:
+        types_of(schema, pointer)
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _are_names(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(name, str) for name in value)
+
+
+def _wrong(kind: str, value: Any) -> str:
+    """What the value should be, if it is not."""
+    match kind:
+        case "count":
+            return "" if _is_number(value) and value >= 0 and value == int(value) else "a natural number"
+        case "number":
+            return "" if _is_number(value) else "a number"
+        case "bound":
+            return "" if _is_number(value) or isinstance(value, bool) else "a number"
+        case "divisor":
+            return "" if _is_number(value) and value > 0 else "a positive number"
+        case "string":
+            return "" if isinstance(value, str) else "a string"
+        case "boolean":
+            return "" if isinstance(value, bool) else "true or false"
+        case "array":
+            return "" if isinstance(value, list) else "an array"
+        case "schema":
+            return "" if isinstance(value, dict | bool) else "a schema"
+        case "schemas":
+            return "" if isinstance(value, list) and value else "an array of schemas that is not empty"
+        case "schema or schemas":
+            return "" if isinstance(value, dict | bool | list) else "a schema or an array of schemas"
+        case "named schemas":
+            return "" if isinstance(value, dict) else "an object of schemas"
+        case "names":
+            # Draft 3 has a boolean here, which says something about the schema around.
+            return "" if _are_names(value) or isinstance(value, bool) else "an array of strings"
+        case "dependencies":
+            return "" if isinstance(value, dict) else "an object"
+        case _:
+            return ""
 
 
 def types_of(schema: Mapping[str, Any], pointer: str) -> tuple[str, ...]:
     """The types that a schema allows, all of them when it does not say."""
-    value = schema.get("type", list(TYPES))
-    types = tuple(value) if isinstance(value, list) else (value,)
+    value = schema.get("type", TYPES)
+    types = tuple(value) if isinstance(value, list | tuple) else (value,)
     if unknown := [name for name in types if name not in TYPES]:
         raise GrammarError(f"{unknown[0]!r} is not a type", pointer=child(pointer, "type"))
     return types
 
 
-def type_of(value: Any) -> str:
-    """The narrowest type of a JSON value."""
-    match value:
-        case bool():
-            return "boolean"
-        case None:
-            return "null"
-        case str():
-            return "string"
-        case dict():
-            return "object"
-        case list():
-            return "array"
-        case int():
-            return "integer"
-        case _:
-            return "integer" if float(value).is_integer() else "number"
-
-
-def count(schema: Mapping[str, Any], name: str, pointer: str) -> int | None:
-    """A keyword's value that must be a natural number."""
-    value = schema.get(name)
-    if value is None and name not in schema:
-        return None
-    if isinstance(value, bool) or not isinstance(value, int | float) or value < 0 or value != int(value):
-        raise GrammarError(f"{name!r} must be a natural number, not {value!r}", pointer=child(pointer, name))
-    return int(value)
-
-
 def child(pointer: str, *names: str | int) -> str:
     """A JSON pointer (RFC 6901) to something inside what `pointer` points to."""
-    return pointer + "".join("/" + str(name).replace("~", "~0").replace("/", "~1") for name in names)
+    for name in names:
+        text = str(name)
+        if "~" in text or "/" in text:
+            text = text.replace("~", "~0").replace("/", "~1")
+        pointer = f"{pointer}/{text}"
+    return pointer

@@ -1,49 +1,34 @@
-"""Numbers within bounds, digit by digit. Knows decimal notation; no schema."""
+"""What a schema asks of numbers, as values that can be joined, and as the states that read such numbers."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal, InvalidOperation
+from decimal import Decimal, InvalidOperation
+from functools import lru_cache
 from typing import Any
 
+import numpy as np
+
+from .automaton import Automaton, Block
+from .budget import Budget
+from .decimal_ranges import FRACTION, INTEGER, LARGE_EXPONENT, NATURAL, Bound, at_least, integers, numbers
+from .dfa import START, Dfa, intersect
 from .errors import GrammarError
-from .expression import NOTHING, Bytes, Chars, Expression, choice, optional, repeat, sequence
-from .json_text import FRACTION, INTEGER, NATURAL, NUMBER
+from .expression import EMPTY, Bytes, Expression, choice, optional, repeat, sequence
+from .formula import And, Formula, Not, One, Or, atoms, evaluate
 from .schema_keywords import child
+from .string_dfas import expression_dfa
+from .string_products import labelled_product
 
 MAX_DIGITS = 100  # of a bound
-
-_ANY_DIGITS = repeat(Chars(((0x30, 0x39),)), 0, None)
-_SOME_NONZERO = sequence(_ANY_DIGITS, Chars(((0x31, 0x39),)), _ANY_DIGITS)
-_MINUS = Bytes(b"-")
-
-
-@dataclass(frozen=True)
-class Bound:
-    """`value` itself is within unless `strict`."""
-
-    value: Decimal
-    strict: bool
-
-    def negated(self) -> Bound:
-        return Bound(-self.value, self.strict)
+MAX_REMAINDERS = 20_000  # states of a multipleOf
+AFTER = b",]} \t\n\r"  # what may come after a number
+_Result = Callable[[tuple[bool, ...]], int]
 
 
-def read_bounds(schema: Mapping[str, Any], pointer: str) -> tuple[Bound | None, Bound | None]:
-    """The tightest lower and upper bound that a schema's keywords give."""
-    lower = [_bound(schema, name, pointer) for name in ("minimum", "exclusiveMinimum") if name in schema]
-    upper = [_bound(schema, name, pointer) for name in ("maximum", "exclusiveMaximum") if name in schema]
-    return (
-        max(lower, key=lambda bound: (bound.value, bound.strict), default=None),
-        min(upper, key=lambda bound: (bound.value, not bound.strict), default=None),
-    )
-
-
-def _bound(schema: Mapping[str, Any], name: str, pointer: str) -> Bound:
-    value = schema[name]
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise GrammarError(f"{name!r} must be a number, not {value!r}", pointer=child(pointer, name))
+def read_decimal(value: Any, name: str, pointer: str) -> Decimal:
+    """A schema's number, exactly as written. Raises GrammarError when it is absurdly long."""
     try:
         number = Decimal(repr(value))
         too_long = len(format(number, "f")) > MAX_DIGITS
@@ -51,116 +36,261 @@ def _bound(schema: Mapping[str, Any], name: str, pointer: str) -> Bound:
         too_long = True
     if too_long:
         raise GrammarError(f"{name!r} has more than {MAX_DIGITS} digits", pointer=child(pointer, name))
-    return Bound(number, name.startswith("exclusive"))
+    return number
 
 
-def integers(lower: Bound | None, upper: Bound | None) -> Expression:
-    """All integers within the bounds, without leading zeros, -0 or exponents."""
-    if lower is None and upper is None:
-        return INTEGER
-    low = None if lower is None else int(lower.value.to_integral_value(ROUND_CEILING))
-    if lower is not None and lower.strict and low == lower.value:
-        low = int(lower.value) + 1
-    high = None if upper is None else int(upper.value.to_integral_value(ROUND_FLOOR))
-    if upper is not None and upper.strict and high == upper.value:
-        high = int(upper.value) - 1
-    positive = NOTHING if high is not None and high < 0 else naturals(max(low or 0, 0), high)
-    if low is not None and low >= 0:
-        return positive
-    negative = naturals(1 if high is None else max(-high, 1), None if low is None else -low)
-    return choice([positive, sequence(_MINUS, negative)])
+@dataclass(frozen=True)
+class NumberPart:
+    """All of it holds: an integer, within the bounds, a multiple of each, and one of `values` if they are given."""
+
+    integer: bool = False
+    whole: bool = False  # an integer that is written without a fraction: until draft 4, 1.0 is none
+    lower: Bound | None = None
+    upper: Bound | None = None
+    multiples: frozenset[Decimal] = frozenset()
+    values: frozenset[Decimal] | None = None
+
+    def holds(self, value: Decimal) -> bool:
+        if self.values is not None and value not in self.values:
+            return False
+        if self.integer and value != value.to_integral_value():
+            return False
+        if self.lower is not None and (value < self.lower.value or (self.lower.strict and value == self.lower.value)):
+            return False
+        if self.upper is not None and (value > self.upper.value or (self.upper.strict and value == self.upper.value)):
+            return False
+        return all(_is_multiple(value, divisor) for divisor in self.multiples)
 
 
-def naturals(low: int, high: int | None) -> Expression:
-    """The integers of [low, high], low >= 0."""
-    if high is not None and high < low:
-        return NOTHING
-    if high is None:
-        length = len(str(low))
-        longer = sequence(Chars(((0x31, 0x39),)), repeat(Chars(((0x30, 0x39),)), length, None))
-        return choice([naturals(low, 10**length - 1), longer])
-    parts = []
-    while low <= high:
-        last = min(high, 10 ** len(str(low)) - 1)
-        parts.append(_same_length(str(low), str(last)))
-        low = last + 1
-    return choice(parts)
+def number_part(schema: Mapping[str, Any], integer: bool, whole: bool, pointer: str) -> NumberPart:
+    """Of a schema's keywords. Raises GrammarError."""
+    lower: list[Bound] = []
+    upper: list[Bound] = []
+    for name, strict_name, bounds in (
+        ("minimum", "exclusiveMinimum", lower),
+        ("maximum", "exclusiveMaximum", upper),
+    ):
+        strict = schema.get(strict_name)
+        if name in schema:
+            bounds.append(Bound(read_decimal(schema[name], name, pointer), strict is True))
+        if strict is not None and not isinstance(strict, bool):
+            bounds.append(Bound(read_decimal(strict, strict_name, pointer), True))
+    multiples = set()
+    for name in ("multipleOf", "divisibleBy"):
+        if name in schema:
+            divisor = read_decimal(schema[name], name, pointer)
+            if _num_remainders(divisor) > MAX_REMAINDERS:
+                raise GrammarError(f"{name!r} needs too many states", pointer=child(pointer, name))
+            multiples.add(divisor)
+    return NumberPart(integer, whole, _tightest(lower, True), _tightest(upper, False), frozenset(multiples))
 
 
-def _same_length(low: str, high: str) -> Expression:
-    """The digit strings from `low` to `high`, of their length."""
-    length = len(low)
-    if low == "0" * length and high == "9" * length:
-        return repeat(Chars(((0x30, 0x39),)), length, length)
-    if low[0] == high[0]:
-        return sequence(Bytes(low[:1].encode()), _same_length(low[1:], high[1:]))
-    between = _digit(int(low[0]) + 1, int(high[0]) - 1)
-    return choice(
-        [
-            sequence(Bytes(low[:1].encode()), _same_length(low[1:], "9" * (length - 1))),
-            sequence(between, repeat(Chars(((0x30, 0x39),)), length - 1, length - 1)),
-            sequence(Bytes(high[:1].encode()), _same_length("0" * (length - 1), high[1:])),
-        ]
+def _tightest(bounds: Iterable[Bound], lower: bool) -> Bound | None:
+    if lower:
+        return max(bounds, key=lambda bound: (bound.value, bound.strict), default=None)
+    return min(bounds, key=lambda bound: (bound.value, not bound.strict), default=None)
+
+
+def join_numbers(parts: Iterable[NumberPart]) -> NumberPart | bool:
+    """All of them at once."""
+    parts = list(parts)
+    given = [part.values for part in parts if part.values is not None]
+    joined = NumberPart(
+        any(part.integer for part in parts),
+        any(part.whole for part in parts),
+        _tightest((part.lower for part in parts if part.lower is not None), True),
+        _tightest((part.upper for part in parts if part.upper is not None), False),
+        frozenset().union(*(part.multiples for part in parts)),
     )
+    if given:
+        kept = frozenset(value for value in frozenset.intersection(*given) if joined.holds(value))
+        return NumberPart(values=kept) if kept else False
+    if joined == NumberPart():
+        return True
+    low, high = joined.lower, joined.upper
+    if low is not None and high is not None:
+        if low.value > high.value or (low.value == high.value and (low.strict or high.strict)):
+            return False
+        if (joined.integer or joined.multiples) and high.value - low.value < 1000:
+            try:
+                return False if number_dfa(joined).is_empty else joined
+            except GrammarError:
+                return False
+    return joined
 
 
-def numbers(lower: Bound | None, upper: Bound | None) -> tuple[Expression, Expression]:
-    """Two expressions whose intersection is all numbers within the bounds; without exponents if there are bounds."""
-    if lower is None and upper is None:
-        return NUMBER, NUMBER
-    zero = Bound(Decimal(0), strict=False)
-    positive = _between(lower if lower is not None and lower.value >= 0 else zero, upper)
-    low = upper.negated() if upper is not None and upper.value <= 0 else zero
-    negative = _between(low, None if lower is None else lower.negated())
-    pairs = zip(positive, (sequence(_MINUS, side) for side in negative), strict=True)
-    at_least, at_most = (choice(pair) for pair in pairs)
-    return at_least, at_most
+def _is_multiple(value: Decimal, divisor: Decimal) -> bool:
+    (a, b), (c, d) = value.as_integer_ratio(), divisor.as_integer_ratio()
+    return (a * d) % (b * c) == 0
 
 
-def _between(lower: Bound, upper: Bound | None) -> tuple[Expression, Expression]:
-    """The numbers >= 0 at least `lower`, and those at most `upper`."""
-    return _at_least(lower), sequence(NATURAL, optional(FRACTION)) if upper is None else _at_most(upper)
+def _scaled(divisor: Decimal) -> tuple[int, int]:
+    """a and k with divisor = a / 10**k."""
+    _, digits, exponent = divisor.normalize().as_tuple()
+    assert isinstance(exponent, int)
+    value = int("".join(map(str, digits)))
+    return (value * 10**exponent, 0) if exponent > 0 else (value, -exponent)
 
 
-def _at_least(bound: Bound) -> Expression:
-    whole, fraction = _digits(bound.value)
-    above = sequence(naturals(whole + 1, None), optional(FRACTION))
-    if not fraction:
-        rest = sequence(Bytes(b"."), _SOME_NONZERO) if bound.strict else optional(FRACTION)
+def _num_remainders(divisor: Decimal) -> int:
+    modulus, places = _scaled(divisor)
+    return modulus * (places + 2) + 4
+
+
+@lru_cache(maxsize=256)
+def _multiple_dfa(divisor: Decimal) -> Dfa:
+    """Decimal numbers without exponents that are multiples: the state is the remainder so far, and the places."""
+    modulus, places = _scaled(divisor)
+    # Local states: 1 start, 2 after the minus, 3 after a zero; then the remainders of whole parts, and those after
+    # each number of digits of the fraction, of which all but the first `places` are zeros.
+    whole = 4
+    fraction = [whole + modulus * (1 + place) for place in range(places + 1)]
+    num_states = fraction[-1] + modulus
+    table = np.zeros((num_states, 256), np.int32)
+    accepting = np.zeros(num_states, np.bool_)
+    remainder = np.arange(modulus)
+    table[1, 0x2D] = 2
+    for digit in range(10):
+        after_first = whole + digit % modulus
+        table[1, 0x30 + digit] = table[2, 0x30 + digit] = 3 if digit == 0 else after_first
+        table[whole : whole + modulus, 0x30 + digit] = whole + (remainder * 10 + digit) % modulus
+        for place in range(places):
+            here = fraction[place]
+            table[here : here + modulus, 0x30 + digit] = fraction[place + 1] + (remainder * 10 + digit) % modulus
+    last = fraction[-1]
+    table[last : last + modulus, 0x30] = last + remainder
+    table[whole : whole + modulus, 0x2E] = fraction[0] + remainder
+    table[3, 0x2E] = fraction[0]
+    accepting[3] = True
+    accepting[whole : whole + modulus] = remainder * 10**places % modulus == 0
+    for place in range(places + 1):
+        here = fraction[place]
+        accepting[here : here + modulus] = remainder * 10 ** (places - place) % modulus == 0
+    if places:
+        accepting[fraction[0] : fraction[0] + modulus] = False  # a point needs a digit after it
+        return Dfa(table, np.arange(256, dtype=np.uint8), accepting)
+    # Without places a state of its own for the point.
+    point = num_states
+    table = np.concatenate([table, np.zeros((modulus, 256), np.int32)])
+    accepting = np.concatenate([accepting, np.zeros(modulus, np.bool_)])
+    table[whole : whole + modulus, 0x2E] = point + remainder
+    table[3, 0x2E] = point
+    table[point : point + modulus, 0x30] = last + remainder
+    return Dfa(table, np.arange(256, dtype=np.uint8), accepting)
+
+
+@lru_cache(maxsize=1024)
+def number_dfa(part: NumberPart) -> Dfa:
+    """The numbers, as JSON writes them; with an exponent only where there are no bounds. Raises GrammarError."""
+    budget = Budget()
+    if part.values is not None:
+        return expression_dfa(choice(_spelled(value) for value in sorted(part.values)))
+    if part.integer:
+        whole = integers(part.lower, part.upper)
+        bounded = part.lower is not None or part.upper is not None
+        rest = optional(sequence(Bytes(b"."), repeat(Bytes(b"0"), 1, None)))
+        # As floats of whole value are written: 1e+22.
+        powers = optional(LARGE_EXPONENT)
+        if part.whole:
+            rest = powers = EMPTY
+        dfas = [expression_dfa(sequence(whole, rest) if bounded else sequence(INTEGER, rest, powers))]
     else:
-        larger = [
-            sequence(Bytes(fraction[:n].encode()), _digit(int(digit) + 1, 9), _ANY_DIGITS)
-            for n, digit in enumerate(fraction)
-        ]
-        same = sequence(Bytes(fraction.encode()), _SOME_NONZERO if bound.strict else _ANY_DIGITS)
-        rest = sequence(Bytes(b"."), choice([*larger, same]))
-    return choice([above, sequence(Bytes(str(whole).encode()), rest)])
+        dfas = [expression_dfa(side) for side in dict.fromkeys(numbers(part.lower, part.upper))]
+    dfas += [_multiple_dfa(divisor) for divisor in sorted(part.multiples)]
+    dfa = dfas[0]
+    for other in dfas[1:]:
+        dfa = intersect(dfa, other, budget)
+    return dfa
 
 
-def _at_most(bound: Bound) -> Expression:
-    if bound.value < 0:
-        return NOTHING
-    whole, fraction = _digits(bound.value)
+def _spelled(value: Decimal) -> Expression:
+    """A given number: whole or not, with more zeros, or as `json.dumps` writes it."""
+    plain = format(value, "f")
+    whole, _, fraction = plain.partition(".")
+    fraction = fraction.rstrip("0")
     zeros = repeat(Bytes(b"0"), 0, None)
-    below = sequence(naturals(0, whole - 1), optional(FRACTION))
-    if not fraction:
-        rest = NOTHING if bound.strict else optional(sequence(Bytes(b".0"), zeros))
+    if fraction:
+        decimal = sequence(Bytes(f"{whole}.{fraction}".encode()), zeros)
     else:
-        smaller = [
-            sequence(Bytes(fraction[:n].encode()), _digit(0, int(digit) - 1), _ANY_DIGITS)
-            for n, digit in enumerate(fraction)
-        ]
-        shorter = [Bytes(fraction[:n].encode()) for n in range(1, len(fraction))]
-        same = NOTHING if bound.strict else sequence(Bytes(fraction.encode()), zeros)
-        rest = optional(sequence(Bytes(b"."), choice([*smaller, *shorter, same])))
-    return choice([below, sequence(Bytes(str(whole).encode()), rest)])
+        decimal = sequence(Bytes(whole.encode()), optional(sequence(Bytes(b".0"), zeros)))
+    written = repr(float(value))
+    return choice([decimal, Bytes(written.encode())]) if "e" in written and Decimal(written) == value else decimal
 
 
-def _digits(value: Decimal) -> tuple[int, str]:
-    """The integer part, and the digits of the fraction without trailing zeros."""
-    whole, _, fraction = format(value, "f").partition(".")
-    return int(whole), fraction.rstrip("0")
+def candidates(formula: Formula) -> frozenset[Decimal] | None:
+    """The only values that can make it true; None when they are not listed."""
+    if formula is False:
+        return frozenset()
+    if isinstance(formula, NumberPart):
+        return formula.values
+    if isinstance(formula, And):
+        known = [found for part in formula.parts if (found := candidates(part)) is not None]
+        return min(known, key=len, default=None)
+    if isinstance(formula, Or | One):
+        all_known = [candidates(part) for part in formula.parts]
+        return None if None in all_known else frozenset().union(*all_known)  # type: ignore[arg-type]
+    return None
 
 
-def _digit(low: int, high: int) -> Expression:
-    return Chars(((0x30 + low, 0x30 + high),)) if low <= high else NOTHING
+def number_start(automaton: Automaton, formulas: tuple[Formula, ...], result: _Result) -> int | None:
+    """The number of the state before a number for which the first formula holds; it ends with the result of the truth
+    of the others. None when there is no such number."""
+    need, tracked = formulas[0], formulas[1:]
+    if need is False:
+        return None
+    values = candidates(need)
+    if values is not None and not tracked:
+        kept = frozenset(v for v in values if evaluate(need, lambda part: part.holds(v)))  # noqa: B023
+        need = NumberPart(values=kept) if kept else False
+        if need is False:
+            return None
+    if not isinstance(need, And | Or | One | Not) and all(f == need or isinstance(f, bool) for f in tracked):
+        number = result(tuple(True if f == need else bool(f) for f in tracked))
+        part = NumberPart() if need is True else need
+        try:
+            dfa = number_dfa(part)
+        except GrammarError:
+            return None  # refusing all is safe, where what is asked together cannot be worked out
+        return None if dfa.is_empty else _start(automaton, ("number", part, number), dfa, number)
+    return _product_start(automaton, (need, *tracked), result)
+
+
+def _start(automaton: Automaton, key: tuple[Any, ...], dfa: Dfa, result: int) -> int:
+    results = np.where(dfa.accepting, result, -1).astype(np.int32)
+    return START + automaton.block(key, lambda: Block(dfa.table, dfa.class_of, results, before=AFTER))
+
+
+def _product_start(automaton: Automaton, formulas: tuple[Formula, ...], result: _Result) -> int | None:
+    key = ("numbers", formulas, id(result))
+    if key in automaton.memory:
+        return automaton.memory[key]  # type: ignore[no-any-return]
+    parts = list(dict.fromkeys(atom for formula in formulas for atom in atoms(formula)))
+
+    def label(accepted: tuple[bool, ...]) -> int:
+        truth = dict(zip(parts, accepted, strict=True))
+        truths = [bool(evaluate(f, truth.__getitem__)) for f in formulas]
+        return result(tuple(truths[1:])) if truths[0] else -1
+
+    # An automaton of a bounded part reads no exponents, so its complement would hold numbers that are within.
+    universe = number_dfa(NumberPart()) if all(_reads_exponents(part) for part in parts) else _plain_numbers()
+    start: int | None = None
+    try:
+        made = labelled_product(universe, [number_dfa(part) for part in parts], label)
+    except GrammarError:
+        made = None  # refusing all is safe, where what is asked cannot be worked out
+    if made is not None:
+        table, class_of, labels = made
+        start = START + automaton.block(key, lambda: Block(table, class_of, labels, before=AFTER))
+    automaton.memory[key] = start
+    return start
+
+
+def _reads_exponents(part: NumberPart) -> bool:
+    return part == NumberPart()
+
+
+@lru_cache(maxsize=1)
+def _plain_numbers() -> Dfa:
+    """Without exponents; and without negative zeros, of which there are several spellings that not all parts read."""
+    negative = sequence(Bytes(b"-"), at_least(Bound(Decimal(0), strict=True)))
+    return expression_dfa(choice([sequence(NATURAL, optional(FRACTION)), negative]))

@@ -1,60 +1,325 @@
-"""Strings of a schema: length, pattern and format, together."""
+"""What a schema asks of strings, as values that can be joined, and as the states that read such strings."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from functools import reduce
-from typing import Any
+import json
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import lru_cache, reduce
 
+import numpy as np
+
+from .actions import UNBOUNDED
+from .automaton import Automaton, Block
 from .budget import Budget
-from .charset import ALL
-from .determinise import determinise
-from .dfa import intersect
-from .encodings import json_string
+from .char_dfa import CharDfa, length_chars
+from .dfa import DEAD, START, Dfa
+from .encode import encoded
 from .errors import GrammarError
-from .expression import NOTHING, Chars, Expression, Machine, Rest, repeat, sequence
-from .json_text import QUOTE
-from .nfa import build_nfa
-from .regex import parse_regex
-from .schema_formats import PATTERNS, format_expression
-from .schema_keywords import child, count
+from .expression import choice, literal
+from .formula import And, Formula, Not, One, Or, atoms, evaluate, substitute
+from .literals import literal_states
+from .string_dfas import format_chars, pattern_chars
+from .string_products import any_string, labelled_product, length_dfa, looping_states, plain_states, word_states
+from .subset import char_dfa
+
+QUOTE = 0x22
+MAX_UNROLLED = 4000  # states
+FAR = 1 << 30
+_Result = Callable[[tuple[bool, ...]], int]
 
 
-def string_expression(schema: Mapping[str, Any], pointer: str, budget: Budget) -> Expression:
-    """A JSON string, quotes included, whose characters obey minLength, maxLength, pattern and format.
+@dataclass(frozen=True)
+class StringPart:
+    """All of it holds: so many characters, each pattern found, each format, and one of `texts` if they are given."""
 
-    Lengths count code points. A pattern is searched for, as JSON Schema says, unless it has anchors. Raises
-    GrammarError; nothing is left unenforced.
-    """
-    least, most = count(schema, "minLength", pointer) or 0, count(schema, "maxLength", pointer)
-    if most is not None and most < least:
-        return NOTHING
-    contents = []
-    if "pattern" in schema:
-        contents.append(_search(schema["pattern"], child(pointer, "pattern")))
-    if "format" in schema:
-        if schema["format"] not in PATTERNS:
-            known = ", ".join(PATTERNS)
-            raise GrammarError(
-                f"the format {schema['format']!r} is not supported; {known} are", pointer=child(pointer, "format")
-            )
-        contents.append(format_expression(schema["format"]))
-    if least or most is not None or not contents:
-        contents.append(repeat(Chars(ALL), least, most))
-    content = contents[0]
-    if len(contents) > 1 or "pattern" in schema:
-        # A pattern's anchors mean the string's ends, so it is an automaton by itself before it is a part.
-        machines = [determinise(build_nfa(part, json_string, budget), budget) for part in contents]
-        dfa = reduce(lambda a, b: intersect(a, b, budget), machines)
-        content = NOTHING if dfa.is_empty else Machine(dfa)
-    return sequence(QUOTE, content, QUOTE)
+    least: int = 0
+    most: int | None = None
+    patterns: frozenset[str] = frozenset()
+    formats: frozenset[str] = frozenset()
+    texts: frozenset[str] | None = None
+
+    def holds(self, text: str) -> bool:
+        if self.texts is not None and text not in self.texts:
+            return False
+        if len(text) < self.least or (self.most is not None and len(text) > self.most):
+            return False
+        chars = self.chars()
+        return chars is None or chars.accepts(text)
+
+    def chars(self) -> CharDfa | None:
+        """The patterns and formats together; None when there are none. Raises GrammarError when that is too complex."""
+        return _joined_chars(self.patterns, self.formats)
+
+    def whole_dfa(self) -> Dfa:
+        """Of everything that is asked; texts are not. Raises GrammarError when it is too complex."""
+        chars = self.chars()
+        if chars is None:
+            return length_dfa(self.least, self.most)
+        budget = Budget()
+        if self.least or self.most is not None:
+            chars = chars.intersect(length_chars(self.least, self.most, budget), budget)
+        return encoded(chars, "json_string", budget)
+
+    def without_lengths(self) -> StringPart:
+        return StringPart(0, None, self.patterns, self.formats, self.texts)
 
 
-def _search(pattern: Any, pointer: str) -> Expression:
-    if not isinstance(pattern, str):
-        raise GrammarError(f"'pattern' must be a string, not {pattern!r}", pointer=pointer)
+@lru_cache(maxsize=1024)
+def _joined_chars(patterns: frozenset[str], formats: frozenset[str]) -> CharDfa | None:
+    found = [chars for name in sorted(formats) if (chars := format_chars(name)) is not None]
+    found += [pattern_chars(pattern) for pattern in sorted(patterns)]
+    budget = Budget()
+    return reduce(lambda a, b: a.intersect(b, budget), found) if found else None
+
+
+@dataclass(frozen=True, eq=False)
+class CountedChars:
+    """What a part reads, with its lengths beside: at least `least` characters at the end. `shortest[q]` is how many
+    characters the end is away from q."""
+
+    chars: CharDfa
+    least: int
+    shortest: np.ndarray
+
+
+@lru_cache(maxsize=1024)
+def _counted_chars(patterns: frozenset[str], formats: frozenset[str], least: int) -> CountedChars | None:
+    chars = _joined_chars(patterns, formats)
+    if chars is None:
+        return None
+    shortest = _distances(chars)
+    if least > shortest[START] and chars.num_states * least <= MAX_UNROLLED:
+        # Too short an end must not be come to; unrolled, nothing leads there.
+        chars = chars.intersect(length_chars(least, None))
+        return CountedChars(chars, 0, _distances(chars))
+    return CountedChars(chars, least if least > shortest[START] else 0, shortest)
+
+
+def _distances(chars: CharDfa) -> np.ndarray:
+    """Characters from each state to the nearest accepting one."""
+    distance = np.where(chars.accepting, 0, FAR)
+    while True:
+        closer = np.minimum(distance, 1 + distance[chars.table].min(axis=1))
+        closer[DEAD] = FAR
+        if (closer == distance).all():
+            return distance
+        distance = closer
+
+
+def join_strings(parts: Iterable[StringPart]) -> StringPart | bool:
+    """All of them at once."""
+    parts = list(parts)
+    mosts = [part.most for part in parts if part.most is not None]
+    given = [part.texts for part in parts if part.texts is not None]
+    joined = StringPart(
+        max(part.least for part in parts),
+        min(mosts, default=None),
+        frozenset().union(*(part.patterns for part in parts)),
+        frozenset().union(*(part.formats for part in parts)),
+    )
+    if given:
+        texts = frozenset.intersection(*given)
+        kept = frozenset(text for text in texts if joined.holds(text)) if joined != StringPart() else texts
+        return StringPart(texts=kept) if kept else False
+    if joined == StringPart():
+        return True
+    if joined.most is not None and joined.most < joined.least:
+        return False
     try:
-        found = parse_regex(pattern, "ecma")
-    except GrammarError as error:
-        raise GrammarError(str(error), pointer=pointer, position=error.position) from None
-    return sequence(repeat(Chars(ALL), 0, None), found, Rest(ALL))
+        counted = _counted_chars(joined.patterns, joined.formats, joined.least)
+    except GrammarError:
+        return False  # refusing all is safe, where what is asked together cannot be worked out
+    if counted is not None:
+        shortest = counted.shortest[START]
+        if shortest >= FAR or (joined.most is not None and shortest > joined.most):
+            return False
+    return joined
+
+
+def candidates(formula: Formula) -> frozenset[str] | None:
+    """The only texts that can make it true; None when they are not listed."""
+    if formula is False:
+        return frozenset()
+    if isinstance(formula, StringPart):
+        return formula.texts
+    if isinstance(formula, And):
+        known = [found for part in formula.parts if (found := candidates(part)) is not None]
+        return min(known, key=len, default=None)
+    if isinstance(formula, Or | One):
+        all_known = [candidates(part) for part in formula.parts]
+        return None if None in all_known else frozenset().union(*all_known)  # type: ignore[arg-type]
+    return None
+
+
+def spellings(text: str) -> list[bytes]:
+    """As JSON writes it between quotes, the closing one included: as itself, and with all that is not ASCII escaped."""
+    try:
+        plain = json.dumps(text, ensure_ascii=False).encode()[1:]
+    except UnicodeEncodeError:
+        return []  # half a surrogate pair is no character
+    if plain.isascii():
+        return [plain]
+    escaped = [c if c.isascii() else json.dumps(c)[1:-1] for c in json.dumps(text, ensure_ascii=False)[1:]]
+    upper = [c if len(c) < 6 else c.upper().replace("\\U", "\\u") for c in escaped]
+    return sorted({plain, "".join(escaped).encode(), "".join(upper).encode()})
+
+
+def string_start(automaton: Automaton, formulas: tuple[Formula, ...], result: _Result) -> int | None:
+    """The number of the state after the opening quote of a string for which the first formula holds; it ends with the
+    result of the truth of the others. None when there is no such string."""
+    need = formulas[0]
+    if need is False:
+        return None
+    texts = candidates(need)
+    if texts is not None:
+        return _texts_start(automaton, texts, formulas, result)
+    given = _given_texts(formulas)
+    if given:
+        # The given texts by themselves, all others as if none had been given.
+        others = tuple(substitute(f, lambda part: part if part.texts is None else False) for f in formulas)
+        machine = _machine(automaton, others, result)
+        if machine is None:
+            return _texts_start(automaton, given, formulas, result)
+        written = _written(automaton, given, formulas, result, machine[1])
+        if not written:
+            return machine[0] + START
+        key = ("given", tuple(written), machine[0])
+        if key not in automaton.memory:
+            automaton.memory[key] = literal_states(automaton.tables, written, *machine)
+        return int(automaton.memory[key])
+    machine = _machine(automaton, formulas, result)
+    return None if machine is None else machine[0] + START
+
+
+def _given_texts(formulas: tuple[Formula, ...]) -> frozenset[str]:
+    """The texts that are listed in some part, if there are other parts, and each text has one spelling."""
+    parts = [part for formula in formulas for part in atoms(formula)]
+    if any(part.most is not None or part.least for part in parts):
+        return frozenset()  # along the given texts no characters are counted
+    texts = frozenset().union(*(part.texts for part in parts if part.texts is not None))
+    return texts if all(len(spellings(text)) == 1 and "/" not in text for text in texts) else frozenset()
+
+
+def _machine(automaton: Automaton, formulas: tuple[Formula, ...], result: _Result) -> tuple[int, Dfa] | None:
+    """The block for strings that are not listed, as `Automaton.block` numbers it, and its automaton."""
+    need, tracked = formulas[0], formulas[1:]
+    if need is False:
+        return None
+    single = not any(isinstance(f, And | Or | One | Not) for f in formulas)
+    if single and all(f is need or f == need or isinstance(f, bool) for f in tracked):
+        # One part decides all: its own truth, and constants.
+        number = result(tuple(True if f == need else bool(f) for f in tracked))
+        return _part_machine(automaton, StringPart() if need is True else need, number)
+    return _product_machine(automaton, formulas, result)
+
+
+def _texts_start(
+    automaton: Automaton, texts: frozenset[str], formulas: tuple[Formula, ...], result: _Result
+) -> int | None:
+    written = _written(automaton, texts, formulas, result, None)
+    if not written:
+        return None
+    key = ("texts", tuple(written))
+    if key not in automaton.memory:
+        automaton.memory[key] = literal_states(automaton.tables, written)
+    return int(automaton.memory[key])
+
+
+def _written(
+    automaton: Automaton, texts: frozenset[str], formulas: tuple[Formula, ...], result: _Result, others: Dfa | None
+) -> list[tuple[bytes, int]]:
+    """The texts as they are written, and what their closing quotes do: refuse, where only `others` would accept."""
+    written: list[tuple[bytes, int]] = []
+    for text in texts:
+        truths = [evaluate(f, lambda part: part.holds(text)) for f in formulas]  # noqa: B023
+        number = result(tuple(map(bool, truths[1:]))) if truths[0] else -1
+        for spelling in spellings(text):
+            if number >= 0:
+                written.append((spelling, automaton.pop(number)))
+            elif others is not None and others.accepts(spelling[:-1]):
+                written.append((spelling, DEAD))
+    return sorted(written)
+
+
+def _part_machine(automaton: Automaton, part: StringPart, result: int) -> tuple[int, Dfa] | None:
+    counted = _counted_chars(part.patterns, part.formats, part.least)
+    if counted is not None and counted.shortest[START] > (FAR - 1 if part.most is None else part.most):
+        return None
+    base = automaton.block(("string", part, result), lambda: _part_block(part, counted, result))
+    return base, any_string() if counted is None else _encoded_chars(counted.chars)
+
+
+def _part_block(part: StringPart, counted: CountedChars | None, result: int) -> Block:
+    if counted is None:
+        dfa = any_string()
+        num_boundaries, least, shortest = START + 1, part.least, np.zeros(dfa.num_states, np.int64)
+    else:
+        dfa = _encoded_chars(counted.chars)
+        num_boundaries, least, shortest = counted.chars.num_states, counted.least, counted.shortest
+    results = np.where(dfa.accepting, result, -1).astype(np.int32)
+    if part.most is None and least == 0:
+        plain, loops, words = plain_states(dfa), looping_states(dfa), word_states(dfa)
+        return Block(dfa.table, dfa.class_of, results, QUOTE, plain=plain, loops=loops, words=words)
+    boundary = np.arange(dfa.num_states) < num_boundaries
+    away = np.full(dfa.num_states, FAR)
+    away[:num_boundaries] = shortest[:num_boundaries]
+    while True:  # inside a character: as near as where it may lead
+        nearer = np.where(boundary, away, away[dfa.table].min(axis=1))
+        if (nearer == away).all():
+            break
+        away = nearer
+    away[DEAD] = 0
+    most = np.full(dfa.num_states, UNBOUNDED) if part.most is None else part.most - away
+    plain = plain_states(dfa) & (away == 0)
+    return Block(
+        dfa.table,
+        dfa.class_of,
+        results,
+        closing=QUOTE,
+        plain=plain if counted is None or plain[1:num_boundaries].all() else None,
+        loops=looping_states(dfa),
+        words=word_states(dfa, away == 0),
+        counted=boundary,
+        least=least,
+        most=most.astype(np.int32),
+    )
+
+
+@lru_cache(maxsize=1024)
+def _encoded_chars(chars: CharDfa) -> Dfa:
+    return encoded(chars, "json_string", Budget())
+
+
+def _product_machine(automaton: Automaton, formulas: tuple[Formula, ...], result: _Result) -> tuple[int, Dfa] | None:
+    key = ("product", formulas, id(result))
+    if key in automaton.memory:
+        return automaton.memory[key]  # type: ignore[no-any-return]
+    parts = list(dict.fromkeys(atom for formula in formulas for atom in atoms(formula)))
+
+    def label(accepted: tuple[bool, ...]) -> int:
+        truth = dict(zip(parts, accepted, strict=True))
+        truths = [bool(evaluate(f, truth.__getitem__)) for f in formulas]
+        return result(tuple(truths[1:])) if truths[0] else -1
+
+    try:
+        made = labelled_product(any_string(), [string_dfa(part) for part in parts], label)
+    except GrammarError:
+        made = None  # refusing all is safe, where what is asked cannot be worked out
+    machine: tuple[int, Dfa] | None = None
+    if made is not None:
+        table, class_of, labels = made
+        dfa = Dfa(table, class_of, labels >= 0)
+        plain, loops = plain_states(dfa), looping_states(dfa)
+        machine = automaton.block(key, lambda: Block(table, class_of, labels, QUOTE, plain=plain, loops=loops)), dfa
+    automaton.memory[key] = machine
+    return machine
+
+
+@lru_cache(maxsize=1024)
+def string_dfa(part: StringPart) -> Dfa:
+    """All spellings of the strings of which a part holds. Raises GrammarError."""
+    if part.texts is None:
+        return part.whole_dfa()
+    budget = Budget()
+    return encoded(char_dfa(choice(literal(text) for text in sorted(part.texts)), budget), "json_string", budget)

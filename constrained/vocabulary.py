@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
-from .trie import TokenTrie
+from .slices import PlainTokens, WordTokens, bitmask
+from .token_trie import TokenTrie
 
 
 @dataclass(frozen=True, eq=False)
@@ -19,13 +21,16 @@ class Vocabulary:
     tokens: tuple[bytes | None, ...]
     eos_ids: frozenset[int]
     trie: TokenTrie
+    plain: PlainTokens
+    words: WordTokens
 
     @classmethod
     def from_tokens(cls, tokens: Sequence[bytes | None], eos_ids: Iterable[int]) -> Vocabulary:
+        """`tokens[id]` is the bytes of a token, None for a special one."""
         ends = frozenset(eos_ids)
         assert all(0 <= token < len(tokens) for token in ends), "an end of sequence is no token of the vocabulary"
         kept = tuple(None if token in ends else (data or None) for token, data in enumerate(tokens))
-        return cls(kept, ends, TokenTrie.build(kept))
+        return cls(kept, ends, TokenTrie.build(kept), PlainTokens.of(kept), WordTokens.of(kept))
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -35,10 +40,7 @@ class Vocabulary:
         """The length of a bitmask in int32 words."""
         return -(-len(self.tokens) // 32)
 
-    def bitmask(self, allowed: NDArray[np.integer], ends: bool) -> NDArray[np.int32]:
-        """Bit t % 32 of word t // 32 for each allowed token, and for the ends of sequence if `ends`."""
-        bits = np.zeros(self.num_words * 32, np.bool_)
-        bits[allowed] = True
-        if ends:
-            bits[list(self.eos_ids)] = True
-        return np.packbits(bits, bitorder="little").view("<i4").astype(np.int32, copy=False)
+    @cached_property
+    def ends_mask(self) -> NDArray[np.int32]:
+        """The bits of the ends of sequence; never written to."""
+        return bitmask(np.array(sorted(self.eos_ids), np.int64), len(self.tokens))

@@ -22,7 +22,10 @@ ADDRESS_VARIABLE = "RAMIFY_ADDRESS"  # set by `ramify run --address`
 
 
 class Channel(Protocol):
-    """What plays operations and answers them; `Connection` says what each method means."""
+    """What plays operations and answers them; `Connection` says what each method means.
+
+    `send` takes Open, Append, Close, Play and Supply. Listeners get a Done or Failed for every operation, in order.
+    """
 
     def attach(self, listener: Listener) -> int: ...
 

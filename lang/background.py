@@ -1,40 +1,70 @@
-"""A program's body in a thread of its own, for `run(stream=True)`. Knows when it ended and with what; no variables."""
+"""A program's body beside whoever reads it, for `run(stream=True)`. Knows when it ended and with what; no variables."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any
 
 from .log import Log
 
+if TYPE_CHECKING:
+    from asyncio import Task
+
+_inside: ContextVar[Background | None] = ContextVar("ramify_body", default=None)  # whose body this code is part of
+
 
 class Background:
-    """Runs `body` at once, and `abandon` with what it raises. `log` changes when that is over, so that readers wake."""
+    """A body that has been started, and `abandon` for what it raises. `log` changes when it is over, so that readers
+    wake. Start it by `in_thread` or `in_loop`."""
 
-    def __init__(self, body: Callable[[], None], abandon: Callable[[BaseException], None], log: Log) -> None:
+    def __init__(self, abandon: Callable[[BaseException], None], log: Log) -> None:
         self.ended = False
         self.failure: BaseException | None = None
-        self._calls: tuple[Callable[[], None], Callable[[BaseException], None]] | None = (body, abandon)
+        self._abandon: Callable[[BaseException], None] | None = abandon  # holds the state
         self._log = log
-        self._thread = threading.Thread(target=self._run, name="ramify-program", daemon=True)
-        self._thread.start()
+        self._task: Task[None] | None = None  # held: a loop does not
 
     @property
     def is_followed(self) -> bool:
-        """Whether more may come, seen from this thread. To the body itself, all that will come is there."""
-        return not self.ended and threading.current_thread() is not self._thread
+        """Whether more may come, seen from here. To the body itself, and what it has started, all that will come is
+        there."""
+        return not self.ended and _inside.get() is not self
 
-    def _run(self) -> None:
-        assert self._calls is not None
-        body, abandon = self._calls
-        self._calls = None  # they hold the state
-        try:
-            body()
-        except BaseException as error:
-            self.failure = error  # before anything else fails because of it
-            abandon(error)
-        finally:
-            del body, abandon
-            with self._log.changed:
-                self.ended = True
-                self._log.touch()
+    def in_thread(self, body: Callable[[], None]) -> None:
+        def run() -> None:
+            _inside.set(self)
+            try:
+                body()
+            except BaseException as error:
+                self._end(error)
+            else:
+                self._end(None)
+
+        threading.Thread(target=run, name="ramify-program", daemon=True).start()
+
+    def in_loop(self, body: Coroutine[Any, Any, None]) -> None:
+        import asyncio
+
+        async def run() -> None:
+            _inside.set(self)
+            try:
+                await body
+            except BaseException as error:
+                self._end(error)
+                if not isinstance(error, Exception):
+                    raise
+            else:
+                self._end(None)
+
+        self._task = asyncio.get_running_loop().create_task(run())
+
+    def _end(self, failure: BaseException | None) -> None:
+        self.failure = failure  # before anything else fails because of it
+        if failure is not None and self._abandon is not None:
+            self._abandon(failure)
+        self._abandon = None
+        with self._log.changed:
+            self.ended = True
+            self._log.touch()

@@ -1,55 +1,93 @@
-"""Many programs at once, a thread each while it runs. Knows states only to close them; nothing of what they do."""
+"""Many programs at once: in threads, in one event loop, or recorded one after the other and waited for.
+
+Knows states only to close them; nothing of what they do.
+"""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+import threading
+from collections import deque
+from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from threading import Lock
 from typing import Any, Literal
 
 from ..runtime.protocol.errors import RequestError
 from .state import ProgramState
 
 MAX_THREADS = 128  # "auto": programs wait for the runtime, not for the processor
+MAX_AT_ONCE = 1024  # "auto", branches counted, where a program takes no thread: a queue of the runtime is bounded
 
-Start = Callable[[int], tuple[ProgramState, Callable[[], None]]]  # a new state, and the body that plays on it
+NumThreads = int | Literal["auto"]
+Begin = Callable[[int], tuple[ProgramState, Callable[[], None]]]  # a new state, and what brings it to its end
+Outcomes = Iterator[Callable[[], ProgramState]]  # in order; each waits for a program and raises what ended it
 
 
-def run_all(
-    start: Start,
-    size: int,
-    num_threads: int | Literal["auto"],
-    progress_bar: bool,
-    return_exceptions: bool,
-    in_order: bool,
+def run_in_threads(
+    begin: Begin, size: int, num_threads: NumThreads, progress_bar: bool, return_exceptions: bool, in_order: bool
 ) -> Iterator[Any]:
     """The states in order; see `Program.run_batch`. `in_order`: errors are raised in their place, not at the end.
 
     Whatever ends this early, an error or Ctrl-C, closes the programs that still run.
     """
-    if num_threads != "auto" and (not isinstance(num_threads, int) or num_threads < 1):
-        raise RequestError(f"num_threads must be positive or 'auto', got {num_threads!r}", param="num_threads")
-    return _run(start, size, num_threads, progress_bar, return_exceptions, in_order)
+    threads = min(size, _limit(num_threads, MAX_THREADS)) or 1
+    return _results(_threaded(begin, size, threads), size, progress_bar, return_exceptions, in_order)
 
 
-def _run(
-    start: Start,
+def run_in_loop(
+    run: Callable[[int], Coroutine[Any, Any, ProgramState]],
     size: int,
-    num_threads: int | Literal["auto"],
+    num_threads: NumThreads,
     progress_bar: bool,
     return_exceptions: bool,
     in_order: bool,
 ) -> Iterator[Any]:
-    if size == 0:
-        return
-    threads = min(size, MAX_THREADS if num_threads == "auto" else num_threads)
+    """The same with all of them in one event loop, in a thread of its own."""
+    outcomes = _looped(run, size, _limit(num_threads, MAX_AT_ONCE))
+    return _results(outcomes, size, progress_bar, return_exceptions, in_order)
+
+
+def run_recorded(
+    begin: Begin,
+    width: int,
+    size: int,
+    num_threads: NumThreads,
+    progress_bar: bool,
+    return_exceptions: bool,
+    in_order: bool,
+) -> Iterator[Any]:
+    """The same in this thread alone: programs that are said at once, and then only waited for. `width`: how many
+    requests each may make at the same time."""
+    window = _limit(num_threads, max(1, MAX_AT_ONCE // width))
+    return _results(_recorded(begin, size, window), size, progress_bar, return_exceptions, in_order)
+
+
+def _results(
+    outcomes: Outcomes, size: int, progress_bar: bool, return_exceptions: bool, in_order: bool
+) -> Iterator[Any]:
+    first_error: Exception | None = None
+    with contextlib.closing(outcomes), _progress(size, progress_bar) as advance:  # type: ignore[type-var]
+        for outcome in outcomes:
+            try:
+                result: ProgramState | Exception = outcome()
+            except Exception as error:
+                result = error
+                first_error = first_error or error
+            advance()
+            if isinstance(result, Exception) and in_order and not return_exceptions:
+                raise result
+            yield result
+    if first_error is not None and not return_exceptions:
+        raise first_error
+
+
+def _threaded(begin: Begin, size: int, num_threads: int) -> Outcomes:
     running: dict[int, ProgramState] = {}
-    lock = Lock()
+    lock = threading.Lock()
     ended_early = False
 
     def play(index: int) -> ProgramState:
-        state, body = start(index)
+        state, body = begin(index)
         with lock:
             running[index] = state
             if ended_early:
@@ -61,22 +99,11 @@ def _run(
                 del running[index]
         return state
 
-    executor = ThreadPoolExecutor(threads, thread_name_prefix="ramify-batch")
-    first_error: Exception | None = None
+    executor = ThreadPoolExecutor(num_threads, thread_name_prefix="ramify-batch")
     try:
         futures: list[Future[ProgramState]] = [executor.submit(play, index) for index in range(size)]
-        with _progress(futures, progress_bar):
-            for future in futures:
-                try:
-                    result: ProgramState | Exception = future.result()
-                except Exception as error:
-                    result = error
-                    first_error = first_error or error
-                if isinstance(result, Exception) and in_order and not return_exceptions:
-                    raise result
-                yield result
-        if first_error is not None and not return_exceptions:
-            raise first_error
+        for future in futures:
+            yield future.result
     finally:
         with lock:
             ended_early = True
@@ -85,16 +112,89 @@ def _run(
         executor.shutdown(cancel_futures=True)
 
 
+def _looped(run: Callable[[int], Coroutine[Any, Any, ProgramState]], size: int, at_once: int) -> Outcomes:
+    import asyncio  # programs that are not async do without
+
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever, name="ramify-batch", daemon=True)
+    thread.start()
+    places = asyncio.Semaphore(at_once)
+
+    async def in_place(index: int) -> ProgramState:
+        async with places:
+            return await run(index)
+
+    futures: list[Future[ProgramState]] = []
+    try:
+        futures += [asyncio.run_coroutine_threadsafe(in_place(index), loop) for index in range(size)]
+        for future in futures:
+            yield future.result
+    finally:
+        asyncio.run_coroutine_threadsafe(_cancel_all(), loop).result()
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()
+
+
+async def _cancel_all() -> None:
+    import asyncio
+
+    tasks = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    await asyncio.get_running_loop().shutdown_asyncgens()
+
+
+def _recorded(begin: Begin, size: int, window: int) -> Outcomes:
+    running: dict[int, ProgramState] = {}
+    waiting: deque[Callable[[], ProgramState]] = deque()
+
+    def outcome(index: int) -> Callable[[], ProgramState]:
+        try:
+            state, finish = begin(index)
+        except Exception as error:
+            return lambda error=error: _raise(error)  # type: ignore[misc]
+        running[index] = state
+
+        def end() -> ProgramState:
+            finish()
+            return running.pop(index)
+
+        return end
+
+    try:
+        for index in range(size):
+            waiting.append(outcome(index))
+            if len(waiting) >= window:
+                yield waiting.popleft()
+        while waiting:
+            yield waiting.popleft()
+    finally:
+        for state in running.values():
+            state.close()
+
+
+def _raise(error: Exception) -> ProgramState:
+    raise error
+
+
+def _limit(num_threads: NumThreads, auto: int) -> int:
+    if num_threads == "auto":
+        return auto
+    if not isinstance(num_threads, int) or num_threads < 1:
+        raise RequestError(f"num_threads must be positive or 'auto', got {num_threads!r}", param="num_threads")
+    return num_threads
+
+
 @contextlib.contextmanager
-def _progress(futures: list[Future[ProgramState]], shown: bool) -> Iterator[None]:
+def _progress(size: int, shown: bool) -> Iterator[Callable[[], None]]:
     if not shown:
-        yield
+        yield lambda: None
         return
     from rich.console import Console
     from rich.progress import Progress
 
     with Progress(console=Console(stderr=True)) as progress:
-        task = progress.add_task("programs", total=len(futures))
-        for future in futures:
-            future.add_done_callback(lambda _: progress.advance(task))
-        yield
+        task = progress.add_task("programs", total=size)
+        yield lambda: progress.advance(task)

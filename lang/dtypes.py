@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
-
-import msgspec
 
 from ..runtime.protocol.errors import RequestError
 from ..runtime.protocol.sampling import Constraint
+from .reasoning import ReasoningFormat
+from .schemas import schema_and_parser
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,22 +68,25 @@ def of_dtype(dtype: type | str) -> ResultType:
 
 
 def of_schema(schema: Any) -> ResultType:
-    """A Pydantic model by Pydantic; any other type that has a JSON Schema (dataclass, TypedDict, Literal, Enum,
-    NamedTuple, list[...], ...) by msgspec. Raises RequestError for what has none."""
-    name = getattr(schema, "__name__", str(schema))
-    if hasattr(schema, "model_json_schema"):
-        source = json.dumps(schema.model_json_schema())
-        return ResultType(name, schema.model_validate_json, Constraint("json_schema", source))
+    """A Pydantic model, dataclass, TypedDict, NamedTuple, Literal, Enum, list[...]: any type with a JSON Schema.
+    Raises RequestError for what has none."""
     try:
-        source = json.dumps(msgspec.json.schema(schema))
-        decoder = msgspec.json.Decoder(schema)
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise RequestError(
-            f"schema must be a Pydantic model, dataclass, TypedDict, Literal, Enum or another type with a JSON "
-            f"Schema; {schema!r} is none: {error}",
-            param="schema",
-        ) from None
-    return ResultType(name, decoder.decode, Constraint("json_schema", source))
+        return _of_schema(schema)
+    except TypeError:  # it has no hash
+        return _of_schema.__wrapped__(schema)
+
+
+@lru_cache(256)
+def _of_schema(schema: Any) -> ResultType:
+    source, parse = schema_and_parser(schema)
+    return ResultType(getattr(schema, "__name__", str(schema)), parse, Constraint("json_schema", source))
+
+
+def separated(result: ResultType, reasoning: ReasoningFormat) -> tuple[ResultType, ResultType]:
+    """How the thought and the rest of a text are read, the rest as `result`. A constraint is on the whole text, so
+    there can be none."""
+    thought = ResultType("text", lambda text: reasoning.split(text)[0])
+    return thought, replace(result, parse=lambda text: result.parse(reasoning.split(text)[1]))
 
 
 def json_schema_text(schema: str | Mapping[str, Any]) -> str:

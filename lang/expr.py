@@ -7,14 +7,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ..runtime.protocol.errors import RequestError
-from ..runtime.protocol.session import ChoicesMethod
-
-token_length_normalized: ChoicesMethod = "token_length_normalized"
-greedy_token_selection: ChoicesMethod = "greedy_token_selection"
-unconditional_likelihood_normalized: ChoicesMethod = "unconditional_likelihood_normalized"
-CHOICES_METHODS = (token_length_normalized, greedy_token_selection, unconditional_likelihood_normalized)
+from .choices import BuiltIn, Method, method_of, token_length_normalized
+from .reasoning import ReasoningFormat, reasoning_format
+from .tools import OnError, Tool, ToolSet, tool_set
 
 StringOrMany = str | Sequence[str]
+RESULT = "\nResult: {result}\n"  # what follows a tool's call
 
 
 class Expr:
@@ -78,6 +76,10 @@ class Gen(Expr):
     json_schema: str | Mapping[str, Any] | None = None
     grammar: str | None = None
     schema: Any = None
+    tools: ToolSet | None = None
+    tool_errors: OnError = "text"
+    tool_result: str = RESULT
+    reasoning: ReasoningFormat | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +89,7 @@ class Select(Expr):
     name: str | None
     choices: tuple[str, ...]
     temperature: float
-    method: ChoicesMethod
+    method: Method
     seed: int | None = None
 
 
@@ -137,26 +139,42 @@ def gen(
     return_text_in_logprobs: bool | None = None,
     dtype: type | str | None = None,
     choices: Sequence[str] | None = None,
-    choices_method: ChoicesMethod | None = None,
+    choices_method: Method | str | None = None,
     regex: str | None = None,
     json_schema: str | Mapping[str, Any] | None = None,
     grammar: str | None = None,
     schema: Any = None,
+    tools: Sequence[Tool] | None = None,
+    tool_errors: OnError = "text",
+    tool_result: str = RESULT,
 ) -> Gen | Select:
     """Generate text and, when named, keep it as the variable `name`.
 
-    At most one of `dtype`, `choices`, `regex`, `json_schema`, `grammar` and `schema` says what the text must look
-    like. `dtype` (int, float, bool, str) and `schema` (a Pydantic model, dataclass, TypedDict, Literal, Enum, ...)
+    At most one of `dtype`, `choices`, `regex`, `json_schema`, `grammar`, `schema` and `tools` says what the text must
+    look like. `dtype` (int, float, bool, str) and `schema` (a Pydantic model, dataclass, TypedDict, Literal, Enum, ...)
     make the variable a value of that type. With `n` > 1 the variable is a list of the samples' values, and the state
     goes on with the first.
+
+    `tools` are functions, sync or async, with type hints: a call to one of them is generated as JSON, made, and
+    `tool_result` appended with what it returned; that is the variable's value. An error that it raises is appended
+    as its result, or raised with `tool_errors="raise"`.
     """
+    constraints = {
+        "choices": choices,
+        "dtype": dtype,
+        "regex": regex,
+        "json_schema": json_schema,
+        "grammar": grammar,
+        "schema": schema,
+        "tools": tools,
+    }
+    _exclusive(**constraints)
     if choices is not None:
-        _exclusive(choices=choices, dtype=dtype, regex=regex, json_schema=json_schema, grammar=grammar, schema=schema)
-        selected = select(
-            name, choices, 0.0 if temperature is None else temperature, choices_method or token_length_normalized
-        )
+        method = token_length_normalized if choices_method is None else choices_method
+        selected = select(name, choices, 0.0 if temperature is None else temperature, method)
         return replace(selected, seed=seed)
-    _exclusive(dtype=dtype, regex=regex, json_schema=json_schema, grammar=grammar, schema=schema)
+    if tool_errors not in ("text", "raise"):
+        raise RequestError(f"tool_errors must be 'text' or 'raise', got {tool_errors!r}", param="tool_errors")
     return Gen(
         name=_checked_name(name),
         max_tokens=max_tokens,
@@ -184,6 +202,9 @@ def gen(
         json_schema=json_schema,
         grammar=grammar,
         schema=schema,
+        tools=None if tools is None else tool_set(tools),
+        tool_errors=tool_errors,
+        tool_result=tool_result,
     )
 
 
@@ -201,19 +222,34 @@ def select(
     name: str | None = None,
     choices: Sequence[str] | None = None,
     temperature: float = 0.0,
-    choices_method: ChoicesMethod = token_length_normalized,
+    choices_method: Method | str = token_length_normalized,
 ) -> Select:
-    """Score every choice as a continuation, append one, and keep it as the variable `name`."""
+    """Score every choice as a continuation, append one, and keep it as the variable `name`.
+
+    `choices_method` is one of the three that the runtime knows, by object or name, or a callable of one's own: see
+    `ChoicesSamplingMethod`.
+    """
     if isinstance(choices, str) or not choices or not all(isinstance(choice, str) and choice for choice in choices):
         raise RequestError(f"choices must be a sequence of non-empty strings, got {choices!r}", param="choices")
-    if choices_method not in CHOICES_METHODS:
-        raise RequestError(
-            f"choices_method must be one of {', '.join(CHOICES_METHODS)}, got {choices_method!r}",
-            param="choices_method",
-        )
+    method = method_of(choices_method)
     if not 0.0 <= temperature <= 100.0:
         raise RequestError(f"temperature must be between 0.0 and 100.0, got {temperature}", param="temperature")
-    return Select(name=_checked_name(name), choices=tuple(choices), temperature=temperature, method=choices_method)
+    if temperature and not isinstance(method, BuiltIn):
+        raise RequestError(
+            "a choices method of one's own decides by itself: temperature must be 0", param="temperature"
+        )
+    return Select(name=_checked_name(name), choices=tuple(choices), temperature=temperature, method=method)
+
+
+def separate_reasoning(expr: Expr | str | None = None, model_type: str = "qwen3") -> Concat:
+    """`expr`, with the thoughts in what its gens generate told apart from the rest: a gen `x` makes the variables `x`
+    and `x_reasoning_content`. The state goes on with both, as generated.
+
+    Raises RequestError for a `model_type` that is not known, and for gens that are constrained.
+    """
+    reasoning = reasoning_format(model_type)
+    parts = () if expr is None else parts_of(expr)
+    return Concat(tuple(replace(part, reasoning=reasoning) if isinstance(part, Gen) else part for part in parts))
 
 
 def role(name: str, expr: Expr | str | None) -> Concat:

@@ -65,6 +65,7 @@ class ForkGroup:
             case "gather_variable":
                 for name, values in self._added().items():
                     self._source._reader.define(name, Gathered(tuple(values)))
+                self._source._note_join(self._branches)
             case "concate_and_append":
                 self._source._concatenate(self._branches)
             case _:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from ..runtime.protocol.errors import ErrorInfo, RamifyError
 from ..runtime.protocol.session import Delta, Done, Failed, Operation
@@ -20,25 +20,31 @@ class Log:
 
     `changed` guards every field; `version` grows with every change, so that who looked and then waits misses nothing.
     What is answered stays readable, whatever happens later; what is not, raises once there is an error.
+    `about_to_wait(blocking)` is called before anybody waits, and may raise.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, about_to_wait: Callable[[bool], None] | None = None) -> None:
+        self.about_to_wait = about_to_wait or _let_wait
         self.changed = threading.Condition()
         self.version = 0
         self.operations: list[Operation] = []
         self.done: list[Done] = []
         self.partial = ""  # streamed so far of the operation after `done`
         self.error: ErrorInfo | None = None  # names the program's line when an operation was waiting
-        self._places: list[str] = []  # of the operations in the program
+        self.places: list[str] = []  # of the operations in the program
+        self.names: dict[int, str] = {}  # of the variables that operations make
+        self.joins: list[tuple[int, tuple[Log, ...], str]] = []  # before which operation whose variables, and where
         self._branches: list[tuple[int, weakref.ref[Log]]] = []  # which operation forked, and the child's log
         self._watchers: list[Callable[[], None]] = []
+        self._due: list[tuple[int, Callable[[], None]]] = []
 
     # The program's side
 
-    def record(self, operations: Sequence[Operation], place: str) -> None:
-        """Call with `changed` held."""
+    def record(self, operations: Sequence[Operation], place: str, names: Mapping[int, str]) -> None:
+        """`names` of variables by the index of their operation among these. Call with `changed` held."""
+        self.names.update((len(self.operations) + index, name) for index, name in names.items())
         self.operations.extend(operations)
-        self._places.extend([place] * len(operations))
+        self.places.extend([place] * len(operations))
         self.touch()
 
     def add_branch(self, operation: int, child: Log) -> None:
@@ -58,6 +64,7 @@ class Log:
             while len(self.done) <= operation:
                 if self.error is not None:
                     raise self.error.to_exception()
+                self.about_to_wait(True)
                 self.changed.wait()
             return self.done[operation]
 
@@ -67,13 +74,24 @@ class Log:
             while len(self.done) < end:
                 if self.error is not None:
                     return self.error.to_exception()
+                self.about_to_wait(True)
                 self.changed.wait()
             return None
+
+    def when(self, end: int, callback: Callable[[], None]) -> None:
+        """Call back once when the first `end` operations are answered or will not all be; maybe at once. `callback`
+        must neither block nor raise."""
+        with self.changed:
+            if len(self.done) < end and self.error is None:
+                self._due.append((end, callback))
+                return
+        callback()
 
     def wait_for_change(self, version: int) -> None:
         """Wait until something is newer than `version`."""
         with self.changed:
             while self.version == version:
+                self.about_to_wait(True)
                 self.changed.wait()
 
     def watch(self, watcher: Callable[[], None]) -> None:
@@ -100,6 +118,7 @@ class Log:
                     self.done.append(message)
                     self.partial = ""
                     self.touch()
+                    self._call_back(len(self.done))
                 case Failed():
                     self.fail(message.error)
 
@@ -110,9 +129,10 @@ class Log:
                 return
             failed = len(self.done)
             if failed < len(self.operations):
-                error = blame(error, self._places[failed])
+                error = blame(error, self.places[failed])
             self.error = error
             self.touch()
+            self._call_back(None)
             orphans = [branch() for operation, branch in self._branches if operation >= failed]
         for child in orphans:
             if child is not None:
@@ -124,7 +144,20 @@ class Log:
             if self.error is None:
                 self.error = error
                 self.touch()
+                self._call_back(None)
             orphans = [branch() for _, branch in self._branches]
         for child in orphans:
             if child is not None:
                 child.inherit_failure(error)
+
+    def _call_back(self, num_answered: int | None) -> None:
+        """Whoever waits for no more than that; everybody for None."""
+        if self._due:
+            due = [one for one in self._due if num_answered is None or one[0] <= num_answered]
+            self._due = [one for one in self._due if one not in due]
+            for _, callback in due:
+                callback()
+
+
+def _let_wait(blocking: bool) -> None:
+    """Nothing stands against waiting."""

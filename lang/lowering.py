@@ -3,60 +3,104 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 from ..runtime.protocol import session
 from ..runtime.protocol.errors import RequestError
-from .dtypes import ResultType
+from .callbacks import Callback
+from .choices import BuiltIn, Deciding
+from .dtypes import ResultType, separated
 from .expr import Constant, Expr, Gen, RoleBegin, RoleEnd, Select
 from .sampling import lower_gen, lower_select
+from .tools import Calling, Outcome
 
 
 @dataclass(frozen=True, slots=True)
 class Binding:
-    """Operation `index` gives the variable `name`: a choice, or `num_samples` texts read as `result`."""
+    """Operation `index` gives the variable `name`: `num_samples` texts read as `result`, or a choice.
+
+    With `outcome` it is a call, and the value is there once the Ask after it is answered; so it is with `meta`, which
+    a choices method of the user's own fills.
+    """
 
     name: str
     index: int
     result: ResultType | None = None  # None: a choice
     num_samples: int = 1
+    outcome: Outcome | None = None
+    meta: dict[str, Any] | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Lowered:
-    operations: list[session.Operation]
-    bindings: list[Binding]
-    open_role: str | None  # of the chat message that is open at the end
+    operations: list[session.Operation] = field(default_factory=list)
+    bindings: list[Binding] = field(default_factory=list)
+    callbacks: list[tuple[int, Callback]] = field(default_factory=list)  # what is called with which operation's answer
+    open_role: str | None = None  # of the chat message that is open at the end
 
 
 def lower(parts: Sequence[Expr], defaults: Gen, stream: bool, open_role: str | None) -> Lowered:
     """Raises RequestError for a parameter out of range or a role that does not fit."""
-    operations: list[session.Operation] = []
-    bindings: list[Binding] = []
+    lowered = Lowered(open_role=open_role)
     for part in parts:
         match part:
             case Constant(text):
-                operations.append(session.Text(text))
+                lowered.operations.append(session.Text(text))
             case RoleBegin(role):
-                if open_role is not None:
-                    raise RequestError(f"the {role} message begins inside the {open_role} message", param="role")
-                open_role = role
-                operations.append(session.RoleBegin(role))
+                if lowered.open_role is not None:
+                    raise RequestError(
+                        f"the {role} message begins inside the {lowered.open_role} message", param="role"
+                    )
+                lowered.open_role = role
+                lowered.operations.append(session.RoleBegin(role))
             case RoleEnd(role):
-                if open_role != role:
-                    where = "outside any message" if open_role is None else f"inside the {open_role} message"
+                if lowered.open_role != role:
+                    where = (
+                        "outside any message"
+                        if lowered.open_role is None
+                        else f"inside the {lowered.open_role} message"
+                    )
                     raise RequestError(f"the {role} message ends {where}", param="role")
-                open_role = None
-                operations.append(session.RoleEnd())
+                lowered.open_role = None
+                lowered.operations.append(session.RoleEnd())
             case Gen():
-                lowered = lower_gen(part, defaults, stream)
-                if part.name is not None:
-                    bindings.append(Binding(part.name, len(operations), lowered.result, lowered.operation.n))
-                operations.append(lowered.operation)
+                _lower_gen(part, defaults, stream, lowered)
             case Select():
-                if part.name is not None:
-                    bindings.append(Binding(part.name, len(operations)))
-                operations.append(lower_select(part, defaults))
+                _lower_select(part, defaults, lowered)
             case _:
                 raise AssertionError(f"an expression that cannot be lowered: {part!r}")
-    return Lowered(operations, bindings, open_role)
+    return lowered
+
+
+def _lower_gen(gen: Gen, defaults: Gen, stream: bool, into: Lowered) -> None:
+    operation, result = lower_gen(gen, defaults, stream)
+    index = len(into.operations)
+    into.operations.append(operation)
+    if gen.reasoning is not None and operation.sampling.constraint is not None:
+        raise RequestError("a constrained gen has no thoughts to separate", param="separate_reasoning")
+    if gen.tools is not None:
+        if operation.n > 1:
+            raise RequestError(f"a gen with tools makes one call, not n = {operation.n}", param="n")
+        outcome = Outcome()
+        into.operations.append(session.Ask())
+        into.callbacks.append((index, Calling(gen.tools, gen.tool_errors, gen.tool_result, outcome)))
+        if gen.name is not None:
+            into.bindings.append(Binding(gen.name, index, outcome=outcome))
+    elif gen.name is not None:
+        if gen.reasoning is not None:
+            thought, result = separated(result, gen.reasoning)
+            into.bindings.append(Binding(f"{gen.name}_reasoning_content", index, thought, operation.n))
+        into.bindings.append(Binding(gen.name, index, result, operation.n))
+
+
+def _lower_select(select: Select, defaults: Gen, into: Lowered) -> None:
+    index = len(into.operations)
+    into.operations.append(lower_select(select, defaults))
+    meta: dict[str, Any] | None = None
+    if not isinstance(select.method, BuiltIn):
+        meta = {}
+        into.operations.append(session.Ask(chosen=True))
+        into.callbacks.append((index, Deciding(select.choices, select.method, meta)))
+    if select.name is not None:
+        into.bindings.append(Binding(select.name, index, meta=meta))

@@ -8,7 +8,8 @@ from typing import Any
 from ..runtime.protocol.sampling import TokenLogprob
 from ..runtime.protocol.session import Choice, Done, Sequence
 
-LogprobTuple = tuple[float, int, None]  # log-probability, token id, text (which stays in the runtime)
+LogprobTuple = tuple[float, int, str | None]  # log-probability, token id, and text with return_text_in_logprobs
+_NO_TEXTS: dict[int, str] = {}
 
 
 @dataclass(frozen=True)
@@ -45,12 +46,13 @@ def meta_of_sequence(sequence: Sequence) -> dict[str, Any]:
         "num_retractions": sequence.num_retractions,
         "output_ids": sequence.ids,
     }
+    texts = sequence.token_texts or _NO_TEXTS
     if sequence.logprobs is not None:
-        meta["output_token_logprobs"] = _tuples(sequence.logprobs)
-        meta["output_top_logprobs"] = _tops(sequence.logprobs)
+        meta["output_token_logprobs"] = _tuples(sequence.logprobs, texts)
+        meta["output_top_logprobs"] = _tops(sequence.logprobs, texts)
     if sequence.prompt_logprobs is not None:
-        meta["input_token_logprobs"] = _tuples(sequence.prompt_logprobs)
-        meta["input_top_logprobs"] = _tops(sequence.prompt_logprobs)
+        meta["input_token_logprobs"] = _tuples(sequence.prompt_logprobs, texts)
+        meta["input_top_logprobs"] = _tops(sequence.prompt_logprobs, texts)
     return meta
 
 
@@ -68,9 +70,13 @@ def meta_of_choice(choice: Choice) -> dict[str, Any]:
     return meta
 
 
-def _tuples(tokens: list[TokenLogprob] | list[TokenLogprob | None]) -> list[LogprobTuple | None]:
-    return [None if token is None else (token.logprob, token.id, None) for token in tokens]
+def _tuples(
+    tokens: list[TokenLogprob] | list[TokenLogprob | None], texts: dict[int, str] = _NO_TEXTS
+) -> list[LogprobTuple | None]:
+    return [None if token is None else (token.logprob, token.id, texts.get(token.id)) for token in tokens]
 
 
-def _tops(tokens: list[TokenLogprob] | list[TokenLogprob | None]) -> list[list[LogprobTuple] | None]:
-    return [None if token is None else [(logprob, id, None) for logprob, id in token.top] for token in tokens]
+def _tops(
+    tokens: list[TokenLogprob] | list[TokenLogprob | None], texts: dict[int, str]
+) -> list[list[LogprobTuple] | None]:
+    return [None if token is None else [(logprob, id, texts.get(id)) for logprob, id in token.top] for token in tokens]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+from types import TracebackType
 
 import msgspec
 
@@ -24,3 +25,13 @@ def program_place() -> str:
 def blame(error: ErrorInfo, place: str, what: str = "") -> ErrorInfo:
     """The error, with the program's line and what was asked there before its message."""
     return msgspec.structs.replace(error, message=": ".join(filter(None, (place, what, error.message))))
+
+
+def place_of(trace: TracebackType | None, *, outermost: bool = False) -> str:
+    """`file:line` of the innermost, or outermost, frame outside the language in a traceback."""
+    found = ""
+    while trace is not None and not (found and outermost):
+        if not trace.tb_frame.f_code.co_filename.startswith(_OURS):
+            found = f"{trace.tb_frame.f_code.co_filename}:{trace.tb_lineno}"
+        trace = trace.tb_next
+    return found

@@ -9,8 +9,16 @@ from ..runtime.protocol.errors import RamifyError, RequestError
 from .background import Background
 from .log import Log
 from .recorder import Recorder
-from .stream import Span, Wait, pieces
+from .stream import Span, Wait, answered, changed, pieces
 from .values import Value
+
+
+class UndefinedVariable(KeyError):
+    """Nothing of that name has been generated, gathered or set."""
+
+    def __init__(self, name: str, known: tuple[str, ...]) -> None:
+        super().__init__(f"no variable {name!r}; there are: {', '.join(map(repr, known)) or 'none'}")
+        self.name = name
 
 
 class Reader:
@@ -47,10 +55,37 @@ class Reader:
             self._raise_failure()  # of which the error may be a consequence
             raise
 
+    async def get_async(self, name: str) -> Any:
+        """`get` for event loops."""
+        while isinstance(found := self._find(name), Wait):
+            await changed(found.log, found.version)
+        for log, end in found.needs():
+            await answered(log, end)
+        return self.get(name)
+
+    async def wait_for_all(self) -> None:
+        """Until all that was recorded is answered, or will not be, and every variable can be read without waiting."""
+        for log, end in self._recorder.segments():
+            await answered(log, end)
+        for value in self.snapshot().values():
+            for log, end in value.needs():
+                await answered(log, end)
+
+    async def wait_for_end_async(self) -> None:
+        """`wait_for_end` for event loops."""
+        while True:
+            with self._log.changed:
+                version = self._log.version
+                if not self._is_followed():
+                    break
+            await changed(self._log, version)
+        self._raise_failure()
+
     def wait_for_end(self) -> None:
         """Wait for the end of a program in the background. Raises what ended it."""
         with self._log.changed:
             while self._is_followed():
+                self._log.about_to_wait(True)
                 self._log.changed.wait()
         self._raise_failure()
 
@@ -93,7 +128,7 @@ class Reader:
             self._raise_failure()
             if self._log.error is not None:
                 raise self._log.error.to_exception()
-            raise KeyError(f"no variable {name!r}; there are: {', '.join(map(repr, self.variables)) or 'none'}")
+            raise UndefinedVariable(name, tuple(self.variables))
 
     def _whole(self) -> list[Span]:
         *older, (own, recorded) = self._recorder.segments()

@@ -3,48 +3,48 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
-from ..runtime.protocol.errors import ErrorInfo, RamifyError
-from ..runtime.protocol.session import Append, Concatenate, Done, Fork, Open, Operation
-from .backend import Channel
+from ..runtime.protocol.errors import ErrorInfo, RamifyError, RuntimeFailed
+from ..runtime.protocol.session import Append, Concatenate, Done, Fork, Operation
+from .execution import Execution
 from .log import Log
 from .place import blame, program_place
 
 
 class Recorder:
-    """Sends what is appended at once and never waits for it. The runtime forgets the state when nobody holds this.
+    """Says what is appended and never waits for it. The runtime forgets the state when nobody holds this.
 
     A fork holds its parent, which thereby lives until the fork has been played and as long as its text is of use.
     """
 
-    def __init__(self, channel: Channel, parent: Recorder | None = None) -> None:
-        self.log = Log()
-        self._channel = channel
+    def __init__(self, execution: Execution, parent: Recorder | None = None) -> None:
+        self.execution = execution
+        self.log = Log(execution.about_to_wait)
+        self.number = execution.attach(self.log)
         self._parent = parent
         self._forked_at = 0  # how many of the parent's operations this state begins with
-        self._number = channel.attach(self.log)
-        self._forget = weakref.finalize(self, channel.detach, self._number)
+        self._forget = weakref.finalize(self, execution.detach, self.number)
         self._forget.atexit = False  # the connection says goodbye for all its states at once
 
     @classmethod
-    def open(cls, channel: Channel) -> Recorder:
-        """A new, empty state: the first of a program, which takes its number."""
-        recorder = cls(channel)
-        channel.send(Open(recorder._number, recorder._number))
+    def open(cls, execution: Execution) -> Recorder:
+        """A new, empty state: the first of a program."""
+        recorder = cls(execution)
+        execution.open(recorder.number, recorder.log)
         return recorder
 
-    def append(self, operations: Sequence[Operation]) -> int:
+    def append(self, operations: Sequence[Operation], names: Mapping[int, str] | None = None) -> int:
         """Record and send; the number of the first. Raises the state's error if it has failed already."""
         with self.log.changed:
-            return self._append(list(operations))
+            return self._append(list(operations), names)
 
     def fork(self, size: int) -> list[Recorder]:
         """`size` states that begin as this one is now."""
         with self.log.changed:
             self._raise_if_failed(program_place())
-            children = [Recorder(self._channel, parent=self) for _ in range(size)]
-            operation = self._append([Fork(tuple(child._number for child in children))])
+            children = [Recorder(self.execution, parent=self) for _ in range(size)]
+            operation = self._append([Fork(tuple(child.number for child in children))])
             for child in children:
                 child._forked_at = operation
                 self.log.add_branch(operation, child.log)
@@ -52,12 +52,15 @@ class Recorder:
 
     def concatenate(self, children: Sequence[Recorder]) -> None:
         """Append what each child appended since its fork. The caller keeps the children until that is done."""
-        self.append([Concatenate(tuple(child._number for child in children))])
+        self.append([Concatenate(tuple(child.number for child in children))])
 
     def close(self, why: str) -> None:
-        """Abort what runs. What is not answered yet fails for that reason, here and in this state's forks."""
+        """Abort what runs. What is not answered yet fails for that reason; of a program's first state, in all of it."""
+        error = ErrorInfo.of(RuntimeFailed(why))
+        if self._parent is None:
+            self.execution.close(error)
         self._forget()
-        self.log.fail(ErrorInfo(kind="runtime", message=why))
+        self.log.fail(error)
 
     def segments(self) -> list[tuple[Log, int]]:
         """The logs this state's text is made of, oldest first, each with how many of its operations belong to it."""
@@ -81,15 +84,15 @@ class Recorder:
                 return error
         return None
 
-    def _append(self, operations: list[Operation]) -> int:
+    def _append(self, operations: list[Operation], names: Mapping[int, str] | None = None) -> int:
         place = program_place()
         self._raise_if_failed(place)
         first = len(self.log.operations)
         try:
-            self._channel.send(Append(self._number, first, operations))
+            self.execution.append(Append(self.number, first, operations), self.log)
         except RamifyError as error:
             raise blame(ErrorInfo.of(error), place).to_exception() from None
-        self.log.record(operations, place)
+        self.log.record(operations, place, names or {})
         return first
 
     def _raise_if_failed(self, place: str) -> None:

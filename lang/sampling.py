@@ -6,7 +6,6 @@ Knows names and precedence; ranges are checked by the values it makes.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import msgspec
@@ -14,6 +13,7 @@ import msgspec
 from ..runtime.protocol import session
 from ..runtime.protocol.errors import RequestError
 from ..runtime.protocol.sampling import Constraint, LogprobParams, SamplingParams
+from .choices import BuiltIn
 from .dtypes import TEXT, ResultType, json_schema_text, of_dtype, of_schema
 from .expr import Gen, Select
 
@@ -51,29 +51,25 @@ RUN_NAMES = {
 NO_DEFAULTS = Gen()
 
 
-@dataclass(frozen=True, slots=True)
-class Lowered:
-    """An operation and how its result is read."""
-
-    operation: session.Gen
-    result: ResultType
-
-
 def defaults_of(run_arguments: Mapping[str, Any]) -> Gen:
     """The sampling arguments of `run`, by either name, as the `Gen` that others fall back on."""
     return Gen(**{RUN_NAMES[name]: value for name, value in run_arguments.items()})
 
 
-def lower_gen(gen: Gen, defaults: Gen, stream: bool) -> Lowered:
-    """Raises RequestError naming the parameter that is out of range, of the wrong type, or not supported."""
+def lower_gen(gen: Gen, defaults: Gen, stream: bool) -> tuple[session.Gen, ResultType]:
+    """The operation, and how its result is read.
+
+    Raises RequestError naming the parameter that is out of range, of the wrong type, or not supported.
+    """
 
     def pick(name: str) -> Any:
         own = getattr(gen, name)
         return getattr(defaults, name) if own is None else own
 
-    for name in ("stop_regex", "return_text_in_logprobs"):
-        if pick(name):
-            raise RequestError(f"{name} is not supported yet, got {pick(name)!r}", param=name, code="unsupported")
+    if pick("stop_regex"):
+        raise RequestError(
+            f"stop_regex is not supported yet, got {pick('stop_regex')!r}", param="stop_regex", code="unsupported"
+        )
     constraint, result = _constraint_of(gen)
     top_k = pick("top_k")
     given = {
@@ -102,15 +98,23 @@ def lower_gen(gen: Gen, defaults: Gen, stream: bool) -> Lowered:
     if type(n) is not int or n < 1:
         raise RequestError(f"n must be a positive integer, got {n!r}", param="n")
     logprobs = _logprobs(pick("return_logprob"), pick("top_logprobs_num"), pick("logprob_start_len"))
-    return Lowered(session.Gen(sampling=sampling, logprobs=logprobs, n=n, stream=stream), result)
+    texts = logprobs is not None and bool(pick("return_text_in_logprobs"))
+    return session.Gen(sampling=sampling, logprobs=logprobs, n=n, stream=stream, token_texts=texts), result
 
 
 def lower_select(select: Select, defaults: Gen) -> session.Select:
+    """One that only scores, for a method that the runtime does not know."""
+    method: session.ChoicesMethod = "token_length_normalized"
+    if isinstance(select.method, BuiltIn):
+        method = select.method.name
+    elif getattr(select.method, "requires_unconditional_logprobs", False):
+        method = "unconditional_likelihood_normalized"
     return _build(
         session.Select,
         {
             "choices": select.choices,
-            "method": select.method,
+            "method": method,
+            "append": isinstance(select.method, BuiltIn),
             "temperature": select.temperature,
             "seed": defaults.seed if select.seed is None else select.seed,
         },
@@ -130,6 +134,8 @@ def _constraint_of(gen: Gen) -> tuple[Constraint | None, ResultType]:
         return Constraint("json_schema", json_schema_text(gen.json_schema)), TEXT
     if gen.grammar is not None:
         return Constraint("grammar", gen.grammar), TEXT
+    if gen.tools is not None:
+        return gen.tools.constraint, TEXT
     return None, TEXT
 
 

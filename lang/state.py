@@ -5,14 +5,17 @@ Knows expressions, variables and roles; the recorder knows the rest.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..runtime.protocol import session
+from ..runtime.protocol.decisions import Question
 from ..runtime.protocol.errors import RequestError
 from .background import Background
-from .expr import Expr, Gen, RoleBegin, RoleEnd, parts_of, role
+from .callbacks import ask_when_answered
+from .decide import questions_of
+from .expr import Expr, Gen, RoleBegin, RoleEnd, gen, parts_of, role
 from .fork import ForkGroup
 from .lowering import lower
 from .meta import Segment, segment_of
@@ -20,7 +23,11 @@ from .place import program_place
 from .reader import Reader
 from .recorder import Recorder
 from .stream import drive, drive_async
-from .values import Given, Scope, Value, value_of
+from .tools import OnError, Tool
+from .values import Answered, Given, Scope, Value, value_of
+
+if TYPE_CHECKING:
+    from .trace import Trace
 
 
 class ProgramState:
@@ -72,6 +79,23 @@ class ProgramState:
         yield
         self._reader.define(name, Scope(self._recorder, first, len(self._log.operations)))
 
+    def tool(
+        self, name: str | None = None, tools: Sequence[Tool] = (), *, errors: OnError = "text", **options: Any
+    ) -> None:
+        """`s += gen(name, tools=tools)`: the model calls one of the functions, and its result is the variable."""
+        self._append(parts_of(gen(name, tools=tools, tool_errors=errors, **options)))
+
+    def decide(self, **questions: Question | str) -> None:
+        """Ask about what the state holds so far, and append nothing: `s.decide(urgent="Is it urgent?", team=pick(...),
+        anger=rate(...))`. Each name becomes a variable, whose value is the answer with its probabilities. Answers
+        depend neither on each other nor on their order. Raises RequestError naming a question that cannot be asked.
+        """
+        asked = questions_of(questions)
+        with self._log.changed:
+            operation = self._recorder.append([session.Decide(asked)], {0: ", ".join(questions)})
+            for index, name in enumerate(questions):
+                self._reader.define(name, Answered(self._recorder, operation, index))
+
     # Branching
 
     def fork(self, size: int = 1) -> ForkGroup:
@@ -112,6 +136,11 @@ class ProgramState:
     def get_var(self, name: str) -> Any:
         """Wait for the variable's value. KeyError when there is none of that name."""
         return self._reader.get(name)
+
+    async def get(self, name: str) -> Any:
+        """`s[name]` for event loops: `await s.get(name)`. In an async program what is awaited so, or by `wait`, can be
+        read as `s[name]` from then on."""
+        return await self._reader.get_async(name)
 
     def set_var(self, name: str, value: Any) -> None:
         self._reader.define(name, Given(value))
@@ -154,6 +183,12 @@ class ProgramState:
         if (error := self._recorder.settle()) is not None:
             raise error
 
+    async def wait(self) -> None:
+        """`sync` for event loops: afterwards nothing that was appended before waits."""
+        await self._reader.wait_for_end_async()
+        await self._reader.wait_for_all()
+        self.sync()
+
     def error(self) -> Exception | None:
         """Wait like `sync`; give what failed instead of raising it. `run` then takes it as dealt with."""
         self._error_seen = True
@@ -166,6 +201,17 @@ class ProgramState:
     def close(self) -> None:
         """Abort what still runs, branches included; what is not there yet raises RuntimeFailed when read."""
         self._recorder.close("the program was closed")
+
+    @property
+    def trace(self) -> Trace:
+        """What became of a run with `trace=True`, all its states; waits for the end of a program in the background."""
+        recording = self._recorder.execution.recording
+        if recording is None:
+            raise RequestError("this program was not traced: run it with trace=True", param="trace")
+        from .trace import trace_of
+
+        self._reader.wait_for_end()
+        return trace_of(recording)
 
     # Following the text as it comes
 
@@ -194,13 +240,18 @@ class ProgramState:
 
     # For the language's other modules
 
-    def _start(self, body: Callable[[], None]) -> None:
-        """Run the program's body in the background; whoever reads from another thread follows it."""
-        self._reader.background = Background(body, self._abandon, self._log)
+    def _in_background(self) -> Background:
+        """For the program's body: whoever reads from elsewhere follows it."""
+        self._reader.background = Background(self._abandon, self._log)
+        return self._reader.background
 
     def _abandon(self, error: BaseException) -> None:
         """The program has raised: what it still runs, branches included, is of no use to anybody."""
         self._recorder.close(f"the program ended with {error!r}")
+
+    async def _finish_async(self) -> None:
+        await self._reader.wait_for_all()
+        self._finish()
 
     def _finish(self) -> None:
         """The program has ended: wait for everything, and raise what failed unless the program has asked for it."""
@@ -212,6 +263,11 @@ class ProgramState:
         for value in self._reader.snapshot().values():
             value.get()
 
+    def _note_join(self, children: Sequence[ProgramState]) -> None:
+        """For whoever draws the program: gathering variables is nothing that travels."""
+        joined = tuple(child._log for child in children)
+        self._log.joins.append((len(self._log.operations), joined, program_place()))
+
     def _concatenate(self, children: Sequence[ProgramState]) -> None:
         recorders = [child._recorder for child in children]
         self._concatenated += recorders
@@ -222,10 +278,15 @@ class ProgramState:
             return
         with self._log.changed:
             lowered = lower(parts, self._defaults, self._stream, self._open_role)
-            first = self._recorder.append(lowered.operations)
+            first = self._recorder.append(
+                lowered.operations, {binding.index: binding.name for binding in lowered.bindings}
+            )
             self._open_role = lowered.open_role
             for binding in lowered.bindings:
                 self._reader.define(binding.name, value_of(binding, self._recorder, first, program_place()))
+        for index, callback in lowered.callbacks:
+            recorder = self._recorder
+            ask_when_answered(recorder.execution, recorder.number, self._log, first + index, callback)
 
     def _message(self, name: str, expr: Expr | str | None) -> AbstractContextManager[None]:
         if expr is None:

@@ -61,24 +61,49 @@ def drive(steps: Iterator[str | Wait]) -> Iterator[str]:
 async def drive_async(steps: Iterator[str | Wait]) -> AsyncIterator[str]:
     for step in steps:
         if isinstance(step, Wait):
-            await _change(step.log, step.version)
+            await changed(step.log, step.version)
         else:
             yield step
 
 
-async def _change(log: Log, version: int) -> None:
+async def answered(log: Log, end: int) -> None:
+    """Wait until the first `end` operations are answered or will not all be."""
+    import asyncio
+
+    loop = asyncio.get_running_loop()
+    arrived: asyncio.Future[None] = loop.create_future()
+
+    def arrive() -> None:
+        if not arrived.done():
+            arrived.set_result(None)
+
+    def tell() -> None:
+        with contextlib.suppress(RuntimeError):
+            loop.call_soon_threadsafe(arrive)
+
+    with log.changed:
+        if len(log.done) >= end or log.error is not None:
+            return
+        log.about_to_wait(False)
+        log.when(end, tell)
+    await arrived
+
+
+async def changed(log: Log, version: int) -> None:
+    """Wait until something is newer than `version`."""
     import asyncio  # who is here has it loaded; the language alone does without
 
     loop = asyncio.get_running_loop()
-    changed = asyncio.Event()
+    news = asyncio.Event()
 
     def on_change() -> None:
         with contextlib.suppress(RuntimeError):  # a loop that has closed since waits for nothing
-            loop.call_soon_threadsafe(changed.set)
+            loop.call_soon_threadsafe(news.set)
 
+    log.about_to_wait(False)
     log.watch(on_change)
     try:
         if log.version == version:
-            await changed.wait()
+            await news.wait()
     finally:
         log.unwatch(on_change)

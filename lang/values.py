@@ -6,7 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+import msgspec
+
 from ..runtime.protocol import session
+from ..runtime.protocol.decisions import DecisionAnswer
 from ..runtime.protocol.errors import ErrorInfo, RequestError
 from .dtypes import ResultType
 from .log import Log
@@ -14,6 +17,7 @@ from .lowering import Binding
 from .meta import meta_of_choice, meta_of_sequence
 from .place import blame
 from .recorder import Recorder
+from .tools import Outcome
 
 
 class Value(Protocol):
@@ -28,6 +32,22 @@ class Value(Protocol):
     def spans(self) -> Sequence[tuple[Log, int, int]]:
         """Whose operations, from which to before which, make up its text; none when it is not text of a state."""
         ...
+
+    def needs(self) -> Sequence[tuple[Log, int]]:
+        """Whose operations, before which, must be answered before it can be read without waiting."""
+        ...
+
+
+class _OfText:
+    """A value that is there when its text is."""
+
+    __slots__ = ()
+
+    def spans(self) -> Sequence[tuple[Log, int, int]]:
+        raise NotImplementedError
+
+    def needs(self) -> Sequence[tuple[Log, int]]:
+        return [(log, end) for log, _, end in self.spans()]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +65,12 @@ class Given:
     def spans(self) -> Sequence[tuple[Log, int, int]]:
         return ()
 
+    def needs(self) -> Sequence[tuple[Log, int]]:
+        return ()
+
 
 @dataclass(slots=True)
-class Generated:
+class Generated(_OfText):
     """What a Gen will have generated: one value, or a list for n > 1. Parsed once, by whoever reads it first."""
 
     recorder: Recorder  # held, so that the runtime keeps the state
@@ -86,7 +109,7 @@ class Generated:
 
 
 @dataclass(frozen=True, slots=True)
-class Selected:
+class Selected(_OfText):
     recorder: Recorder
     operation: int
 
@@ -106,7 +129,76 @@ class Selected:
 
 
 @dataclass(frozen=True, slots=True)
-class Scope:
+class SelectedHere(_OfText):
+    """What a choices method of the user's own decided, on the scores of the operation before."""
+
+    recorder: Recorder
+    operation: int
+    decision: dict[str, Any]
+
+    def get(self) -> str:
+        return self.recorder.log.wait_for(self.operation + 1).text
+
+    def meta(self) -> dict[str, Any]:
+        self.get()
+        choice = self.recorder.log.wait_for(self.operation).choice
+        assert choice is not None
+        return meta_of_choice(choice) | self.decision
+
+    def spans(self) -> Sequence[tuple[Log, int, int]]:
+        return ((self.recorder.log, self.operation + 1, self.operation + 2),)
+
+
+@dataclass(frozen=True, slots=True)
+class Called:
+    """What a tool returned. Its text is the call."""
+
+    recorder: Recorder
+    operation: int
+    outcome: Outcome
+
+    def get(self) -> Any:
+        self.recorder.log.wait_for(self.operation + 1)
+        return self.outcome.result
+
+    def meta(self) -> dict[str, Any]:
+        self.get()
+        sequences = self.recorder.log.wait_for(self.operation).sequences
+        assert sequences is not None
+        return meta_of_sequence(sequences[0]) | {"tool_call": self.outcome.meta()}
+
+    def spans(self) -> Sequence[tuple[Log, int, int]]:
+        return ((self.recorder.log, self.operation, self.operation + 1),)
+
+    def needs(self) -> Sequence[tuple[Log, int]]:
+        return ((self.recorder.log, self.operation + 2),)
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """The answer to one of the questions of an operation."""
+
+    recorder: Recorder
+    operation: int
+    index: int
+
+    def get(self) -> DecisionAnswer:
+        answers = self.recorder.log.wait_for(self.operation).answers
+        assert answers is not None
+        return answers[self.index]
+
+    def meta(self) -> dict[str, Any]:
+        return msgspec.structs.asdict(self.get())
+
+    def spans(self) -> Sequence[tuple[Log, int, int]]:
+        return ()
+
+    def needs(self) -> Sequence[tuple[Log, int]]:
+        return ((self.recorder.log, self.operation + 1),)
+
+
+@dataclass(frozen=True, slots=True)
+class Scope(_OfText):
     """The text that was appended inside a `with s.var_scope(name)`."""
 
     recorder: Recorder
@@ -138,10 +230,17 @@ class Gathered:
     def spans(self) -> Sequence[tuple[Log, int, int]]:
         return ()
 
+    def needs(self) -> Sequence[tuple[Log, int]]:
+        return [need for value in self.values for need in value.needs()]
 
-def value_of(binding: Binding, recorder: Recorder, first: int, place: str) -> Generated | Selected:
+
+def value_of(binding: Binding, recorder: Recorder, first: int, place: str) -> Value:
     """The variable that a binding makes, of operations recorded as `first` and on."""
     operation = first + binding.index
+    if binding.outcome is not None:
+        return Called(recorder, operation, binding.outcome)
+    if binding.meta is not None:
+        return SelectedHere(recorder, operation, binding.meta)
     if binding.result is None:
         return Selected(recorder, operation)
     return Generated(recorder, operation, binding.name, binding.result, place, binding.num_samples)

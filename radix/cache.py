@@ -1,4 +1,4 @@
-"""Who may use which KV pages: cached prefixes are leased, extended, published and evicted here.
+"""Who may use which KV pages: cached prefixes are leased, extended and published here.
 
 Knows tokens and page numbers; knows nothing of requests, of devices, or of what is computed when. A page is at every
 moment exactly one of: free, a node's (in the tree, for everybody to read), or a lease's own.
@@ -6,46 +6,18 @@ moment exactly one of: free, a node's (in the tree, for everybody to read), or a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Hashable, Sequence
+from dataclasses import KW_ONLY, dataclass, field
 
-from .eviction import LruHeap
-from .pool import PagePool
-from .tree import Branch, Key, Match, Node, RadixTree
+from .events import Event, EventLog
+from .lease import Lease
+from .packed import num_common, pack
+from .siblings import Branch
+from .strategies import STRATEGIES, StrategyName
+from .tiers import CacheStats, Copy, Tiers
+from .tree import Match, Node, RadixTree
 
-
-@dataclass(frozen=True)
-class Copy:
-    """The first `num_tokens` slots of page `source` are needed at the start of page `target` too."""
-
-    source: int
-    target: int
-    num_tokens: int
-
-
-@dataclass(eq=False)
-class Lease:
-    """One sequence's hold on its pages, from `acquire` to `release`.
-
-    `pages` is the page table: position p lives in `pages[p // page_size]`.
-    """
-
-    # pages[: len(nodes)]   in the tree, pinned by us; all whole, but the last one may be our own unfinished page
-    # pages[len(nodes) :]   ours alone
-    namespace: str
-    matched: int  # tokens at the start whose KV was there, or is once the copies are made
-    pages: list[int]
-    nodes: list[Node]
-    live: bool = True
-
-
-@dataclass
-class CacheStats:
-    """Totals since start."""
-
-    num_queried_tokens: int = 0
-    num_hit_tokens: int = 0
-    num_evicted_pages: int = 0
+__all__ = ["CacheStats", "Copy", "Lease", "PrefixCache"]
 
 
 @dataclass
@@ -56,34 +28,45 @@ class PrefixCache:
     before anything is written that was decided later. So a page may be promised to somebody else while a copy still
     has to read it.
 
-    `enabled=False` manages the same pages without ever sharing one.
+    `enabled=False` manages the same pages without ever sharing one. With `num_host_pages`, what leaves the device is
+    copied to the host and found there.
     """
 
     num_pages: int
     page_size: int = 16
     enabled: bool = True
+    _: KW_ONLY
+    num_host_pages: int = 0
+    strategy: StrategyName = "lru"
+    events: bool = False
     stats: CacheStats = field(default_factory=CacheStats, init=False)
 
     def __post_init__(self) -> None:
-        self.pool = PagePool(self.num_pages)
+        assert self.num_pages > 0
+        strategy = STRATEGIES[self.strategy]
+        self._heeds_claims = strategy.heeds_claims
+        self._events = EventLog(self.page_size) if self.events else None
         self.tree = RadixTree(self.page_size)
-        self.eviction = LruHeap()
-        self._copies: list[Copy] = []
+        self.tiers = Tiers(self.tree, self.num_pages, self.num_host_pages, strategy, self.stats, self._events)
         self._clock = 0
 
     @property
     def num_free(self) -> int:
-        return self.pool.num_free
+        return self.tiers.device.num_free
 
     @property
     def num_cached(self) -> int:
-        """Pages in the tree, pinned or not."""
-        return self.tree.num_nodes
+        """Device pages in the tree, pinned or not."""
+        return self.tree.num_device_pages
+
+    @property
+    def num_host_cached(self) -> int:
+        return self.tree.num_host_pages
 
     @property
     def num_available(self) -> int:
-        """Pages that can be had now: free ones, and those that can be evicted."""
-        return self.pool.num_free + self.tree.num_unpinned
+        """Device pages that can be had now: free ones, and those that can be evicted."""
+        return self.tiers.num_available
 
     @property
     def num_slots(self) -> int:
@@ -94,7 +77,7 @@ class PrefixCache:
         return -(-num_tokens // self.page_size)
 
     def match(self, tokens: Sequence[int], namespace: str = "", *, limit: int | None = None) -> int:
-        """How many tokens at the start of `tokens[:limit]` are cached. Changes nothing."""
+        """How many tokens at the start of `tokens[:limit]` are cached, on either tier. Changes nothing."""
         return self._match(tokens, namespace, limit).num_tokens
 
     def acquire(
@@ -105,12 +88,15 @@ class PrefixCache:
         limit: int | None = None,
         num_tokens: int = 0,
         spare: int = 0,
+        priority: int = 0,
+        family: str | None = None,
     ) -> Lease | None:
         """Pin the longest cached prefix of `tokens[:limit]`, with pages for `num_tokens` tokens in all.
 
-        When the prefix ends inside a cached page, that part of it is copied to a page of the lease's own: see
-        `take_copies`. None, and nothing changed, when the pages cannot be had or fewer than `spare` pages could be had
-        afterwards.
+        When the prefix ends inside a cached page, that part of it is copied to a page of the lease's own, and what is
+        on the host is copied up: see `take_copies`. None, and nothing changed, when the pages cannot be had or fewer
+        than `spare` pages could be had afterwards. `priority` and `family`, the program that asks, are for the
+        strategies of those names.
         """
         found = self._match(tokens, namespace, limit)
         if not self._fits(found, num_tokens, spare):
@@ -118,135 +104,281 @@ class PrefixCache:
             found = found.whole_pages()
             if not self._fits(found, num_tokens, spare):
                 return None
-        lease = Lease(namespace, found.num_tokens, [], [])
-        if found.boundary is not None:
-            self.tree.pin(found.boundary)
-        for node in found.nodes:
-            self._hold(lease, node)
-        grown = self.extend(lease, max(num_tokens, found.num_tokens))
-        assert grown
-        if found.boundary is not None:
-            self._copies.append(Copy(found.boundary.page, lease.pages[len(found.nodes)], found.boundary_tokens))
-            self._unpin([found.boundary])
+        lease = Lease(namespace, family, priority, found.num_tokens, [], None, 0)
+        boundary = found.boundary
         self.stats.num_queried_tokens += len(tokens)
         self.stats.num_hit_tokens += found.num_tokens
+        if self.num_host_pages:
+            self.stats.num_host_hit_tokens += _num_host_tokens(found)
+        self._pin(lease, found)
+        if boundary is not None:
+            # First of all: afterwards its source may go, too.
+            self.tiers.make_room(1, keep=boundary)
+            (page,) = self.tiers.take(1)
+            self.tiers.copies.append(Copy(boundary, page, found.num_boundary_tokens))
+        for node in found.nodes:
+            if node.on_host:
+                self.tiers.promote(node)
+            lease.pages += node.pages
+        if boundary is not None:
+            lease.pages.append(page)
+        extended = self.extend(lease, num_tokens)
+        assert extended
         return lease
 
     def take_copies(self) -> list[Copy]:
-        """The copies decided since the last call, to be made in this order."""
-        copies, self._copies = self._copies, []
+        """The copies decided since the last call, to be made in this order.
+
+        Pages [0, num_pages) are the device's, [num_pages, num_pages + num_host_pages) the host's.
+        """
+        copies, self.tiers.copies = self.tiers.copies, []
         return copies
 
+    def take_events(self) -> list[Event]:
+        """What was stored and removed since the last call, in this order. Empty without `events`."""
+        return [] if self._events is None else self._events.take()
+
     def extend(self, lease: Lease, num_tokens: int) -> bool:
-        """Make the page table cover `num_tokens` tokens, evicting what is unpinned and longest unused.
+        """Make the page table cover `num_tokens` tokens, evicting what is unpinned as the strategy says.
 
         False, and nothing changed, when there are not enough pages.
         """
         assert lease.live
         num_needed = self.pages_for(num_tokens) - len(lease.pages)
-        if num_needed > self.num_available:
+        if num_needed > self.tiers.num_available:
             return False
-        self._evict(num_needed - self.pool.num_free)
-        lease.pages.extend(self.pool.take() for _ in range(num_needed))
+        if num_needed > 0:
+            lease.pages += self.tiers.take(num_needed)
         return True
 
     def commit(self, lease: Lease, tokens: Sequence[int]) -> None:
         """Publish `tokens`, all of whose KV is computed, so that others share it while the lease lives.
 
         An unfinished last page is published as well: later tokens go to slots that its readers do not look at. Where
-        somebody published the same page first, the lease moves over to theirs, so `lease.pages` may change.
+        somebody published the same pages first, the lease moves over to theirs, so `lease.pages` may change.
         """
         assert lease.live
         assert self.pages_for(len(tokens)) <= len(lease.pages)
-        if not self.enabled:
-            return
-        whole = len(lease.nodes) - (1 if self._tail(lease) else 0)
-        for index in range(whole, self.pages_for(len(tokens))):
-            key = tuple(tokens[index * self.page_size : (index + 1) * self.page_size])
-            self._publish(lease, index, key)
+        if self.enabled and len(tokens) > lease.num_published:
+            if lease.num_published % self.page_size:
+                self._lengthen(lease, tokens)
+            else:
+                self._publish(lease, tokens)
 
     def release(self, lease: Lease, tokens: Sequence[int]) -> None:
         """End the lease: publish `tokens`, those whose KV is computed, and unpin. The lease is dead afterwards."""
-        assert lease.live
         self.commit(lease, tokens)
         lease.live = False
-        for page in lease.pages[len(lease.nodes) :]:
-            self.pool.give_back(page)
-        self._unpin(lease.nodes)
+        self.tiers.device.give_back(lease.pages[self.pages_for(lease.num_published) :])
+        node = lease.node
+        if node is None:
+            return
+        self._clock += 1
+        self.tree.let_go(node, self._clock)
+        if node.evictable and self.tree.superseded(node):
+            self.tiers.forget(node)
+        else:
+            self.tiers.offer(node)
+
+    def claim(self, lease: Lease, claimant: Hashable, num_tokens: int, rank: int) -> None:
+        """The claimant will ask for the first `num_tokens` published tokens of the lease again.
+
+        No pin: strategies that heed claims give such pages up last, those of the largest rank first. Replaces the
+        claimant's earlier claim.
+        """
+        assert lease.live
+        self.drop_claim(claimant)
+        num_pages = self.pages_for(min(num_tokens, lease.num_published))
+        if not self._heeds_claims or not num_pages:
+            return
+        node = lease.node
+        assert node is not None
+        first = self.pages_for(lease.num_published) - len(node.pages)
+        while first >= num_pages:
+            assert isinstance(node.parent, Node)
+            node = node.parent
+            first -= len(node.pages)
+        if num_pages - first < len(node.pages):
+            # What lies behind is not claimed.
+            node = self.tiers.split(node, num_pages - first)
+        self.tiers.claims.add(claimant, node, rank)
+
+    def drop_claim(self, claimant: Hashable) -> None:
+        """The claimant asks for nothing any more. Unknown claimants are fine."""
+        for node in self.tiers.claims.drop(claimant):
+            self.tiers.offer(node)
 
     def flush(self) -> int:
-        """Forget every prefix that is not pinned. Returns how many pages that frees."""
-        num_flushed = self.tree.num_unpinned
-        self._evict(num_flushed)
+        """Forget every prefix that is not pinned, on both tiers. Returns how many pages that frees."""
+        num_flushed = 0
+        for node in reversed(list(self.tree.nodes())):
+            if not node.holds:
+                num_flushed += len(node.pages)
+                self.tiers.forget(node)
+        if self._events is not None and not self.tree.num_nodes:
+            self._events.cleared()
         return num_flushed
 
     def _match(self, tokens: Sequence[int], namespace: str, limit: int | None) -> Match:
         if not self.enabled:
-            return Match([], 0, None, 0)
+            return Match([], None, 0, 0, 0)
         return self.tree.match(tokens, namespace, len(tokens) if limit is None else min(limit, len(tokens)))
 
-    def _fits(self, match: Match, num_tokens: int, spare: int) -> bool:
-        num_needed = self.pages_for(max(num_tokens, match.num_tokens)) - len(match.nodes)
-        num_pinned = sum(node.pins == 0 for node in match.nodes)
-        num_pinned += match.boundary is not None and match.boundary.pins == 0
-        return num_needed + spare <= self.num_available - num_pinned
+    def _fits(self, found: Match, num_tokens: int, spare: int) -> bool:
+        num_matched, num_on_host, num_pinned = _count_pages(found)
+        num_needed = self.pages_for(max(num_tokens, found.num_tokens)) - num_matched + num_on_host
+        num_available = self.tiers.num_available - num_pinned
+        if num_needed + spare > num_available:
+            return False
+        if found.boundary is None or self.tiers.device.num_free:
+            return True
+        # The page that the boundary is copied to cannot be the boundary's.
+        assert found.last is not None
+        return num_available > (not found.last.on_host and not found.last.holds)
 
-    def _tail(self, lease: Lease) -> Node | None:
-        """The lease's own unfinished page, if it is published."""
-        last = lease.nodes[-1] if lease.nodes else None
-        return last if last is not None and len(last.key) < self.page_size else None
-
-    def _publish(self, lease: Lease, index: int, key: Key) -> None:
-        parent: Branch = lease.nodes[index - 1] if index else self.tree.root(lease.namespace)
-        tail = self._tail(lease)
-        covering = self.tree.covering(parent, key)
-        if covering is not None and len(key) == self.page_size:
-            # Somebody published the same whole page first: use theirs.
-            if tail is None:
-                self.pool.give_back(lease.pages[index])
-            else:
-                lease.nodes.pop()
-            self._hold(lease, covering, index)
-            if tail is not None:
-                self._unpin([tail])
-        elif covering is not None:
-            # Nothing new. An unfinished page stays ours: its other owner writes its next slots, and so do we.
+    def _pin(self, lease: Lease, found: Match) -> None:
+        nodes = found.nodes
+        if found.num_last_pages:
+            # What lies behind is not pinned.
+            assert found.last is not None
+            nodes.append(self.tiers.split(found.last, found.num_last_pages))
+        if not nodes:
             return
-        elif tail is not None:
-            self.tree.lengthen(tail, key)
-        else:
-            self._hold(lease, self.tree.insert(parent, key, lease.pages[index]), index)
-        for node in self.tree.covered(parent, key):
-            self._remove(node)
-
-    def _hold(self, lease: Lease, node: Node, index: int | None = None) -> None:
-        self.tree.pin(node)
-        lease.nodes.append(node)
-        if index is None:
-            lease.pages.append(node.page)
-        else:
-            lease.pages[index] = node.page
-
-    def _unpin(self, nodes: Sequence[Node]) -> None:
-        self._clock += 1
+        self.tree.hold(nodes[-1])
+        family, priority = lease.family, lease.priority
         for node in nodes:
-            node.last_used = self._clock
-            self.tree.unpin(node)
-        for node in nodes:
-            if node.evictable and self.tree.superseded(node):
-                self._remove(node)
+            node.num_hits += 1
+            node.note_use(family, priority)
+        lease.node = nodes[-1]
+        lease.num_published = found.num_tokens - found.num_boundary_tokens
+
+    def _lengthen(self, lease: Lease, tokens: Sequence[int]) -> None:
+        """Publish more of the lease's own unfinished page, and what follows."""
+        node = lease.node
+        assert node is not None
+        start = lease.num_published // self.page_size * self.page_size
+        if len(node.pages) == 1:
+            # Siblings may hold as much of it, or more.
+            first = pack(tokens[start : start + self.page_size])
+            if node.parent.covering(first) is not None:
+                if start + self.page_size <= len(tokens):
+                    self._withdraw(lease)
+                    self._publish(lease, tokens)
+                return
+        if lease.may_grow_leaf:
+            self._grow(lease, tokens)
+            return
+        end = min(start + self.page_size, len(tokens))
+        self._grow(lease, tokens[:end])
+        if end < len(tokens):
+            self._publish(lease, tokens)
+
+    def _publish(self, lease: Lease, tokens: Sequence[int]) -> None:
+        """Publish from a page boundary on: along what others published, then what is new."""
+        size = self.page_size
+        while (start := lease.num_published) < len(tokens):
+            branch: Branch = lease.node or self.tree.root(lease.namespace)
+            first = pack(tokens[start : start + size])
+            covering = branch.covering(first)
+            if covering is None:
+                self._publish_new(lease, branch, first, tokens)
+            elif start + size > len(tokens):
+                # Nothing new. An unfinished page stays ours: its other owner writes its next slots, and so do we.
+                return
             else:
-                self.eviction.offer(node)
+                run = first + pack(tokens[start + size : start + covering.num_tokens])
+                self._move_over(lease, covering, num_common(run, covering.run) // size)
 
-    def _evict(self, num_pages: int) -> None:
-        for _ in range(num_pages):
-            node = self.eviction.pop()
-            assert node is not None, "there are unpinned nodes, but no evictable leaf"
-            self._remove(node)
-            self.stats.num_evicted_pages += 1
+    def _publish_new(self, lease: Lease, branch: Branch, first: bytes, tokens: Sequence[int]) -> None:
+        for node in self.tree.covered(branch, first):
+            self.tiers.forget(node)
+        if lease.may_grow_leaf:
+            self._grow(lease, tokens)
+        else:
+            self._insert(lease, branch, tokens)
 
-    def _remove(self, node: Node) -> None:
+    def _move_over(self, lease: Lease, node: Node, num_pages: int) -> None:
+        """The lease's next pages are a node's first `num_pages`, published by somebody else: use theirs."""
+        if num_pages < len(node.pages):
+            node = self.tiers.split(node, num_pages)
+        at = lease.num_published // self.page_size
+        own = lease.pages[at : at + num_pages]
+        if node.on_host:
+            self.tiers.move_up(node, own)
+        else:
+            self.tiers.device.give_back(own)
+            lease.pages[at : at + num_pages] = node.pages
+        node.note_use(lease.family, lease.priority)
+        self._hold_instead(lease, node)
+        lease.num_published += num_pages * self.page_size
+
+    def _grow(self, lease: Lease, tokens: Sequence[int]) -> None:
+        """Publish what is new in the lease's own leaf."""
+        leaf = lease.node
+        assert leaf is not None
+        first_page = self.pages_for(lease.num_published)
+        self.tree.grow(leaf, pack(tokens[lease.num_published :]), lease.pages[first_page : self.pages_for(len(tokens))])
+        lease.num_published = len(tokens)
+        for node in self.tree.covered(leaf.parent, leaf.key):
+            self.tiers.forget(node)
+        if self._events is not None:
+            self._events.stored(leaf)
+
+    def _insert(self, lease: Lease, branch: Branch, tokens: Sequence[int]) -> None:
+        """Publish what is new in a leaf of its own."""
+        start = lease.num_published
+        pages = lease.pages[start // self.page_size : self.pages_for(len(tokens))]
+        leaf = self.tree.insert(branch, pack(tokens[start:]), pages)
+        leaf.family = lease.family
+        leaf.priority = lease.priority
+        self._hold_instead(lease, leaf)
+        lease.leaf = leaf
+        lease.num_published = len(tokens)
+        if self._events is not None:
+            self._events.stored(leaf)
+
+    def _withdraw(self, lease: Lease) -> None:
+        """Take the lease's own unfinished page, a node by itself, back out of the tree: somebody has the whole page."""
+        node = lease.node
+        assert node is not None
+        parent = node.parent
+        if isinstance(parent, Node):
+            self.tree.hold(parent)
+        self.tree.let_go(node, self._clock)
+        self.tiers.claims.leave(node, parent)
         self.tree.remove(node)
-        self.pool.give_back(node.page)
-        if isinstance(node.parent, Node):
-            self.eviction.offer(node.parent)
+        lease.node = parent if isinstance(parent, Node) else None
+        lease.num_published -= node.num_tokens
+
+    def _hold_instead(self, lease: Lease, node: Node) -> None:
+        self.tree.hold(node)
+        if lease.node is not None:
+            self.tree.let_go(lease.node, self._clock)
+        lease.node = node
+
+
+def _count_pages(found: Match) -> tuple[int, int, int]:
+    """Whole pages matched; those of them on the host; those on the device that nobody holds yet."""
+    num_matched = found.num_last_pages
+    num_on_host = num_unheld = 0
+    last = found.last
+    if last is not None and last.on_host:
+        num_on_host = found.num_last_pages
+    elif last is not None and not last.holds:
+        num_unheld = found.num_last_pages
+    for node in reversed(found.nodes):
+        num_pages = len(node.pages)
+        num_matched += num_pages
+        if node.on_host:
+            num_on_host += num_pages
+        elif not node.holds:
+            num_unheld += num_pages
+    return num_matched, num_on_host, num_unheld
+
+
+def _num_host_tokens(found: Match) -> int:
+    num_whole = sum(node.num_tokens for node in found.nodes)
+    num_tokens = sum(node.num_tokens for node in found.nodes if node.on_host)
+    if found.last is not None and found.last.on_host:
+        num_tokens += found.num_tokens - num_whole
+    return num_tokens

@@ -6,7 +6,9 @@ from collections import Counter
 from collections.abc import Sequence
 
 from .cache import Lease, PrefixCache
-from .tree import Branch, Node
+from .packed import TOKEN_BYTES
+from .siblings import Branch
+from .tree import Node
 
 
 def check_invariants(cache: PrefixCache, live_leases: Sequence[Lease]) -> None:
@@ -15,55 +17,90 @@ def check_invariants(cache: PrefixCache, live_leases: Sequence[Lease]) -> None:
     `live_leases` are all leases of the cache that have not been released.
     """
     nodes = list(cache.tree.nodes())
+    assert len(nodes) == cache.tree.num_nodes
     _check_pages(cache, nodes, live_leases)
-    _check_pins(cache, nodes, live_leases)
+    _check_holds(cache, nodes, live_leases)
     for root in cache.tree.roots():
         assert root.children, "a namespace without prefixes is forgotten"
         _check_branch(root)
     for node in nodes:
         _check_branch(node)
         _check_node(cache, node)
+    _check_claims(cache, nodes)
     for lease in live_leases:
         _check_lease(cache, lease)
-    assert len(cache.eviction) <= 2 * len(nodes) + 64 * 3, "the heap outgrows the tree"
+    for heap in (cache.tiers.device_heap, cache.tiers.host_heap):
+        assert len(heap) <= 2 * len(nodes) + 64 * 3, "the heap outgrows the tree"
+
+
+def path(node: Node) -> list[Node]:
+    """The node's way from its root, itself included."""
+    way = [node]
+    while isinstance(way[-1].parent, Node):
+        way.append(way[-1].parent)
+    return way[::-1]
 
 
 def _check_pages(cache: PrefixCache, nodes: list[Node], leases: Sequence[Lease]) -> None:
-    free = cache.pool.free_pages()
-    assert len(free) == cache.num_free
-    assert len(nodes) == cache.num_cached
-    owned = [page for lease in leases for page in lease.pages[len(lease.nodes) :]]
-    everywhere = sorted([*free, *(node.page for node in nodes), *owned])
+    device, host = cache.tiers.device, cache.tiers.host
+    on_device = [page for node in nodes if not node.on_host for page in node.pages]
+    on_host = [page for node in nodes if node.on_host for page in node.pages]
+    owned = [page for lease in leases for page in lease.pages[cache.pages_for(lease.num_published) :]]
+    num_all = cache.num_pages + cache.num_host_pages
+    everywhere = sorted([*device.free_pages(), *on_device, *owned])
     assert everywhere == list(range(cache.num_pages)), "each page is free, in the tree, or one lease's own"
+    assert sorted([*host.free_pages(), *on_host]) == list(range(cache.num_pages, num_all))
+    assert (len(on_device), len(on_host)) == (cache.num_cached, cache.num_host_cached)
+    assert cache.num_available == cache.num_pages - len(owned) - sum(
+        len(node.pages) for node in nodes if node.holds and not node.on_host
+    )
 
 
-def _check_pins(cache: PrefixCache, nodes: list[Node], leases: Sequence[Lease]) -> None:
-    pins = Counter(id(node) for lease in leases for node in lease.nodes)
-    assert {id(node): node.pins for node in nodes if node.pins} == dict(pins)
-    assert cache.tree.num_pinned == len(pins)
+def _check_holds(cache: PrefixCache, nodes: list[Node], leases: Sequence[Lease]) -> None:
+    holds = Counter(id(lease.node) for lease in leases if lease.node is not None)
+    holds.update(id(node.parent) for node in nodes if node.holds and isinstance(node.parent, Node))
+    assert {id(node): node.holds for node in nodes if node.holds} == dict(holds), "holds are leases and held children"
+    assert not any(node.on_host for node in nodes if node.holds), "what is held is on the device"
 
 
 def _check_branch(branch: Branch) -> None:
-    assert branch.order == sorted(branch.children), "the sorted keys are the children's"
+    assert branch.keys() == sorted(branch.children), "the sorted keys are the children's"
+    assert branch.num_device_children == sum(not child.on_host for child in branch.children.values())
     for key, child in branch.children.items():
         assert child.key == key
         assert child.parent is branch
 
 
 def _check_node(cache: PrefixCache, node: Node) -> None:
+    page_bytes = cache.page_size * TOKEN_BYTES
     assert node.attached
-    assert 0 < len(node.key) <= cache.page_size
-    assert len(node.key) == cache.page_size or not node.children, "only leaves are partial"
-    if isinstance(node.parent, Node) and node.pins:
-        assert node.parent.pins, "the way to a pinned node is pinned"
+    assert node.key == node.run[:page_bytes]
+    assert len(node.pages) == -(-len(node.run) // page_bytes) > 0
+    assert len(node.run) % page_bytes == 0 or not node.children, "only a leaf's last page is unfinished"
+    parent = node.parent
+    if isinstance(parent, Node):
+        assert node.on_host or not parent.on_host, "the way to a device node is on the device"
+        assert parent.holds or not node.holds, "the way to a pinned node is pinned"
     if node.evictable:
-        assert node.queued, "an unpinned leaf can be evicted"
+        assert node.ticket is not None, "an unpinned leaf can be evicted"
         assert not cache.tree.superseded(node), "no page is kept for what a sibling holds as well"
+
+
+def _check_claims(cache: PrefixCache, nodes: list[Node]) -> None:
+    claims = cache.tiers.claims
+    assert all(node.claims is None or node.claims for node in nodes)
+    noted = {claimant: frozenset(n for n in nodes if claimant in (n.claims or ())) for claimant in claims.claimants()}
+    assert noted == {claimant: claims.of(claimant) for claimant in noted}
+    assert all(noted.values()), "a claim that is noted nowhere is forgotten"
+    assert all(claimant in noted for node in nodes for claimant in node.claims or ())
+    for node in nodes:
+        if node.on_host and node.claims and isinstance(node.parent, Node):
+            assert node.claims.items() <= (node.parent.claims or {}).items(), "the device's part is claimed, too"
 
 
 def _check_lease(cache: PrefixCache, lease: Lease) -> None:
     assert lease.live
-    assert [node.page for node in lease.nodes] == lease.pages[: len(lease.nodes)]
-    assert all(len(node.key) == cache.page_size for node in lease.nodes[:-1])
-    parents: list[Branch] = [cache.tree.root(lease.namespace), *lease.nodes]
-    assert all(node.parent is parent for node, parent in zip(lease.nodes, parents, strict=False)), "nodes are a path"
+    nodes = path(lease.node) if lease.node is not None else []
+    assert [page for node in nodes for page in node.pages] == lease.pages[: cache.pages_for(lease.num_published)]
+    assert sum(node.num_tokens for node in nodes) == lease.num_published
+    assert not nodes or nodes[0].parent is cache.tree.root(lease.namespace)

@@ -1,16 +1,17 @@
-"""The KV pool's pages as numbers: which are free. Knows nothing of tokens, of the tree, or of what a page holds."""
+"""The pages of one tier as numbers: which are free. Knows nothing of tokens, of the tree, or of what a page holds."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 
 class PagePool:
-    """Pages [0, num_pages), each either free or taken by exactly one owner."""
+    """Pages [first, first + num_pages), each either free or taken by exactly one owner."""
 
-    def __init__(self, num_pages: int) -> None:
-        assert num_pages > 0
+    def __init__(self, num_pages: int, first: int = 0) -> None:
         self.num_pages = num_pages
-        self._free = list(range(num_pages - 1, -1, -1))  # a stack: the page given back last is taken first
-        self._is_free = [True] * num_pages
+        self._free = list(range(first + num_pages - 1, first - 1, -1))  # a stack: what is given back last goes first
+        self._taken: set[int] = set()
 
     @property
     def num_free(self) -> int:
@@ -19,12 +20,17 @@ class PagePool:
     def free_pages(self) -> frozenset[int]:
         return frozenset(self._free)
 
-    def take(self) -> int:
-        page = self._free.pop()
-        self._is_free[page] = False
-        return page
+    def take(self, num_pages: int) -> list[int]:
+        assert 0 <= num_pages <= len(self._free)
+        at = len(self._free) - num_pages
+        pages = self._free[at:]
+        del self._free[at:]
+        self._taken.update(pages)
+        pages.reverse()
+        return pages
 
-    def give_back(self, page: int) -> None:
-        assert not self._is_free[page], f"page {page} is given back twice"
-        self._is_free[page] = True
-        self._free.append(page)
+    def give_back(self, pages: Sequence[int]) -> None:
+        num_left = len(self._taken) - len(pages)
+        self._taken.difference_update(pages)
+        assert len(self._taken) == num_left, f"of the pages {list(pages)} some are given back twice"
+        self._free.extend(pages)

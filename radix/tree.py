@@ -1,27 +1,20 @@
-"""The radix tree of cached prefixes, one page of tokens per node. Knows pins; knows no policy and no pool.
+"""The radix tree of cached prefixes: nodes are runs of whole pages. Knows pins; knows no policy and no pool.
 
-A node's path from its root spells a prefix whose KV its pages hold. Only leaves may hold less than a page. Siblings
-may share their first tokens: sequences that part inside a page have a page each, and a third one that follows either
-for a while copies the part it shares (see `Match.boundary`).
+A node's path from its root spells a prefix whose KV its pages hold. Nodes begin and end at page boundaries; only a
+leaf's last page may be unfinished. Siblings may therefore share their first tokens, fewer than a page: sequences that
+part inside a page have a page each, and a third one that follows either for a while copies the part it shares (see
+`Match.boundary`). Paths begin on the device and may end on the host, never the other way round.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Hashable, Iterator, Sequence
+from typing import NamedTuple
 
-Key = tuple[int, ...]
+from .packed import TOKEN_BYTES, num_common, pack
+from .siblings import Branch
 
-
-class Branch:
-    """What nodes hang from: a node, or the root of a namespace."""
-
-    __slots__ = ("children", "order")
-
-    def __init__(self) -> None:
-        self.children: dict[Key, Node] = {}
-        self.order: list[Key] = []  # the children's keys, sorted: neighbours share the longest prefixes
+FIRST_LOOK = 128  # tokens that a match looks at, doubled as long as they agree
 
 
 class Root(Branch):
@@ -33,56 +26,101 @@ class Root(Branch):
 
 
 class Node(Branch):
-    """One page of a cached prefix. `pins` counts the leases that need it; `last_used` is the cache's clock."""
+    """A run of pages of a cached prefix, all on one tier, and what the strategies go by."""
 
-    __slots__ = ("attached", "key", "last_used", "page", "parent", "pins", "queued")
+    __slots__ = (
+        "attached",
+        "claims",
+        "family",
+        "hashes",
+        "holds",
+        "key",
+        "last_used",
+        "num_hits",
+        "on_host",
+        "pages",
+        "parent",
+        "priority",
+        "queued_as",
+        "run",
+        "ticket",
+    )
 
-    def __init__(self, key: Key, page: int, parent: Branch) -> None:
+    def __init__(self, key: bytes, run: bytearray, pages: list[int], parent: Branch, on_host: bool) -> None:
         super().__init__()
-        self.key = key
-        self.page = page
+        self.key = key  # the tokens of the first page, packed
+        self.run = run  # all tokens, packed
+        self.pages = pages
         self.parent = parent
-        self.pins = 0
-        self.last_used = 0
+        self.on_host = on_host
         self.attached = True  # False once removed from the tree
-        self.queued = False  # whether the eviction heap has an entry for it
+        self.holds = 0  # leases whose deepest node this is, and children that are held
+        # Of those who used it
+        self.last_used = 0  # the cache's clock
+        self.num_hits = 0
+        self.priority = 0  # the highest
+        self.family: str | None = None  # the only one; None: several, or none
+        self.claims: dict[Hashable, int] | None = None  # claimants of the prefix that ends here, with their ranks
+        # The eviction heap's and the events' notes
+        self.ticket: int | None = None
+        self.queued_as: tuple[int, ...] = ()
+        self.hashes: list[int] = []
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.run) // TOKEN_BYTES
 
     @property
     def evictable(self) -> bool:
-        return self.attached and self.pins == 0 and not self.children
+        """Whether its last page can leave its tier."""
+        if self.holds or not self.attached:
+            return False
+        return not self.children if self.on_host else not self.num_device_children
+
+    def note_use(self, family: str | None, priority: int) -> None:
+        if family != self.family:
+            self.family = None
+        if priority > self.priority:
+            self.priority = priority
 
 
-@dataclass(frozen=True)
-class Match:
-    """The longest cached prefix: whole pages, then the first `boundary_tokens` of one more node's page."""
+class Match(NamedTuple):
+    """The longest cached prefix: whole nodes, then whole pages of one more, then the first tokens of a page."""
 
     nodes: list[Node]
+    last: Node | None  # where the prefix ends inside a node
+    num_last_pages: int  # of `last`, matched whole
+    num_boundary_tokens: int  # matched of the page after them, less than a page
     num_tokens: int  # all of it
-    boundary: Node | None
-    boundary_tokens: int
+
+    @property
+    def boundary(self) -> int | None:
+        """The page of which only the first tokens match."""
+        if self.last is None or not self.num_boundary_tokens:
+            return None
+        return self.last.pages[self.num_last_pages]
 
     def whole_pages(self) -> Match:
-        return replace(self, num_tokens=self.num_tokens - self.boundary_tokens, boundary=None, boundary_tokens=0)
+        return self._replace(num_boundary_tokens=0, num_tokens=self.num_tokens - self.num_boundary_tokens)
 
 
 class RadixTree:
-    """Prefixes by namespace. A pinned node's ancestors are pinned too: whoever pins, pins a whole path."""
+    """Prefixes by namespace. Who holds a node holds its way to the root."""
 
     def __init__(self, page_size: int) -> None:
         self.page_size = page_size
         self.num_nodes = 0
-        self.num_pinned = 0
+        self.num_device_pages = 0
+        self.num_host_pages = 0
+        self.num_held_pages = 0  # on the device
+        self._page_bytes = page_size * TOKEN_BYTES
         self._roots: dict[str, Root] = {}
-
-    @property
-    def num_unpinned(self) -> int:
-        """Nodes that can be removed, leaves first."""
-        return self.num_nodes - self.num_pinned
 
     def roots(self) -> list[Root]:
         return list(self._roots.values())
 
     def nodes(self) -> Iterator[Node]:
+        """All nodes, parents before their children."""
         stack: list[Branch] = list(self._roots.values())
         while stack:
             children = stack.pop().children.values()
@@ -94,101 +132,190 @@ class RadixTree:
         return self._roots.get(namespace) or Root(namespace)
 
     def match(self, tokens: Sequence[int], namespace: str, limit: int) -> Match:
-        """The longest cached prefix of `tokens[:limit]`. Costs one look-up per page matched."""
+        """The longest cached prefix of `tokens[:limit]`. Costs one look-up per node passed and a comparison of what
+        is matched, however much is cached beside it."""
+        page_bytes = self._page_bytes
         branch: Branch = self.root(namespace)
         nodes: list[Node] = []
-        start = 0
-        while start + self.page_size <= limit:
-            node = branch.children.get(tuple(tokens[start : start + self.page_size]))
-            if node is None:
-                break
-            nodes.append(node)
-            branch = node
-            start += self.page_size
-        key = tuple(tokens[start : min(start + self.page_size, limit)])
-        boundary, shared = _nearest(branch, key)
-        return Match(nodes, start + shared, boundary, shared)
+        packed = pack(tokens[: min(FIRST_LOOK, limit)])  # as far as we looked
+        end = limit * TOKEN_BYTES
+        at = 0  # bytes of `packed` that are matched
+        while True:
+            while len(packed) - at < page_bytes and len(packed) < end:
+                packed += _upcoming(tokens, packed, limit)
+            first = packed[at : at + page_bytes]
+            child = branch.children.get(first)
+            if child is None or len(first) < page_bytes:
+                last, num_shared = branch.nearest(first) if first else (None, 0)
+                return Match(nodes, last, 0, num_shared, at // TOKEN_BYTES + num_shared)
+            run = child.run
+            stop = min(at + len(run), end)
+            while (agrees := run.startswith(packed[at:stop])) and len(packed) < stop:
+                packed += _upcoming(tokens, packed, limit)
+            if not agrees or stop - at < len(run) or len(run) % page_bytes:
+                num_agreed = num_common(packed[at:stop], run)
+                num_pages, num_more = divmod(num_agreed, self.page_size)
+                return Match(nodes, child, num_pages, num_more, at // TOKEN_BYTES + num_agreed)
+            nodes.append(child)
+            branch = child
+            at = stop
 
-    def covering(self, branch: Branch, key: Key) -> Node | None:
-        """A child whose key starts with `key`, itself included."""
-        at = bisect_left(branch.order, key)
-        if at < len(branch.order) and branch.order[at][: len(key)] == key:
-            return branch.children[branch.order[at]]
-        return None
-
-    def covered(self, branch: Branch, key: Key) -> list[Node]:
+    def covered(self, branch: Branch, key: bytes) -> list[Node]:
         """Unpinned leaves next to `key` whose own keys are proper prefixes of it: nothing is lost without them."""
         found = []
-        at = bisect_left(branch.order, key)
-        while at > 0 and branch.order[at - 1] == key[: len(branch.order[at - 1])]:
-            at -= 1
-            node = branch.children[branch.order[at]]
+        before = branch.before(key)
+        while before is not None and key.startswith(before):
+            node = branch.children[before]
             if node.evictable:
                 found.append(node)
+            before = branch.before(before)
         return found
 
     def superseded(self, node: Node) -> bool:
         """Whether a sibling's key goes on where the node's ends. Sorted, such a sibling comes next."""
-        order = node.parent.order
-        after = bisect_left(order, node.key) + 1
-        return after < len(order) and order[after][: len(node.key)] == node.key
+        if len(node.key) == self._page_bytes:
+            return False
+        following = node.parent.after(node.key)
+        return following is not None and following.startswith(node.key)
 
-    def insert(self, branch: Branch, key: Key, page: int) -> Node:
-        node = Node(key, page, branch)
+    def insert(self, branch: Branch, run: bytes, pages: list[int]) -> Node:
+        """A new leaf of device pages below `branch`."""
+        assert len(pages) == -(-len(run) // self._page_bytes) > 0
         if isinstance(branch, Root):
             self._roots[branch.namespace] = branch
-        else:
-            assert isinstance(branch, Node)
-            assert len(branch.key) == self.page_size
-            assert branch.attached
-        self._attach(node)
+        node = Node(run[: self._page_bytes], bytearray(run), pages, branch, on_host=False)
+        branch.attach(node)
         self.num_nodes += 1
+        self.num_device_pages += len(pages)
         return node
 
-    def lengthen(self, node: Node, key: Key) -> None:
-        """The node's page holds more tokens now: `key` starts with the node's key."""
-        assert node.attached
-        assert key[: len(node.key)] == node.key
-        self._detach(node)
-        node.key = key
-        self._attach(node)
+    def grow(self, leaf: Node, run: bytes, pages: list[int]) -> None:
+        """The leaf goes on with `run`, which fills its unfinished page first, if it has one, and then `pages`."""
+        assert leaf.attached
+        assert leaf.holds
+        assert not leaf.children
+        if len(leaf.key) < self._page_bytes:
+            leaf.parent.detach(leaf)
+            leaf.key = leaf.key + run[: self._page_bytes - len(leaf.key)]
+            leaf.parent.attach(leaf)
+        leaf.run += run
+        leaf.pages += pages
+        self.num_device_pages += len(pages)
+        self.num_held_pages += len(pages)
+        assert len(leaf.pages) == -(-len(leaf.run) // self._page_bytes)
 
-    def remove(self, node: Node) -> None:
-        assert node.evictable
-        self._detach(node)
-        node.attached = False
+    def split(self, node: Node, num_pages: int) -> Node:
+        """Put the node's first `num_pages` pages into a node of their own, above it, which is returned.
+
+        The node itself stays the deeper part, so whoever holds it holds what it held. The new node inherits what is
+        known of its users, but claims are of the prefix that ends with the deeper part.
+        """
+        assert 0 < num_pages < len(node.pages)
+        at = num_pages * self._page_bytes
+        upper = Node(node.key, node.run[:at], node.pages[:num_pages], node.parent, node.on_host)
+        upper.holds = int(node.holds > 0)
+        upper.last_used = node.last_used
+        upper.num_hits = node.num_hits
+        upper.priority = node.priority
+        upper.family = node.family
+        upper.hashes = node.hashes[:num_pages]
+        node.parent.replace(node, upper)
+        del node.run[:at]
+        del node.pages[:num_pages]
+        del node.hashes[:num_pages]
+        node.key = bytes(node.run[: self._page_bytes])
+        node.parent = upper
+        upper.attach(node)
+        self.num_nodes += 1
+        return upper
+
+    def join(self, node: Node) -> Node:
+        """Undo a split: take the only child into the node. Returns the child, which is no node any more."""
+        (child,) = node.children.values()
+        assert not child.holds
+        assert not node.holds
+        assert child.on_host == node.on_host
+        node.detach(child)
+        node.run += child.run
+        node.pages += child.pages
+        node.hashes += child.hashes
+        for grandchild in list(child.children.values()):
+            child.detach(grandchild)
+            grandchild.parent = node
+            node.attach(grandchild)
+        child.attached = False
         self.num_nodes -= 1
-        if isinstance(node.parent, Root) and not node.parent.children:
-            del self._roots[node.parent.namespace]
+        return child
 
-    def pin(self, node: Node) -> None:
+    def cut(self, leaf: Node, num_pages: int) -> list[int]:
+        """Take the last `num_pages` pages, not all, from a leaf."""
+        assert leaf.evictable
+        assert not leaf.children
+        num_left = len(leaf.pages) - num_pages
+        assert 0 < num_left < len(leaf.pages)
+        pages = leaf.pages[num_left:]
+        del leaf.pages[num_left:]
+        del leaf.run[num_left * self._page_bytes :]
+        self._count(leaf, -num_pages)
+        return pages
+
+    def remove(self, leaf: Node) -> list[int]:
+        """Take the whole leaf, and its pages, out of the tree."""
+        assert leaf.evictable
+        assert not leaf.children
+        parent = leaf.parent
+        parent.detach(leaf)
+        leaf.attached = False
+        self.num_nodes -= 1
+        self._count(leaf, -len(leaf.pages))
+        if isinstance(parent, Root) and not parent.children:
+            del self._roots[parent.namespace]
+        return leaf.pages
+
+    def move(self, node: Node, pages: list[int]) -> list[int]:
+        """Change the node's tier: its content is in `pages` of the other one now. Returns the pages it leaves."""
+        assert len(pages) == len(node.pages)
+        self._count(node, -len(pages))
+        left, node.pages = node.pages, pages
+        node.on_host = not node.on_host
+        self._count(node, len(pages))
+        node.parent.num_device_children += -1 if node.on_host else 1
+        return left
+
+    def hold(self, node: Node) -> None:
         assert node.attached
-        node.pins += 1
-        self.num_pinned += node.pins == 1
+        branch: Branch = node
+        while isinstance(branch, Node):
+            branch.holds += 1
+            if branch.holds > 1:
+                return
+            if not branch.on_host:
+                self.num_held_pages += len(branch.pages)
+            branch = branch.parent
 
-    def unpin(self, node: Node) -> None:
-        assert node.pins > 0
-        node.pins -= 1
-        self.num_pinned -= node.pins == 0
+    def let_go(self, node: Node, clock: int) -> None:
+        """End a hold. What nobody holds any more was used until now."""
+        branch: Branch = node
+        while isinstance(branch, Node):
+            assert branch.holds > 0
+            branch.holds -= 1
+            if branch.holds:
+                return
+            branch.last_used = clock
+            if not branch.on_host:
+                self.num_held_pages -= len(branch.pages)
+            branch = branch.parent
 
-    def _attach(self, node: Node) -> None:
-        assert node.key not in node.parent.children
-        node.parent.children[node.key] = node
-        node.parent.order.insert(bisect_left(node.parent.order, node.key), node.key)
+    def _count(self, node: Node, num_pages: int) -> None:
+        if node.on_host:
+            self.num_host_pages += num_pages
+        else:
+            self.num_device_pages += num_pages
+            if node.holds:
+                self.num_held_pages += num_pages
 
-    def _detach(self, node: Node) -> None:
-        del node.parent.children[node.key]
-        del node.parent.order[bisect_left(node.parent.order, node.key)]
 
-
-def _nearest(branch: Branch, key: Key) -> tuple[Node | None, int]:
-    """The child that shares most of `key`'s first tokens, and how many. It is next to where `key` would be sorted."""
-    at = bisect_left(branch.order, key)
-    best: Node | None = None
-    most = 0
-    for neighbour in branch.order[max(at - 1, 0) : at + 1]:
-        shared = next((i for i, (a, b) in enumerate(zip(key, neighbour, strict=False)) if a != b), None)
-        shared = min(len(key), len(neighbour)) if shared is None else shared
-        if shared > most:
-            best, most = branch.children[neighbour], shared
-    return best, most
+def _upcoming(tokens: Sequence[int], packed: bytes, limit: int) -> bytes:
+    """As much again as was looked at, of `tokens[:limit]`."""
+    num_packed = len(packed) // TOKEN_BYTES
+    return pack(tokens[num_packed : min(2 * num_packed, limit)])

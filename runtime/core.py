@@ -10,13 +10,15 @@ import sys
 import time
 import traceback
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
+from typing import IO
 
 import msgspec
 import zmq
 
 from ..radix.cache import PrefixCache
 from . import lifeline, progress
+from .cache_events import CacheEventPublisher
 from .checkpoint import find_checkpoint, served_name
 from .engine import Engine, build_engine
 from .grammars import Grammars
@@ -35,7 +37,8 @@ from .protocol.core import (
 )
 from .protocol.errors import ErrorInfo, RamifyError, RequestError, RuntimeFailed
 from .protocol.version import __version__
-from .scheduler.scheduler import Scheduler, VocabularyFacts
+from .scheduler.plan_log import Header, LoggingScheduler
+from .scheduler.scheduler import Scheduler, VocabularyFacts, make_cache
 from .tokenizer import load_tokenizer
 
 logger = logging.getLogger("ramify.core")
@@ -103,8 +106,19 @@ class Link:
         self._context.term()
 
 
-def load(config: CoreConfig) -> tuple[Engine, Scheduler, ModelInfo]:
-    """Everything that a core is made of. Raises RamifyError when the checkpoint is at fault."""
+@dataclass(frozen=True)
+class Core:
+    """What the loop drives."""
+
+    engine: Engine
+    scheduler: Scheduler | LoggingScheduler
+    info: ModelInfo
+    cache: PrefixCache
+    publisher: CacheEventPublisher | None
+
+
+def load(config: CoreConfig) -> Core:
+    """Everything that a core is made of. Raises RamifyError when the checkpoint or a setting is at fault."""
     path = find_checkpoint(config.model)
     name = served_name(config.model, config.served_model_name)
     tokenizer = load_tokenizer(path)
@@ -114,23 +128,39 @@ def load(config: CoreConfig) -> tuple[Engine, Scheduler, ModelInfo]:
     info = ModelInfo(name=name, path=str(path), version=__version__, **asdict(engine.info))
     token_bytes = (tokenizer.token_bytes + [None] * info.vocab_size)[: info.vocab_size]
     facts = VocabularyFacts(info.vocab_size, token_bytes, frozenset(tokenizer.eos_ids))
-    scheduler = Scheduler(
+    publisher = None
+    if config.kv_events is not None:
+        publisher = CacheEventPublisher(config.kv_events, page_size=info.page_size)
+    shape = {"num_pages": info.num_pages, "num_host_pages": info.num_host_pages, "page_size": info.page_size}
+    cache = make_cache(config, **shape, events=publisher is not None)
+    scheduler: Scheduler | LoggingScheduler = Scheduler(
         config,
-        cache=PrefixCache(info.num_pages, info.page_size, enabled=config.prefix_cache),
+        cache=cache,
         vocabulary=facts,
         grammars=Grammars(facts.token_bytes, facts.eos_ids),
         context_length=info.context_length,
     )
-    return engine, scheduler, info
+    if config.log_plans is not None:
+        header = Header.of(config, facts, **shape, context_length=info.context_length)
+        scheduler = LoggingScheduler(scheduler, header, _open_log(config.log_plans))
+    return Core(engine, scheduler, info, cache, publisher)
 
 
-def loop(link: Link, engine: Engine, scheduler: Scheduler, info: ModelInfo) -> None:
+def _open_log(path: str) -> IO[bytes]:
+    try:
+        return open(path, "wb")
+    except OSError as error:
+        raise RequestError(f"cannot write the plan log: {error}", param="log_plans") from None
+
+
+def loop(link: Link, core: Core) -> None:
     """For ever: messages in, one forward, tokens out."""
+    engine, scheduler = core.engine, core.scheduler
     while True:
         wait = 0 if not scheduler.idle else GRAMMAR_POLL_MS if scheduler.pending_grammars else None
         for owner, message in link.receive(wait):
             if isinstance(message, Attach):
-                link.reply(owner, CoreReady(info))
+                link.reply(owner, CoreReady(core.info))
                 continue
             for answer in scheduler.handle(message, time.monotonic(), owner):
                 if isinstance(answer, CoreReply):
@@ -141,6 +171,8 @@ def loop(link: Link, engine: Engine, scheduler: Scheduler, info: ModelInfo) -> N
         link.send(scheduler.answers())
         if plan is not None:
             link.send(scheduler.commit(plan, engine.run(plan), time.monotonic()))
+        if core.publisher is not None:
+            core.publisher.publish(core.cache.take_events())
 
 
 def main() -> int:
@@ -153,7 +185,7 @@ def main() -> int:
         print(f"ramify core: cannot listen: {error}", file=sys.stderr)
         return 1
     try:
-        engine, scheduler, info = load(config.core)
+        core = load(config.core)
     except Exception as error:
         if not isinstance(error, RamifyError):
             traceback.print_exc()
@@ -162,7 +194,7 @@ def main() -> int:
         link.fail(error)
         return 1
     try:
-        loop(link, engine, scheduler, info)
+        loop(link, core)
     except Exception as error:
         traceback.print_exc()
         link.fail(RuntimeFailed(f"the core stopped on an error of its own: {type(error).__name__}: {error}"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -11,9 +12,11 @@ from threading import Lock
 from ..constrained import (
     Choices,
     CompiledGrammar,
+    Grammar,
     GrammarError,
     JsonSchema,
     Regex,
+    StructuralTag,
     Vocabulary,
     WhitespacePolicy,
     compile_constraint,
@@ -22,6 +25,7 @@ from ..constrained import Constraint as GrammarSource
 from .protocol.errors import RequestError
 from .protocol.sampling import Constraint, ConstraintKind
 
+_GBNF_RULE = re.compile(r"^\s*[\w-]+\s*::=", re.MULTILINE)  # a Lark rule has one colon
 MAX_GRAMMARS = 256  # kept, the least recently used go first
 NUM_THREADS = 2
 
@@ -75,8 +79,10 @@ def _source(constraint: Constraint) -> GrammarSource:
             return JsonSchema(constraint.source)
         case "choices":
             return Choices(_choices(constraint.source))
-        case kind:
-            raise _invalid(kind, f"constraints of kind {kind!r} are not supported; regex, json_schema and choices are")
+        case "grammar":
+            return Grammar(constraint.source, syntax="gbnf" if _GBNF_RULE.search(constraint.source) else "lark")
+        case "structural_tag":
+            return StructuralTag(constraint.source)
 
 
 def _choices(source: str) -> list[str]:

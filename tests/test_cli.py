@@ -6,6 +6,7 @@ import subprocess
 import sys
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer
@@ -21,6 +22,7 @@ MODEL_FLAGS = {
     "--eviction",
     "--host-kv-memory",
     "--log-plans",
+    "--kv-events",
     "--served-model-name",
     "--device",
     "--dtype",
@@ -36,21 +38,38 @@ HTTP_FLAGS = {"--cors-origins", "--max-body-mib", "--tool-call-parser", "--reaso
 FLAGS = {
     "serve": MODEL_FLAGS | {"--host", "--port", "--api-key", "--log-level"} | HTTP_FLAGS,
     "run": MODEL_FLAGS | {"--model", "--address", "--log-level"},
+    "trace": MODEL_FLAGS | {"--model", "--address", "--save", "--log-level"},
     "info": MODEL_FLAGS | {"--address", "--log-level"},
+    "bench replay": {
+        "--order",
+        "--eviction",
+        "--num-pages",
+        "--prefill-budget",
+        "--max-running",
+        "--prefix-cache",
+    },
 }
 
 
+def commands() -> dict[str, Any]:
+    """Every command by its name, those of groups too."""
+    found: dict[str, Any] = {}
+    for name, command in typer.main.get_command(app).commands.items():  # type: ignore[attr-defined]
+        inner = getattr(command, "commands", None)
+        found |= {name: command} if inner is None else {f"{name} {sub}": each for sub, each in inner.items()}
+    return found
+
+
 def test_a_new_flag_is_a_decision() -> None:
-    commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
     flags = {
         name: {option for parameter in command.params for option in parameter.opts if option.startswith("--")}
-        for name, command in commands.items()
+        for name, command in commands().items()
     }
     assert flags == FLAGS
 
 
 def test_every_flag_says_what_it_means() -> None:
-    for command in typer.main.get_command(app).commands.values():  # type: ignore[attr-defined]
+    for command in commands().values():
         for parameter in command.params:
             assert parameter.help, f"{command.name} {parameter.name}"
 
@@ -77,6 +96,34 @@ def test_run_gives_the_script_its_arguments_and_its_folder(tmp_path: Path) -> No
         [RAMIFY, "run", str(tmp_path / "script.py"), "--verbose", "7"], capture_output=True, text=True, timeout=60
     )
     assert done.stdout == "['--verbose', '7'] str\n", done.stderr
+
+
+def test_trace_runs_a_script_and_shows_a_saved_trace(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(
+        "import ramify\n"
+        "@ramify.function\n"
+        "def ask(s, country):\n"
+        "    s += country\n"
+        "    branches = s.fork(2)\n"
+        "    branches += ramify.gen('city', stop='.')\n"
+        "    branches.join()\n"
+        "ask.run('France', backend=ramify.Scripted([' Paris.', ' Lyon.']))\n"
+        "ask.run('Peru', backend=ramify.Scripted([' Lima.', ' Cusco.']))\n"
+    )
+    command = [RAMIFY, "trace", str(tmp_path / "script.py"), "--address", "ipc:///unused", "--save", "t.json"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    for fact in ("ask: 3 states", "branch 1", "' Paris'", "' Cusco'", "script.py:6"):
+        assert fact in done.stdout
+    again = subprocess.run([RAMIFY, "trace", "t.json"], capture_output=True, text=True, timeout=60, cwd=tmp_path)
+    assert again.stdout == done.stdout
+
+
+def test_what_is_no_trace_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "x.json").write_text("[]")
+    done = subprocess.run([RAMIFY, "trace", "x.json"], capture_output=True, text=True, timeout=60, cwd=tmp_path)
+    assert (done.returncode, len(done.stderr.splitlines())) == (1, 1)
+    assert "x.json" in done.stderr
 
 
 @pytest.mark.parametrize(

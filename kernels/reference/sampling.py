@@ -3,7 +3,7 @@
 Filters apply one after the other, each to the renormalised rest of the one before: temperature, top-k, top-p, min-p.
 Tokens are ranked by logit; of equal ones the lower id is the likelier. So `top_k = 1` is exactly the greedy choice.
 
-Legend: R rows, V vocabulary, N candidates, M alternatives listed.
+Legend: R rows, V vocabulary, N candidates, M alternatives listed, B tokens of a block.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import torch
 
 _NUM_CANDIDATES = 256  # the likeliest tokens, among which top-k and top-p mostly end
+_BLOCK = 1 << 16  # weights drawn from at a time
 _MIN_TEMPERATURE = 1e-30  # in float32; keeps 0 / temperature a zero
 
 
@@ -81,14 +82,47 @@ def _keep_likeliest(
 
 
 def draw_tokens(weights_RV: torch.Tensor, draw_R: torch.Tensor) -> torch.Tensor:
-    """The first token, in vocabulary order, whose cumulative share of the weights exceeds `draw_R` in [0, 1).
+    """A token of each row with the probability of its share of the weights; int64 [R]. `draw_R` int64 is the row's
+    randomness. A token of weight 0 is never drawn.
 
-    int64 [R]. Sums are float64. A token of weight 0 is never drawn.
+    A race: token t arrives after a time of rate `weights[t]`, and the first one wins (Maddison, Tarlow, Minka: A*
+    sampling, NIPS 2014, section 2, as exponentials). Each token's luck is its own, so rounding in the others' logits
+    changes the winner only where two arrive within that rounding of each other; a cumulative sum would be moved by all.
     """
-    sums_RV = weights_RV.cumsum(dim=-1, dtype=torch.float64)
-    tokens_R = torch.searchsorted(sums_RV, draw_R.double()[:, None] * sums_RV[:, -1:], right=True).squeeze(1)
-    # A sum that is NaN exceeds nothing. Such a row gets a meaningless token, as from argmax, but one that exists.
-    return tokens_R.clamp(max=weights_RV.shape[1] - 1)
+    R, V = weights_RV.shape
+    first_R = torch.zeros(R, dtype=torch.int64, device=weights_RV.device)
+    best_R = torch.zeros(R, dtype=torch.float64, device=weights_RV.device)
+    # Block by block: each one's intermediate values stay in the processor's cache.
+    num_columns = max(1024, _BLOCK // R)
+    for start in range(0, V, num_columns):
+        weights_RB = weights_RV[:, start : start + num_columns]
+        tokens_B = torch.arange(start, start + weights_RB.shape[1], device=weights_RV.device)
+        luck_RB = _splitmix64(draw_R[:, None], tokens_B)
+        # 52 bits and a half: neither 0 nor 1, exactly.
+        times_RB = _shift_right(luck_RB, 12).double().add_(0.5).mul_(2.0**-52).log_().neg_()
+        speed_R, token_R = (weights_RB / times_RB).max(dim=-1)
+        faster_R = speed_R > best_R
+        best_R = torch.where(faster_R, speed_R, best_R)
+        first_R = torch.where(faster_R, token_R + start, first_R)
+    return first_R
+
+
+def _splitmix64(seed: torch.Tensor, n: torch.Tensor) -> torch.Tensor:
+    """The n-th outputs of the generators that start at `seed` (Steele, Lea, Flood, OOPSLA 2014), as int64."""
+    z = seed + (n + 1) * _signed(0x9E3779B97F4A7C15)
+    z.bitwise_xor_(_shift_right(z, 30)).mul_(_signed(0xBF58476D1CE4E5B9))
+    z.bitwise_xor_(_shift_right(z, 27)).mul_(_signed(0x94D049BB133111EB))
+    return z.bitwise_xor_(_shift_right(z, 31))
+
+
+def _signed(word: int) -> int:
+    """The same 64 bits as a signed number."""
+    return word - (1 << 64) if word >> 63 else word
+
+
+def _shift_right(z: torch.Tensor, num_bits: int) -> torch.Tensor:
+    """Of unsigned numbers: torch's own repeats the sign."""
+    return (z >> num_bits).bitwise_and_((1 << (64 - num_bits)) - 1)
 
 
 def token_logprobs(

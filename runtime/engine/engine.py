@@ -80,7 +80,7 @@ class Engine:
 
     def warm_up(self) -> None:
         """Run one small plan in pages 0 and 1, so that the first request finds libraries loaded and memory touched."""
-        draw = Sample(temperature=1.0, top_k=8, top_p=0.9, min_p=0.0, draw=0.5, num_top_logprobs=1)
+        draw = Sample(temperature=1.0, top_k=8, top_p=0.9, min_p=0.0, draw=5, num_top_logprobs=1)
         prefill = Row(rid="warm-up", tokens=[0] * PAGE_SIZE, first_position=0, pages=[0], sample=draw)
         decode = Row(rid="warm-up", tokens=[0], first_position=0, pages=[1], sample=draw)
         self.run(ForwardPlan(step=0, copies=[], rows=[prefill, decode]))

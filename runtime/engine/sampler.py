@@ -60,7 +60,7 @@ def _choose(logits_RV: torch.Tensor, samples: Sequence[Sample]) -> torch.Tensor:
         top_p_R=per_row([samples[row].top_p for row in drawn], torch.float64),
         min_p_R=per_row([samples[row].min_p for row in drawn], torch.float32),
     )
-    draws_n = per_row([samples[row].draw for row in drawn], torch.float64)
+    draws_n = per_row([samples[row].draw for row in drawn], torch.int64)
     return tokens_R.index_copy(0, rows_n, kernels.draw_tokens(weights_nV, draws_n))
 
 

@@ -13,10 +13,14 @@ from dataclasses import dataclass
 
 from ..protocol.core import Claim
 from ..protocol.errors import ErrorInfo, RamifyError, RequestError
-from ..protocol.session import Delta, Done, Failed, Gen, RoleBegin, RoleEnd, Select, Sync, Text
+from ..protocol.session import Ask, Decide, Delta, Done, Failed, Gen, RoleBegin, RoleEnd, Select, Sync, Text
 from .claims import Ancestor
 from .content import Appended, Content
-from .generation import Generator, Prompt
+from .decisions import decide
+from .generating import generate
+from .generation import Generator, Piece
+from .program import Program
+from .scoring import Asker
 from .select import select
 
 logger = logging.getLogger("ramify.frontend")
@@ -45,16 +49,18 @@ class Tell:
     report: asyncio.Future[Report]
 
 
-Step = Text | RoleBegin | RoleEnd | Gen | Select | Sync | Branch | Join | Tell | ErrorInfo
+Step = Text | RoleBegin | RoleEnd | Gen | Select | Ask | Decide | Sync | Branch | Join | Tell | ErrorInfo
+_GENERATION = Gen | Select | Decide  # what needs the core
 
 
 class Player:
     """Plays steps once it has a content. An ErrorInfo as a step is an operation that was wrong from the start."""
 
     def __init__(
-        self, number: int, program: str, generator: Generator, send: Callable[[Done | Failed | Delta], None]
+        self, number: int, program: Program, generator: Generator, send: Callable[[Done | Failed | Delta], None]
     ) -> None:
         self.number = number
+        self.width = 1  # how many were forked together
         self._program = program
         self._generator = generator
         self._send = send
@@ -63,7 +69,10 @@ class Player:
         self._steps: deque[tuple[int, Step]] = deque()
         self._task: asyncio.Task[None] | None = None
         self._ancestors: tuple[Ancestor, ...] = ()  # whose claims ride on our first request
-        self.closed = False
+        self._num_generations = 0  # not begun
+        self._has_claim = False
+        self._supplies: dict[int, asyncio.Future[str | ErrorInfo]] = {}  # of every Ask that is not played
+        self._closed = False
 
     def begin(self, content: Content, ancestors: tuple[Ancestor, ...] = ()) -> None:
         self._content = content
@@ -77,7 +86,18 @@ class Player:
 
     def add(self, op: int, step: Step) -> None:
         self._steps.append((op, step))
+        if isinstance(step, _GENERATION):
+            self._num_generations += 1
+            self._program.num_generations += 1
+        elif isinstance(step, Ask):
+            self._supplies[op] = asyncio.get_running_loop().create_future()
         self._wake()
+
+    def supply(self, op: int, given: str | ErrorInfo) -> None:
+        """What an Ask waits for; the first counts, and one that nobody waits for is dropped."""
+        future = self._supplies.get(op)
+        if future is not None and not future.done():
+            future.set_result(given)
 
     def report(self) -> asyncio.Future[Report]:
         """What will have been appended since the fork once all steps added so far are played."""
@@ -88,21 +108,33 @@ class Player:
     def close(self) -> None:
         """Answer no more. Only what other states still wait for is played: forks of this one, and reports to joins."""
         self._send = _to_nobody
-        self.closed = True
+        self._closed = True
         while self._steps and not isinstance(self._steps[-1][1], Branch | Tell):
-            self._steps.pop()
+            step = self._steps.pop()[1]
+            self._begun(step)
+            self._ended(step)
+        closed = ErrorInfo.of(RequestError(f"state {self.number} was closed", code="state_closed"))
+        for op in self._supplies:
+            self.supply(op, closed)  # nobody else will
         if not self._steps:
             self.abort()
 
     def abort(self) -> None:
         """Answer no more and play no more; whoever waits for this state is told."""
         self._send = _to_nobody
-        self.closed = True
+        self._closed = True
         self._failure = ErrorInfo.of(RequestError(f"state {self.number} was closed", code="state_closed"))
         if self._task is not None:
             self._task.cancel()
         while self._steps:
-            self._refuse(*self._steps.popleft(), self._failure)
+            op, step = self._next()
+            self._refuse(op, step, self._failure)
+            self._ended(step)
+
+    @property
+    def closed(self) -> bool:
+        """Whether it will ask the core for nothing more."""
+        return self._closed or (self._program.complete and not self._num_generations)
 
     @property
     def is_over(self) -> bool:
@@ -114,12 +146,32 @@ class Player:
 
     async def _play_all(self) -> None:
         while self._steps:
-            op, step = self._steps.popleft()
-            if self._failure is None:
-                await self._play(op, step)
-            else:
-                self._refuse(op, step, self._failure)
+            op, step = self._next()
+            try:
+                if self._failure is None:
+                    await self._play(op, step)
+                else:
+                    self._refuse(op, step, self._failure)
+            finally:
+                self._ended(step)
         self._task = None
+
+    def _next(self) -> tuple[int, Step]:
+        op, step = self._steps.popleft()
+        self._begun(step)
+        return op, step
+
+    def _begun(self, step: Step) -> None:
+        if isinstance(step, _GENERATION):
+            self._num_generations -= 1
+
+    def _ended(self, step: Step) -> None:
+        if not isinstance(step, _GENERATION):
+            return
+        self._program.num_generations -= 1
+        if self._has_claim and self.closed and not self._closed:  # else: whoever closed it says so
+            self._has_claim = False
+            self._generator.core.end_states(self._program.name, [self.number])
 
     async def _play(self, op: int, step: Step) -> None:
         assert self._content is not None
@@ -157,11 +209,17 @@ class Player:
                 return await self._generate(content, op, step)
             case Select():
                 return await self._select(content, op, step)
+            case Ask():
+                return self._done(op, await self._ask(content, op, step))
+            case Decide(questions=questions):
+                decided = await decide(self._generator, content, questions, asker=self._asker)
+                return Done(self.number, op, "", answers=decided.answers)
             case Sync():
                 return self._done(op, "")
             case Branch(children=children):
                 ancestors = (*self._ancestors, Ancestor.of(self, content))
                 for child in children:
+                    child.width = len(children)
                     child.begin(content.fork(), ancestors)
                 return self._done(op, "")
             case Join(reports=reports):
@@ -179,36 +237,54 @@ class Player:
     async def _generate(self, content: Content, op: int, step: Gen) -> Done:
         content.drop_lead()
         tokens = await content.flush()
-        prompt = Prompt(
-            tokens=tokens,
-            sampling=step.sampling,
-            logprobs=step.logprobs,
-            program=self._program,
-            claims=self._claims(tokens, None),
+
+        def on_piece(piece: Piece) -> None:
+            self._send(Delta(self.number, op, piece.text, piece.ids, piece.logprobs))
+
+        asker = self._asker(tokens, None)
+        outcome = await generate(self._generator, self._program, step, tokens, asker, on_piece)
+        first = outcome.sequences[0]
+        await content.append_generated(first.ids, outcome.leftover)
+        return Done(self.number, op, first.text, sequences=outcome.sequences)
+
+    def _asker(self, tokens: list[int], num_kept: int | None) -> Asker:
+        """On whose behalf `tokens` are asked for, of which this state will keep the first `num_kept`; None: all, and
+        the output."""
+        return Asker(
+            program=self._program.name,
+            claims=self._claims(tokens, num_kept),
+            outlook=self._program.outlook(self.width),
         )
-        with self._generator.start(prompt, step.n) as samples:
-            if step.stream:
-                async for piece in samples[0]:
-                    self._send(Delta(self.number, op, piece.text, piece.ids, piece.logprobs))
-            results = [await sample.result() for sample in samples]
-        await content.append_generated(results[0].sequence.ids, results[0].leftover)
-        sequences = [result.sequence for result in results]
-        return Done(self.number, op, sequences[0].text, sequences=sequences)
 
     def _claims(self, tokens: list[int], num_kept: int | None) -> list[Claim]:
-        """On a request for `tokens`, of which this state will keep the first `num_kept`; None: all, and the output."""
-        if self.closed:
+        if self._closed:
             return []
         token_bytes = self._generator.tokenizer.token_bytes
         claims = [ancestor.claim(tokens, token_bytes) for ancestor in self._ancestors]
         self._ancestors = ()
-        return [claim for claim in claims if claim is not None] + [Claim(self.number, num_kept)]
+        known = [claim for claim in claims if claim is not None]
+        if self.closed:
+            return known  # its last request: nothing of it is needed again
+        self._has_claim = True
+        return [*known, Claim(self.number, num_kept)]
 
     async def _select(self, content: Content, op: int, step: Select) -> Done:
         lead = content.take_lead()
-        choice = await select(self._generator, content, step, program=self._program, claims=self._claims)
+        choice = await select(self._generator, content, step, asker=self._asker)
+        if not step.append:
+            return Done(self.number, op, lead, choice=choice)
         await content.append_chosen(choice.text)
         return Done(self.number, op, lead + choice.text, choice=choice)
+
+    async def _ask(self, content: Content, op: int, step: Ask) -> str:
+        given = await self._supplies[op]
+        del self._supplies[op]
+        if isinstance(given, ErrorInfo):
+            raise given.to_exception()
+        if not step.chosen:
+            return content.append_text(given)
+        await content.append_chosen(given)
+        return given
 
     async def _join(self, content: Content, reports: tuple[asyncio.Future[Report], ...]) -> str:
         texts = []

@@ -1,4 +1,4 @@
-"""Where programs connect: a ROUTER socket, one session per client, and clients that fall silent forgotten.
+"""Where programs connect: a ROUTER socket, one session per client, and clients that are gone or silent forgotten.
 
 Whatever arrives is answered or dropped; nothing that a client sends ends the service.
 """
@@ -18,6 +18,7 @@ import zmq.asyncio
 from ..protocol import wire
 from ..protocol.errors import BusyError, ErrorInfo, RamifyError, RequestError, RuntimeFailed
 from ..protocol.session import (
+    Answers,
     Append,
     Bye,
     Call,
@@ -28,10 +29,13 @@ from ..protocol.session import (
     Fatal,
     FromFrontend,
     Hello,
+    Lost,
     Malformed,
     Open,
     Ping,
+    Play,
     Reply,
+    Supply,
     ToFrontend,
     Welcome,
 )
@@ -41,7 +45,11 @@ from .session import Session
 
 logger = logging.getLogger("ramify.frontend")
 
+SETTLED = 0.05  # seconds after a disconnection is told until the socket behaves accordingly
 SILENCE = 15.0  # seconds after which a client that says nothing loses its states
+
+
+_ONE_BY_ONE = (Done, Delta, Failed)  # answers to operations: what comes of one turn of the event loop goes together
 
 
 class _Client:
@@ -56,11 +64,14 @@ class Service:
     def __init__(self, context: zmq.asyncio.Context, address: str, generator: Generator) -> None:
         self._socket = context.socket(zmq.ROUTER)
         wire.set_options(self._socket)
+        self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)  # sending to who is gone is an error: so we learn of it
+        self._monitor = self._socket.get_monitor_socket(zmq.Event.DISCONNECTED)
         self._address = address
         self._generator = generator
         self._core = generator.core
         self._decoder = msgspec.msgpack.Decoder(ToFrontend)
         self._clients: dict[bytes, _Client] = {}
+        self._outgoing: dict[bytes, list[Done | Delta | Failed]] = {}  # to be sent before this turn is over
         self._tasks: list[asyncio.Task[None]] = []
         self._questions: set[asyncio.Task[None]] = set()  # asked outside any state, being answered
 
@@ -73,6 +84,7 @@ class Service:
         self._tasks = [
             asyncio.create_task(self._receive(), name="service"),
             asyncio.create_task(self._forget_regularly(), name="forget silent clients"),
+            asyncio.create_task(self._forget_disconnected(), name="forget clients that are gone"),
         ]
 
     async def stop(self, error: ErrorInfo) -> None:
@@ -82,25 +94,26 @@ class Service:
         for identity, client in self._clients.items():
             client.session.close_all()
             self._send(identity, Fatal(error))
+        self._flush()
         self._clients.clear()
+        self._socket.disable_monitor()
+        self._monitor.close(linger=0)
         # Lingers: what was said last must not be lost. Bounded, for clients that no longer listen.
         self._socket.close(linger=500)
 
     def forget_silent(self, now: float) -> None:
         """Close the states of clients not heard of for SILENCE seconds. `now` is on the monotonic clock."""
         for identity, client in list(self._clients.items()):
-            if now - client.last_heard > SILENCE:
-                num_states = client.session.num_states
-                self._forget(identity)
-                if num_states:  # without any, silence is as it should be
-                    logger.warning("a client fell silent; closing its %d states", num_states)
-                    silent = RuntimeFailed(f"the program was not heard of for {SILENCE:g} s; its states are closed")
-                    self._send(identity, Fatal(ErrorInfo.of(silent)))  # should it be alive, it waits for answers
+            if now - client.last_heard > SILENCE and (states := self._forget(identity)):
+                logger.warning("a client fell silent; its %d states are closed", len(states))
+                silent = RuntimeFailed(f"the program was not heard of for {SILENCE:g} s; its states are closed")
+                self._send(identity, Lost(states, ErrorInfo.of(silent)))  # should it be alive, it waits for answers
 
-    def _forget(self, identity: bytes) -> None:
+    def _forget(self, identity: bytes) -> tuple[int, ...]:
+        """The states that it had."""
+        self._outgoing.pop(identity, None)
         client = self._clients.pop(identity, None)
-        if client is not None:
-            client.session.close_all()
+        return () if client is None else client.session.close_all()
 
     async def _forget_regularly(self) -> None:
         interval = SILENCE / 5
@@ -111,6 +124,14 @@ class Service:
             for client in self._clients.values():
                 client.last_heard += now - before - interval  # we were late: what they said may not be read yet
             self.forget_silent(now)
+
+    async def _forget_disconnected(self) -> None:
+        """The socket tells that somebody has gone, not who: whom nothing can be sent to."""
+        while True:
+            await self._monitor.recv_multipart()
+            await asyncio.sleep(SETTLED)
+            for identity in list(self._clients):
+                self._send(identity, Answers([]))
 
     async def _receive(self) -> None:
         while True:
@@ -144,6 +165,10 @@ class Service:
                 self._ask(identity, self._welcome(version))
             case Call():
                 self._ask(identity, self._answer(message))
+            case Play():
+                client.session.play(message)
+            case Supply():
+                client.session.supply(message)
             case Open():
                 client.session.open(message)
             case Append():
@@ -186,9 +211,34 @@ class Service:
             return Reply(call.call, error=ErrorInfo.of(error))
 
     def _send(self, identity: bytes, message: FromFrontend) -> None:
+        if isinstance(message, _ONE_BY_ONE):
+            if not self._outgoing:
+                asyncio.get_running_loop().call_soon(self._flush)
+            self._outgoing.setdefault(identity, []).append(message)
+            return
+        if answers := self._outgoing.pop(identity, None):
+            self._send_answers(identity, answers)
+        self._send_bytes(identity, wire.encode(message))
+
+    def _flush(self) -> None:
+        outgoing, self._outgoing = self._outgoing, {}
+        for identity, answers in outgoing.items():
+            self._send_answers(identity, answers)
+
+    def _send_answers(self, identity: bytes, answers: list[Done | Delta | Failed]) -> None:
         try:
-            data = wire.encode(message)
-        except RequestError as error:  # e.g. the log-probabilities of many samples
-            assert isinstance(message, Done | Delta | Failed)
-            data = wire.encode(Failed(message.state, message.op, ErrorInfo.of(error)))
-        self._socket.send_multipart([identity, data])  # queued at once: no high-water mark
+            self._send_bytes(identity, wire.encode(answers[0] if len(answers) == 1 else Answers(answers)))
+            return
+        except RequestError as error:  # too long, e.g. the log-probabilities of many samples
+            if len(answers) == 1:
+                [answer] = answers
+                self._send_bytes(identity, wire.encode(Failed(answer.state, answer.op, ErrorInfo.of(error))))
+                return
+        for answer in answers:
+            self._send_answers(identity, [answer])
+
+    def _send_bytes(self, identity: bytes, data: bytes) -> None:
+        sent = self._socket.send_multipart([identity, data])  # queued at once: no high-water mark
+        if sent.done() and (error := sent.exception()) is not None:
+            assert isinstance(error, zmq.ZMQError), error
+            self._forget(identity)

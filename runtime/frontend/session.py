@@ -5,24 +5,28 @@ Knows no sockets: messages in by method, answers out through a function.
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
 from collections.abc import Callable
 
 from ..protocol.errors import BusyError, ErrorInfo, RequestError
 from ..protocol.session import (
     Append,
+    Budget,
     Close,
     Concatenate,
     Delta,
     Done,
     Failed,
     Fork,
+    Lost,
     Open,
     Operation,
+    Play,
+    Supply,
 )
 from .content import Content
 from .generation import Generator
 from .player import Branch, Join, Player, Step
+from .program import Program
 
 MAX_STATES = 100_000  # per client
 
@@ -30,7 +34,7 @@ MAX_STATES = 100_000  # per client
 class _State:
     """What the session remembers of a state besides its player."""
 
-    def __init__(self, player: Player, program: str, parent: _State | None) -> None:
+    def __init__(self, player: Player, program: Program, parent: _State | None) -> None:
         self.player = player
         self.program = program
         self.parent = parent
@@ -38,27 +42,115 @@ class _State:
 
 
 class Session:
-    """`name` tells this client's programs from those of others."""
+    """`name` tells this client's programs from those of others. Every program it opens ends with its last state."""
 
-    def __init__(self, name: str, generator: Generator, send: Callable[[Done | Failed | Delta], None]) -> None:
+    def __init__(self, name: str, generator: Generator, send: Callable[[Done | Failed | Delta | Lost], None]) -> None:
         self._name = name
         self._generator = generator
         self._send = send
         self._states: dict[int, _State] = {}
-        self._num_states: Counter[str] = Counter()  # by program
-        self._leaving: set[Player] = set()  # closed, with something left to do
+        self._programs: dict[int, Program] = {}
+        self._leaving: dict[Player, Program] = {}  # closed, with something left to do
 
     @property
     def num_states(self) -> int:
         return len(self._states)
 
     def open(self, message: Open) -> None:
-        """Raises RequestError when the number is taken, BusyError when there are too many states."""
-        state = self._create(message.state, f"{self._name}:{message.program}", None)
+        """Raises RequestError when the number is taken. With too many states it is lost at once."""
+        self._check_new((message.state,))
+        program = self._programs.get(message.program) or self._new_program(message.program, message.budget)
+        try:
+            state = self._create(message.state, program, None)
+        except BusyError as error:
+            self._send(Lost((message.state,), ErrorInfo.of(error)))
+            if not program.states:
+                self._forget(program)
+            return
         state.player.begin(Content(self._generator.tokenizer, self._generator.encoder))
+
+    def play(self, message: Play) -> None:
+        """Each part as if it had come by itself; `complete` holds for the programs that are opened here."""
+        if message.complete:
+            for part in message.messages:
+                if isinstance(part, Open) and part.program not in self._programs:
+                    self._new_program(part.program, part.budget).complete = True
+        for part in message.messages:
+            match part:
+                case Open():
+                    self.open(part)
+                case Append():
+                    self._append(part)
+                case Close():
+                    self.close(part)
 
     def append(self, message: Append) -> None:
         """Let the operations be played. Each is answered, also when the state is unknown or they are misnumbered."""
+        if (state := self._states.get(message.state)) is not None:
+            state.program.complete = False  # it was said to be, and goes on
+        self._append(message)
+
+    def supply(self, message: Supply) -> None:
+        """What an Ask waits for. For a state that is gone there is nobody to tell."""
+        if (state := self._states.get(message.state)) is not None:
+            state.player.supply(message.op, message.text if message.error is None else message.error)
+
+    def close(self, message: Close) -> None:
+        """Forget states. One that others wait for goes on unseen until they have what they need."""
+        for number in message.programs:
+            if (program := self._programs.get(number)) is not None:
+                self._end(program)
+        self._leaving = {player: program for player, program in self._leaving.items() if not player.is_over}
+        ended: dict[Program, list[int]] = {}
+        for number in message.states:
+            state = self._states.pop(number, None)
+            if state is not None:
+                state.player.close()
+                self._leaving[state.player] = state.program
+                state.program.states.discard(number)
+                ended.setdefault(state.program, []).append(number)
+        for program, numbers in ended.items():
+            if program.states:
+                self._generator.core.end_states(program.name, numbers)
+            else:
+                self._forget(program)
+
+    def close_all(self) -> tuple[int, ...]:
+        """The client is gone: end everything. The states that there were."""
+        numbers = tuple(self._states)
+        for program in list(self._programs.values()):
+            self._end(program)
+        for player in self._leaving:
+            player.abort()
+        self._leaving.clear()
+        return numbers
+
+    def _lose(self, program: Program, error: ErrorInfo) -> None:
+        """End a program and tell the client why."""
+        numbers = tuple(program.states)
+        self._end(program)
+        self._send(Lost(numbers, error))
+
+    def _end(self, program: Program) -> None:
+        for number in program.states:
+            self._states.pop(number).player.abort()
+        program.states.clear()
+        for player, other in self._leaving.items():
+            if other is program:
+                player.abort()
+        self._forget(program)
+
+    def _forget(self, program: Program) -> None:
+        program.end()
+        del self._programs[program.number]
+        self._generator.core.end_states(program.name, None)
+
+    def _new_program(self, number: int, budget: Budget | None) -> Program:
+        program = Program(number, f"{self._name}:{number}", budget, self._lose)
+        self._programs[number] = program
+        return program
+
+    def _append(self, message: Append) -> None:
         state = self._states.get(message.state)
         if state is None or message.first != state.next_op:
             reason = "there is no such state" if state is None else f"operation {state.next_op} comes next"
@@ -79,41 +171,13 @@ class Session:
                 step = ErrorInfo.of(wrong)
             state.player.add(op, step)
 
-    def close(self, message: Close) -> None:
-        """Forget states. One that others wait for goes on unseen until they have what they need."""
-        self._leaving = {player for player in self._leaving if not player.is_over}
-        ended: defaultdict[str, list[int]] = defaultdict(list)
-        for number in message.states:
-            state = self._states.pop(number, None)
-            if state is not None:
-                state.player.close()
-                self._leaving.add(state.player)
-                ended[state.program].append(number)
-        for program, numbers in ended.items():
-            self._num_states[program] -= len(numbers)
-            is_over = not self._num_states[program]
-            if is_over:
-                del self._num_states[program]
-            self._generator.core.end_states(program, None if is_over else numbers)
-
-    def close_all(self) -> None:
-        """The client is gone: end everything."""
-        for player in (*self._leaving, *(state.player for state in self._states.values())):
-            player.abort()
-        for program in self._num_states:
-            self._generator.core.end_states(program, None)
-        self._num_states.clear()
-        self._states.clear()
-        self._leaving.clear()
-
-    def _create(self, number: int, program: str, parent: _State | None) -> _State:
-        if number in self._states:
-            raise RequestError(f"state {number} exists", param="state", code="bad_state")
+    def _create(self, number: int, program: Program, parent: _State | None) -> _State:
+        """Raises BusyError when there are too many states."""
         if len(self._states) >= MAX_STATES:
             raise BusyError(f"a client may have at most {MAX_STATES} states")
         state = _State(Player(number, program, self._generator, self._send), program, parent)
         self._states[number] = state
-        self._num_states[program] += 1
+        program.states.add(number)
         return state
 
     def _step(self, state: _State, operation: Operation) -> Step:
@@ -121,18 +185,22 @@ class Session:
         match operation:
             case Fork(children=children):
                 self._check_new(children)
+                if len(self._states) + len(children) > MAX_STATES:
+                    raise BusyError(f"a client may have at most {MAX_STATES} states")
                 return Branch(tuple(self._create(child, state.program, state).player for child in children))
             case Concatenate(children=children):
                 return Join(tuple(self._child(state, child).report() for child in children))
             case _:
                 return operation
 
-    def _check_new(self, children: tuple[int, ...]) -> None:
-        taken = next((child for child in children if child in self._states), None)
-        if taken is not None or len(set(children)) < len(children):
-            raise RequestError(f"a fork's states must be new, got {children}", param="children", code="bad_state")
-        if len(self._states) + len(children) > MAX_STATES:
-            raise BusyError(f"a client may have at most {MAX_STATES} states")
+    def _check_new(self, numbers: tuple[int, ...]) -> None:
+        taken = next((number for number in numbers if number in self._states), None)
+        if taken is not None:
+            raise RequestError(f"state {taken} exists; a state must be new", param="state", code="bad_state")
+        if len(set(numbers)) < len(numbers):
+            raise RequestError(
+                f"a fork's states must be new and differ, got {numbers}", param="children", code="bad_state"
+            )
 
     def _child(self, state: _State, number: int) -> Player:
         child = self._states.get(number)

@@ -21,6 +21,7 @@ from .core import ModelInfo
 from .errors import ErrorInfo, RequestError, RuntimeFailed
 from .link import Link, LinkDown
 from .session import (
+    Answers,
     Call,
     Close,
     Delta,
@@ -29,6 +30,7 @@ from .session import (
     Fatal,
     FromFrontend,
     Hello,
+    Lost,
     Malformed,
     Reply,
     ToFrontend,
@@ -149,11 +151,17 @@ class Connection:
             raise LinkDown(f"the runtime sent what we cannot read: {error}") from None
         match message:
             case Delta() | Done() | Failed():
-                if (listener := self._listeners.get(message.state)) is not None:
-                    listener.receive(message)
+                self._hand_over(message)
+            case Answers(answers=answers):
+                for answer in answers:
+                    self._hand_over(answer)
+            case Lost(states=states, error=reason):
+                for state in states:
+                    if (listener := self._listeners.pop(state, None)) is not None:
+                        listener.fail(reason)
             case Reply():
-                if (answers := self._calls.get(message.call)) is not None:
-                    answers.put(message)
+                if (waiting := self._calls.get(message.call)) is not None:
+                    waiting.put(message)
             case Welcome():
                 self._info = message.info
                 self._link.allow_sending()
@@ -163,6 +171,10 @@ class Connection:
             case Malformed():
                 # Some operation was not understood and will not be answered; which one is unknown.
                 raise LinkDown(f"the runtime could not read us: {message.error.message}")
+
+    def _hand_over(self, answer: Delta | Done | Failed) -> None:
+        if (listener := self._listeners.get(answer.state)) is not None:
+            listener.receive(answer)
 
     def _fail(self, error: ErrorInfo) -> None:
         # Set first: who registers later meets it in `send`, who registered earlier is found below.

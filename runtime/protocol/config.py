@@ -7,6 +7,9 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
+OrderName = Literal["fcfs", "lpm", "dfs", "program"]
+EvictionName = Literal["lru", "lfu", "priority", "program"]
+
 
 class CoreConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The model, its memory, and how much one step does."""
@@ -32,16 +35,20 @@ class CoreConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_waiting: Annotated[int, Meta(ge=1, description="requests queued before answering busy")] = 4096
     prefix_cache: Annotated[bool, Meta(description="reuse the KV of shared prefixes")] = True
     order: Annotated[
-        Literal["fcfs", "lpm", "dfs", "program"],
+        OrderName,
         Meta(description="of waiting requests: by arrival, longest cached prefix first, tree order, or by program"),
     ] = "program"
     eviction: Annotated[
-        Literal["lru", "lfu", "priority", "program"],
+        EvictionName,
         Meta(description="which cached prefix goes first; program: what no live program needs"),
     ] = "program"
     host_kv_memory: Annotated[
         float, Meta(ge=0, le=1 << 20, description="GiB of host memory for KV that the pool has no room for")
     ] = 0.0
+    kv_events: Annotated[
+        str | None,
+        Meta(description="ZMQ address to publish what the cache stores and removes at; tcp replays at the next port"),
+    ] = None
     log_plans: Annotated[str | None, Meta(description="write every message, plan and result to this file")] = None
 
 

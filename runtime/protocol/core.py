@@ -150,6 +150,19 @@ class CoreStats(msgspec.Struct, frozen=True, kw_only=True):
     num_output_tokens: int
     num_retractions: int
     num_evicted_pages: int
+    num_host_cached_pages: int = 0
+    num_demoted_pages: int = 0  # copied to the host when the pool had no room
+    num_promoted_pages: int = 0  # and back
+
+    @property
+    def cache_hit_rate(self) -> float:
+        """The share of prompt tokens that were not computed."""
+        return self.num_cached_tokens / self.num_prompt_tokens if self.num_prompt_tokens else 0.0
+
+    @property
+    def kv_use(self) -> float:
+        """The share of the pool's pages that are in use: those that running requests hold, and what is cached."""
+        return 1 - self.num_free_pages / self.num_pages if self.num_pages else 0.0
 
 
 class CoreReply(msgspec.Struct, frozen=True, tag="reply"):

@@ -1,18 +1,20 @@
 """Client <-> frontend: a program's operations one way, what they produced the other.
 
 A *state* is a growing sequence of token ids held by the frontend. The client numbers its states and each state's
-operations itself, so that nothing waits for a round trip: opening, appending, forking are one-way messages. Each
-operation is answered once, by `Done` or `Failed`, in order within its state; a streamed Gen also by `Delta`s before.
+operations itself, so that nothing waits for a round trip: opening, appending, forking are one-way messages, and a
+whole program may come as one. Each operation is answered once, by `Done` or `Failed`, in order within its state; a
+streamed Gen also by `Delta`s before.
 After `Failed` every later operation of that state fails with the same error.
 """
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 
 from .core import CoreStats, Finish, ModelInfo
+from .decisions import DecisionAnswer, Question
 from .errors import ErrorInfo
 from .sampling import LogprobParams, SamplingParams, TokenLogprob
 
@@ -44,15 +46,32 @@ class Gen(msgspec.Struct, frozen=True, kw_only=True, tag="gen"):
     logprobs: LogprobParams | None = None
     n: int = 1
     stream: bool = False
+    token_texts: bool = False  # with log-probabilities: what each token that they name adds to the text
 
 
 class Select(msgspec.Struct, frozen=True, kw_only=True, tag="select"):
-    """Score each choice as a continuation and append the best (temperature 0) or a draw among them."""
+    """Score each choice as a continuation and append the best (temperature 0) or a draw among them.
+
+    Without `append` the choices are only scored: the client decides, and the `Ask` that follows appends.
+    """
 
     choices: tuple[str, ...]
     method: ChoicesMethod = "token_length_normalized"
     temperature: float = 0.0
     seed: int | None = None
+    append: bool = True
+
+
+class Ask(msgspec.Struct, frozen=True, kw_only=True, tag="ask"):
+    """Append what the client supplies; wait for it. `chosen`: it is one of the choices that were scored just before."""
+
+    chosen: bool = False
+
+
+class Decide(msgspec.Struct, frozen=True, tag="decide"):
+    """Answer questions about what the state holds; append nothing."""
+
+    questions: tuple[Question, ...]
 
 
 class Fork(msgspec.Struct, frozen=True, tag="fork"):
@@ -71,7 +90,7 @@ class Sync(msgspec.Struct, frozen=True, tag="sync"):
     """Do nothing; its `Done` says that everything before it is done."""
 
 
-Operation = Text | RoleBegin | RoleEnd | Gen | Select | Fork | Concatenate | Sync
+Operation = Text | RoleBegin | RoleEnd | Gen | Select | Ask | Decide | Fork | Concatenate | Sync
 
 # Client -> frontend
 
@@ -90,11 +109,19 @@ class Bye(msgspec.Struct, frozen=True, tag="bye"):
     """The client leaves; its states are closed and its running requests aborted."""
 
 
+class Budget(msgspec.Struct, frozen=True, kw_only=True):
+    """What a program may use, all its states together; when it is spent they are lost, with an error that names it."""
+
+    seconds: Annotated[float, msgspec.Meta(gt=0)] | None = None  # since the program was opened
+    tokens: Annotated[int, msgspec.Meta(gt=0)] | None = None  # generated
+
+
 class Open(msgspec.Struct, frozen=True, tag="open"):
-    """A new, empty state of program `program` (numbered by the client)."""
+    """A new, empty state of program `program` (numbered by the client). The program's first brings the budget."""
 
     state: int
     program: int
+    budget: Budget | None = None
 
 
 class Append(msgspec.Struct, frozen=True, tag="append"):
@@ -106,9 +133,31 @@ class Append(msgspec.Struct, frozen=True, tag="append"):
 
 
 class Close(msgspec.Struct, frozen=True, tag="close"):
-    """Forget states; what they still run is aborted."""
+    """Forget states, and every state of `programs`; what they still run is aborted. A single state that others wait
+    for goes on unseen until they have what they need."""
 
     states: tuple[int, ...]
+    programs: tuple[int, ...] = ()
+
+
+class Play(msgspec.Struct, frozen=True, tag="play"):
+    """Several messages as one, in order: all that a program has said so far.
+
+    `complete`: nothing more will be appended to the states of the programs opened here, so that what they hold is
+    needed only as far as these messages use it.
+    """
+
+    messages: list[Open | Append | Close]
+    complete: bool = False
+
+
+class Supply(msgspec.Struct, frozen=True, kw_only=True, tag="supply"):
+    """What the `Ask` that is operation `op` of `state` waits for: a text, or why there is none."""
+
+    state: int
+    op: int
+    text: str = ""
+    error: ErrorInfo | None = None
 
 
 class Call(msgspec.Struct, frozen=True, tag="call"):
@@ -118,7 +167,7 @@ class Call(msgspec.Struct, frozen=True, tag="call"):
     method: Literal["info", "stats", "flush_cache"]
 
 
-ToFrontend = Hello | Ping | Bye | Open | Append | Close | Call
+ToFrontend = Hello | Ping | Bye | Open | Append | Close | Play | Supply | Call
 
 # Frontend -> client
 
@@ -128,7 +177,7 @@ class Welcome(msgspec.Struct, frozen=True, tag="welcome"):
 
 
 class Fatal(msgspec.Struct, frozen=True, tag="fatal"):
-    """Nothing more will be answered: the runtime goes down (or could not start), or took the client for dead."""
+    """Nothing more will be answered: the runtime goes down, or could not start."""
 
     error: ErrorInfo
 
@@ -147,10 +196,11 @@ class Sequence(msgspec.Struct, frozen=True, kw_only=True):
     prompt_logprobs: list[TokenLogprob | None] | None = None
     seconds: float = 0.0  # from submission to finish
     num_retractions: int = 0
+    token_texts: dict[int, str] | None = None  # of every id that the log-probabilities name
 
 
 class Choice(msgspec.Struct, frozen=True, kw_only=True):
-    """How a select decided. Lists have one entry per choice, in the user's order."""
+    """How a select decided, or would have. Lists have one entry per choice, in the user's order."""
 
     index: int
     text: str
@@ -173,13 +223,15 @@ class Delta(msgspec.Struct, frozen=True, tag="delta"):
 
 
 class Done(msgspec.Struct, frozen=True, tag="done"):
-    """Operation `op` appended `text` to the state (what `s.text()` shows). A Gen has `sequences`, a Select `choice`."""
+    """Operation `op` appended `text` to the state (what `s.text()` shows). A Gen has `sequences`, a Select `choice`, a
+    Decide `answers`."""
 
     state: int
     op: int
     text: str
     sequences: list[Sequence] | None = None
     choice: Choice | None = None
+    answers: list[DecisionAnswer] | None = None
 
 
 class Failed(msgspec.Struct, frozen=True, tag="failed"):
@@ -187,6 +239,19 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
 
     state: int
     op: int
+    error: ErrorInfo
+
+
+class Answers(msgspec.Struct, frozen=True, tag="answers"):
+    """Several answers as one message, in order."""
+
+    answers: list[Delta | Done | Failed]
+
+
+class Lost(msgspec.Struct, frozen=True, tag="lost"):
+    """The runtime has closed these states: a budget is spent, the client was silent, or there are too many."""
+
+    states: tuple[int, ...]
     error: ErrorInfo
 
 
@@ -203,4 +268,4 @@ class Malformed(msgspec.Struct, frozen=True, tag="malformed"):
     error: ErrorInfo
 
 
-FromFrontend = Welcome | Fatal | Delta | Done | Failed | Reply | Malformed
+FromFrontend = Welcome | Fatal | Delta | Done | Failed | Answers | Lost | Reply | Malformed

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+from bisect import insort
 from dataclasses import dataclass
 
 from ...radix.cache import PrefixCache
 from .batch import Batch, Part
-from .queue import in_order
+from .estimate import OutputLengths
+from .headroom import Growth, peak
+from .orders import Order, View
+from .programs import Programs
+from .queue import Queue
 from .request import Request
 from .sharing import Awaited, worth_awaiting
+
+ROUNDS = 8  # of admission, between two measures of one waiting request
+GOLDEN = 0.6180339887498949  # its multiples, modulo 1, are spread evenly however many are taken (Weyl's sequence)
 
 
 @dataclass(frozen=True)
@@ -17,60 +25,125 @@ class Admitted:
 
     parts: list[Part]
     cached_whole: list[Request]
+    num_left: int  # tokens that nobody could use
 
 
 class Admission:
     """The waiting requests of a batch."""
 
-    def __init__(self, cache: PrefixCache, batch: Batch, max_running: int) -> None:
+    def __init__(
+        self,
+        cache: PrefixCache,
+        batch: Batch,
+        programs: Programs,
+        lengths: OutputLengths,
+        order: Order,
+        *,
+        max_running: int,
+    ) -> None:
         self._cache = cache
         self._batch = batch
+        self._programs = programs
+        self._lengths = lengths
         self._max_running = max_running
-        self._requests: dict[str, Request] = {}
+        self._queue = Queue(order)
+        self._num_rounds = 0
+        self._measured: dict[str, int] = {}  # cached tokens of waiting requests, measured within the last ROUNDS
         self._awaited: dict[str, Awaited] = {}  # what a waiting request waits for, if another computes its prefix
 
     def __len__(self) -> int:
-        return len(self._requests)
+        return len(self._queue)
 
     def add(self, request: Request) -> None:
-        assert request.rid not in self._requests
-        self._requests[request.rid] = request
+        self._queue.add(request)
 
     def remove(self, request: Request) -> None:
-        del self._requests[request.rid]
-        self._awaited.pop(request.rid, None)
+        """It ends without having started."""
+        self._queue.remove(request)
+        self._forget(request)
+        self._cache.drop_claim(request.rid)
 
     def admit(self, num_tokens: int) -> Admitted:
         """Start requests for `num_tokens` tokens in all. Who has no room is not passed by those behind."""
-        admitted = Admitted([], [])
-        if not self._may_start(num_tokens):
-            return admitted
-        for request in in_order(self._requests.values(), self._batch):
+        parts: list[Part] = []
+        cached_whole: list[Request] = []
+        if not self._queue or not self._may_start(num_tokens):
+            return Admitted(parts, cached_whole, num_tokens)
+        self._num_rounds += 1
+        growths = sorted(self._growth(request) for request in self._batch)
+        for request in self._queue.front(self._view()):
             if not self._may_start(num_tokens):
                 break
-            awaited = self._awaited.get(request.rid)
-            if awaited is not None and awaited.coming:
+            if (awaited := self._awaited.get(request.rid)) is not None and awaited.coming:
                 continue
-            num_matched = self._cache.match(request.tokens, request.message.namespace, limit=request.reuse_limit)
+            num_matched = self._num_cached(request)
             if num_matched == len(request.tokens):
                 self.remove(request)
                 request.note_cached(num_matched)
-                admitted.cached_whole.append(request)
+                cached_whole.append(request)
                 continue
             if (awaited := self._find_awaited(request, num_matched)) is not None:
                 self._awaited[request.rid] = awaited
                 continue
-            part = self._batch.start(request, num_matched, num_tokens)
+            part = self._batch.start(
+                request, num_matched, num_tokens, spare=self._spare(growths, request, num_matched, num_tokens)
+            )
             if part is None:
                 break
-            self.remove(request)
+            self._queue.start(request)
+            self._programs.begin(request)
+            self._forget(request)
             request.note_cached(request.num_computed)
+            insort(growths, self._growth(request))
             num_tokens -= part.num_tokens
-            admitted.parts.append(part)
-        return admitted
+            parts.append(part)
+        return Admitted(parts, cached_whole, num_tokens)
 
     def _may_start(self, num_tokens: int) -> bool:
         return num_tokens > 0 and len(self._batch) < self._max_running
+
+    def _view(self) -> View:
+        return View(
+            num_cached=self._num_cached_lately,
+            has_begun=self._programs.has_begun,
+            running=list(self._batch),
+            max_running=self._max_running,
+            page_size=self._cache.page_size,
+        )
+
+    def _num_cached(self, request: Request) -> int:
+        return self._cache.match(request.tokens, request.message.namespace, limit=request.reuse_limit)
+
+    def _num_cached_lately(self, request: Request) -> int:
+        """For ordering, where an old figure costs time and never a token: each is measured every few rounds."""
+        if request.rid not in self._measured or (self._num_rounds + request.serial) % ROUNDS == 0:
+            self._measured[request.rid] = self._num_cached(request)
+        return self._measured[request.rid]
+
+    def _forget(self, request: Request) -> None:
+        self._awaited.pop(request.rid, None)
+        self._measured.pop(request.rid, None)
+
+    def _spare(self, growths: list[Growth], request: Request, num_matched: int, max_tokens: int) -> int:
+        """Pages to be left when the request starts."""
+        if not growths:
+            return 0  # alone it fits, whatever is expected: that is how its end was set
+        num_pages = self._cache.pages_for(min(num_matched + max_tokens, len(request.tokens)))
+        return peak(sorted([*growths, self._growth_of(request, num_pages, num_matched)]), self._cache.page_size)
+
+    def _growth(self, request: Request) -> Growth:
+        assert request.lease is not None
+        return self._growth_of(request, len(request.lease.pages), request.lease.matched)
+
+    def _growth_of(self, request: Request, num_pages: int, num_shared: int) -> Growth:
+        """Of a request that holds `num_pages`; the first `num_shared` tokens in them are others' as well."""
+        num_held = num_pages * self._cache.page_size
+        most = request.end - len(request.tokens)
+        return Growth(
+            num_steps=self._lengths.remaining(request.num_output, most, request.serial * GOLDEN % 1.0),
+            num_wanted=len(request.tokens) - num_held,
+            num_freed=num_held - num_shared,
+        )
 
     def _find_awaited(self, request: Request, num_matched: int) -> Awaited | None:
         if not self._cache.enabled:

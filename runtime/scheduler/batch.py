@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from bisect import insort
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ...radix.cache import PrefixCache
+from .chunks import ChunkBudget
 from .request import Request
 
 
@@ -45,11 +46,9 @@ class Batch:
     def __iter__(self) -> Iterator[Request]:
         return iter(self._requests)
 
-    def start(self, request: Request, num_matched: int, max_tokens: int) -> Part | None:
-        """Lease the cached prefix and room for at most `max_tokens` more. None when there is no room, and nothing
-        changed.
-
-        A page for each request that runs is kept in hand, lest the newcomer be retracted in the next steps.
+    def start(self, request: Request, num_matched: int, max_tokens: int, *, spare: int) -> Part | None:
+        """Lease the cached prefix and room for at most `max_tokens` more. None, and nothing changed, when there is no
+        room or fewer than `spare` pages would be left for those that run.
         """
         assert request.lease is None
         lease = self._cache.acquire(
@@ -57,33 +56,55 @@ class Batch:
             request.message.namespace,
             limit=request.reuse_limit,
             num_tokens=min(num_matched + max_tokens, len(request.tokens)),
-            spare=len(self._requests),
+            spare=spare,
+            priority=request.message.priority,
+            family=request.family,
         )
         if lease is None:
             return None
+        self._cache.drop_claim(request.rid)
         request.lease = lease
         request.num_computed = lease.matched
         insort(self._requests, request, key=lambda other: other.seniority)
         return Part(request, min(self._room(request, num_available=0), max_tokens, request.num_uncomputed))
 
-    def share_out(self, budget: int) -> Shares:
-        """Split `budget` tokens: one for each request that decodes, the rest for prompts, the most senior first."""
-        decoding = [request for request in self._requests if request.num_uncomputed == 1]
+    def share_out(self, budget: int, *, contended: bool) -> Shares:
+        """Split `budget` tokens: one for each request that decodes, the rest for prompts, the most senior first.
+
+        `contended`: others wait for a place, and may use what long prompts leave.
+        """
+        num_decoding = sum(request.num_uncomputed == 1 for request in self._requests)
+        contended = contended or len(self._requests) - num_decoding > 1
+        chunks = ChunkBudget(budget - num_decoding, contended=contended)
         parts: list[Part] = []
         retracted: list[Request] = []
-        num_left = budget - len(decoding)
         for request in list(self._requests):
             if request.lease is None:
                 continue  # retracted for a senior's sake
-            decodes = request.num_uncomputed == 1
-            wanted = 1 if decodes else min(request.num_uncomputed, num_left)
-            if wanted == 0:
+            if request.num_uncomputed == 1:
+                granted = self._make_room(request, 1, retracted)
+            elif wanted := chunks.offer(request.num_uncomputed):
+                granted = self._make_room(request, wanted, retracted)
+                chunks.take(request.num_uncomputed, granted)
+            else:
                 continue
-            granted = self._make_room(request, wanted, retracted)
-            num_left -= 0 if decodes else granted
             if granted:
                 parts.append(Part(request, granted))
-        return Shares(parts, retracted, num_left)
+        return Shares(parts, retracted, chunks.num_left)
+
+    def top_up(self, parts: list[Part], num_tokens: int) -> list[Part]:
+        """Lengthen prompts' parts by the `num_tokens` tokens that nobody else can use, the most senior first."""
+        longer = []
+        for part in parts:
+            request = part.request
+            room = self._room(request, self._cache.num_available)
+            more = max(0, min(num_tokens, request.num_uncomputed - part.num_tokens, room - part.num_tokens))
+            if more:
+                self._extend(request, part.num_tokens + more)
+                part = replace(part, num_tokens=part.num_tokens + more)
+                num_tokens -= more
+            longer.append(part)
+        return longer
 
     def leave(self, request: Request) -> None:
         """Stop running; the pages stay with the request until `release`."""
@@ -108,14 +129,25 @@ class Batch:
             if victim is request:
                 assert request is not self._requests[0], "a request does not fit in the pool alone: its end is wrong"
                 return 0
-            self.leave(victim)
-            self.release(victim)
-            victim.num_retractions += 1
+            self._retract(victim)
             retracted.append(victim)
         granted = min(num_tokens, room)
-        extended = self._cache.extend(request.lease, request.num_computed + granted)
-        assert extended
+        self._extend(request, granted)
         return granted
+
+    def _extend(self, request: Request, num_tokens: int) -> None:
+        assert request.lease is not None
+        extended = self._cache.extend(request.lease, request.num_computed + num_tokens)
+        assert extended
+
+    def _retract(self, request: Request) -> None:
+        """It comes back to what it has computed: that is claimed until it starts again."""
+        assert request.lease is not None
+        self.leave(request)
+        self._cache.commit(request.lease, request.tokens[: request.num_computed])
+        self._cache.claim(request.lease, request.rid, request.num_computed, request.rank)
+        self.release(request)
+        request.num_retractions += 1
 
     def _room(self, request: Request, num_available: int) -> int:
         assert request.lease is not None

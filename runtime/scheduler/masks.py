@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
+from ...constrained.errors import GrammarError
 from ..protocol.errors import RequestError
 from .grammar import Bitmask, Matcher
 
@@ -20,7 +21,10 @@ def next_mask(matcher: Matcher | None, avoided: Iterable[int], vocab_size: int) 
         return None
     allowed = _everything(vocab_size)
     if matcher is not None:
-        matcher.mask(allowed)
+        try:
+            matcher.mask(allowed)
+        except GrammarError as error:
+            raise too_hard(error) from None
         if not allowed.any():
             raise RequestError(
                 "no token of the vocabulary can continue the constrained output", param="constraint", code="dead_end"
@@ -30,6 +34,11 @@ def next_mask(matcher: Matcher | None, avoided: Iterable[int], vocab_size: int) 
         kept[token // 32] &= ~_bit(token)
     chosen = kept if kept.any() else allowed
     return chosen.astype("<i4").tobytes()
+
+
+def too_hard(error: GrammarError) -> RequestError:
+    """The grammar is fine, but following it from here would cost too much."""
+    return RequestError(f"the constrained output cannot go on: {error}", param="constraint", code="too_complex")
 
 
 def _everything(vocab_size: int) -> Bitmask:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from ...constrained.errors import GrammarError
 from ..protocol.core import Finish, Tokens
 from ..protocol.sampling import TokenLogprob
+from .masks import too_hard
 from .plan import Row, RowResult
 from .request import Request
 from .vocabulary import VocabularyFacts
 
 
 def advance(request: Request, row: Row, result: RowResult, vocabulary: VocabularyFacts) -> Tokens | None:
-    """Take over the result of a row that has been computed. None while the prompt is not done."""
+    """Take over the result of a row that has been computed. None while the prompt is not done. Raises
+    RequestError when its grammar cannot be followed any further."""
     request.num_computed += len(row.tokens)
     assert len(result.scores) == (0 if row.score is None else len(row.score.targets))
     request.prompt_scores.extend(result.scores)
@@ -22,7 +25,10 @@ def advance(request: Request, row: Row, result: RowResult, vocabulary: Vocabular
     finish = request.stops.feed(token, request.num_output)
     request.tokens.append(token)
     if request.matcher is not None and token not in vocabulary.eos_ids:
-        accepted = request.matcher.accept(token)
+        try:
+            accepted = request.matcher.accept(token)
+        except GrammarError as error:
+            raise too_hard(error) from None
         assert accepted, f"token {token} was sampled against its mask"
     if finish is None and not request.wants_tokens:
         finish = Finish("length")

@@ -20,14 +20,14 @@ class Penalties(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Sample(msgspec.Struct, frozen=True, kw_only=True):
-    """How to draw the token that follows the row's last one. `draw` in [0, 1) is the row's randomness, keyed by
-    (seed, position): the token is the first, in vocabulary order, whose cumulative probability exceeds it."""
+    """How to draw the token that follows the row's last one. `draw` is the row's randomness, 64 bits keyed by
+    (seed, position); every token's luck in the draw comes of it, see `kernels.draw_tokens`."""
 
     temperature: float  # 0: greedy
     top_k: int | None
     top_p: float
     min_p: float
-    draw: float
+    draw: int  # int64
     penalties: Penalties | None = None
     logit_bias: dict[int, float] = {}
     num_top_logprobs: int | None = None  # None: no log-probabilities wanted

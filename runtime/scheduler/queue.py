@@ -1,29 +1,69 @@
-"""The order in which waiting requests get a place. Pure; knows no pages."""
+"""The waiting requests, in the order in which they may start. Knows no pages."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from bisect import bisect_left, insort
+from collections.abc import Callable
+from typing import Any
 
+from .orders import Order, View
 from .request import Request
 
+FRONT = 128  # requests that an order arranges in one step; with more waiting, the others keep their places behind
+PATIENCE = 16  # requests that may start ahead of the one that has waited longest
 
-def in_order(waiting: Iterable[Request], running: Iterable[Request]) -> list[Request]:
-    """Higher priority first, then by arrival; a program's requests come together, where its first live one stands.
 
-    A retracted request keeps its place, which is ahead of everything that came after it. A program's later requests
-    cannot hold off another's for ever: they go ahead of it only while one of theirs that came before it is alive.
+class Queue:
+    """Kept sorted, so that a step costs what is in front and not what waits.
+
+    Nobody starves: among those of the highest priority, the one that came first is passed at most PATIENCE times, and
+    is the first of all then.
     """
-    waiting = list(waiting)
-    first: dict[tuple[int, str], int] = {}
-    for request in [*waiting, *running]:
-        program = request.message.program
-        if program is not None:
-            key = (request.message.priority, program)
-            first[key] = min(first.get(key, request.serial), request.serial)
 
-    def place(request: Request) -> tuple[int, int, int]:
-        program = request.message.program
-        serial = request.serial if program is None else first[request.message.priority, program]
-        return -request.message.priority, serial, request.serial
+    def __init__(self, order: Order) -> None:
+        self._order = order
+        self._by_place: list[Request] = []
+        self._by_arrival: list[Request] = []
+        self._num_passed = 0  # how often the one that came first was passed
 
-    return sorted(waiting, key=place)
+    def __len__(self) -> int:
+        return len(self._by_place)
+
+    def add(self, request: Request) -> None:
+        """A retracted request comes back to where it was."""
+        if not self._by_arrival or _arrival(request) < _arrival(self._by_arrival[0]):
+            self._num_passed = 0
+        insort(self._by_place, request, key=self._order.place)
+        insort(self._by_arrival, request, key=_arrival)
+
+    def remove(self, request: Request) -> None:
+        """It ends without having started."""
+        if self._by_arrival[0] is request:
+            self._num_passed = 0
+        _remove(self._by_place, request, self._order.place)
+        _remove(self._by_arrival, request, _arrival)
+
+    def start(self, request: Request) -> None:
+        """It gets its place among the running."""
+        first = self._by_arrival[0]
+        if first is not request and first.message.priority == request.message.priority:
+            self._num_passed += 1
+        self.remove(request)
+
+    def front(self, view: View) -> list[Request]:
+        """Who may start now, one after the other."""
+        arranged = self._order.arrange(self._by_place[:FRONT], view)
+        if self._num_passed < PATIENCE:
+            return arranged
+        first = self._by_arrival[0]
+        return [first, *(request for request in arranged if request is not first)]
+
+
+def _arrival(request: Request) -> tuple[int, int]:
+    return -request.message.priority, request.serial
+
+
+def _remove(requests: list[Request], request: Request, key: Callable[[Request], Any]) -> None:
+    at = bisect_left(requests, key(request), key=key)
+    assert requests[at] is request
+    del requests[at]

@@ -18,6 +18,7 @@ class Request:
     message: Generate
     owner: bytes
     serial: int  # order of arrival
+    rank: int  # that of its program, or its own: the serial of the first request
     end: int  # the output's limit, as a length of `tokens`
     stops: StopRules
     tokens: list[int]  # the prompt, then the output so far
@@ -33,6 +34,12 @@ class Request:
     @property
     def rid(self) -> str:
         return self.message.rid
+
+    @property
+    def family(self) -> str | None:
+        """Its program; frontends name theirs independently."""
+        program = self.message.program
+        return None if program is None else family(self.owner, program)
 
     @property
     def num_prompt(self) -> int:
@@ -83,3 +90,7 @@ class Request:
             return None
         assert self.next_scored is None
         return [None, *self.prompt_scores] if logprobs.prompt_from == 0 else list(self.prompt_scores)
+
+
+def family(owner: bytes, program: str) -> str:
+    return f"{owner.hex()}/{program}"

@@ -47,7 +47,7 @@ def _sample(request: Request) -> Sample:
         top_k=params.top_k,
         top_p=params.top_p,
         min_p=params.min_p,
-        draw=0.0 if params.seed is None else draw(params.seed, len(request.tokens)),
+        draw=0 if params.seed is None else draw(params.seed, len(request.tokens)),
         penalties=penalties,
         logit_bias=params.logit_bias,
         num_top_logprobs=None if logprobs is None else logprobs.num_top,

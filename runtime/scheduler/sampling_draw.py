@@ -1,4 +1,4 @@
-"""The randomness of sampling: a number for each (seed, position), whatever else runs and however often it is asked.
+"""The randomness of sampling: 64 bits for each (seed, position), whatever else runs and however often it is asked.
 
 The n-th output of SplitMix64 (Steele, Lea, Flood: Fast splittable pseudorandom number generators, OOPSLA 2014) is a
 mix of `seed + n * gamma`, so that it can be had without those before it. Seeds are mixed once more first: neighbouring
@@ -19,6 +19,7 @@ def splitmix64(seed: int, n: int) -> int:
     return z ^ (z >> 31)
 
 
-def draw(seed: int, position: int) -> float:
-    """Uniform in [0, 1), a multiple of 2**-53: the draw for the token at `position` of the sequence."""
-    return (splitmix64(splitmix64(seed, 0), position) >> 11) / (1 << 53)
+def draw(seed: int, position: int) -> int:
+    """The randomness of the token at `position` of the sequence: 64 bits, as a signed number."""
+    word = splitmix64(splitmix64(seed, 0), position)
+    return word - (1 << 64) if word >> 63 else word

@@ -33,11 +33,14 @@ from ..protocol.core import (
 from ..protocol.errors import BusyError, ErrorInfo, RequestError
 from .admission import Admission
 from .batch import Batch, Part
+from .estimate import OutputLengths
 from .grammar import Grammars
 from .limits import end_of
+from .orders import ORDERS
 from .outcome import abort_answer, advance, prompt_answer
 from .plan import ForwardPlan, ForwardResult, PageCopy, Row
-from .request import Request
+from .programs import Programs
+from .request import Request, family
 from .rows import build_row
 from .stops import StopRules
 from .vocabulary import VocabularyFacts
@@ -63,6 +66,20 @@ class Totals:
             self.num_cached_tokens += request.num_cached
 
 
+def make_cache(
+    config: CoreConfig, *, num_pages: int, num_host_pages: int, page_size: int, events: bool = False
+) -> PrefixCache:
+    """The cache of a scheduler with these settings."""
+    return PrefixCache(
+        num_pages,
+        page_size,
+        config.prefix_cache,
+        num_host_pages=num_host_pages,
+        strategy=config.eviction,
+        events=events,
+    )
+
+
 class Scheduler:
     """One core's requests. At most one plan is in flight: `plan` and `commit` alternate."""
 
@@ -84,8 +101,13 @@ class Scheduler:
         self._live: dict[str, Request] = {}
         self._compiling: dict[str, Future[Any]] = {}
         self._batch = Batch(cache)
+        self._programs = Programs(cache)
+        self._lengths = OutputLengths()
         # Every running request decodes in every step, so no more may run than the budget has tokens.
-        self._waiting = Admission(cache, self._batch, min(config.max_running, config.prefill_budget))
+        max_running = min(config.max_running, config.prefill_budget)
+        self._waiting = Admission(
+            cache, self._batch, self._programs, self._lengths, ORDERS[config.order], max_running=max_running
+        )
         self._in_flight: tuple[ForwardPlan, list[Request]] | None = None
         self._answers: list[FromCore] = []
         self._num_arrived = 0
@@ -97,8 +119,12 @@ class Scheduler:
         return not (self._waiting or self._batch or self._in_flight or self._answers)
 
     @property
+    def compiling(self) -> frozenset[str]:
+        """The requests that wait for their grammars."""
+        return frozenset(self._compiling)
+
+    @property
     def pending_grammars(self) -> bool:
-        """Some request waits for its grammar to be compiled."""
         return bool(self._compiling)
 
     def handle(self, message: ToCore, now: float, owner: bytes = b"") -> list[FromCore]:
@@ -109,7 +135,8 @@ class Scheduler:
             case Abort(rid=rid):
                 asked = list(self._live.values()) if rid is None else [self._live[rid]] if rid in self._live else []
                 return [self._abort(request) for request in asked if request.owner == owner]
-            case EndStates():
+            case EndStates(program=program, states=states):
+                self._programs.end(family(owner, program), states)
                 return []
             case FlushCache(call=call):
                 self._cache.flush()
@@ -123,9 +150,10 @@ class Scheduler:
         """The next step's work, or None when there is nothing to compute."""
         assert self._in_flight is None, "the last plan has not been committed"
         self._settle_grammars()
-        shares = self._batch.share_out(self._budget)
+        shares = self._batch.share_out(self._budget, contended=len(self._waiting) > 0)
         for request in shares.retracted:
             self._waiting.add(request)
+            self._lengths.retracted()
         self._totals.num_retractions += len(shares.retracted)
         admitted = self._waiting.admit(shares.num_left)
         for part in admitted.parts:
@@ -134,7 +162,8 @@ class Scheduler:
             self._totals.count_prompt(request)
             del self._live[request.rid]
             self._answers.append(prompt_answer(request))
-        rows, requests = self._build(shares.parts + admitted.parts)
+        running = self._batch.top_up(shares.parts, admitted.num_left)
+        rows, requests = self._build(running + admitted.parts)
         if not rows:
             return None
         self._totals.num_steps += 1
@@ -165,11 +194,19 @@ class Scheduler:
                 request.num_computed += len(row.tokens)
                 self._batch.release(request)
                 continue
-            answer = advance(request, row, row_result, self._vocabulary)
+            try:
+                answer = advance(request, row, row_result, self._vocabulary)
+            except RequestError as error:
+                self._end(request)
+                answers.append(RequestFailed(request.rid, ErrorInfo.of(error)))
+                continue
             if answer is not None:
                 self._totals.num_output_tokens += len(answer.ids)
                 answers.append(answer)
             if answer is not None and answer.finish is not None:
+                self._lengths.ended(request.num_output)
+                self._cache.commit(request.lease, request.tokens[: request.num_computed])
+                self._programs.keep(request)
                 self._end(request)
             elif len(row.tokens) > 1 or self._worth_publishing(request):
                 self._cache.commit(request.lease, request.tokens[: request.num_computed])
@@ -183,6 +220,9 @@ class Scheduler:
             num_free_pages=self._cache.num_free,
             num_cached_pages=self._cache.num_cached,
             num_evicted_pages=self._cache.stats.num_evicted_pages,
+            num_host_cached_pages=self._cache.num_host_cached,
+            num_demoted_pages=self._cache.stats.num_demoted_pages,
+            num_promoted_pages=self._cache.stats.num_promoted_pages,
             **asdict(self._totals),
         )
 
@@ -203,6 +243,7 @@ class Scheduler:
             message=message,
             owner=owner,
             serial=self._num_arrived,
+            rank=self._rank(message, owner),
             end=end,
             stops=StopRules(message.sampling, self._vocabulary),
             tokens=list(message.tokens),
@@ -214,6 +255,11 @@ class Scheduler:
         else:
             self._compiling[request.rid] = self._grammars.get(message.sampling.constraint)
         return []
+
+    def _rank(self, message: Generate, owner: bytes) -> int:
+        if message.program is None:
+            return self._num_arrived
+        return self._programs.rank(family(owner, message.program), self._num_arrived)
 
     def _settle_grammars(self) -> None:
         for rid, future in [(rid, future) for rid, future in self._compiling.items() if future.done()]:

@@ -53,6 +53,23 @@ def test_offline_compares_with_transformers(checkpoint: Path, tmp_path: Path) ->
     assert all(row["tok/s"] > 0 and row["transformers tok/s"] > 0 for row in figures["rows"])
 
 
+def test_radix_compares_with_a_flat_cache_and_a_trie(tmp_path: Path) -> None:
+    trees = ["--tree-nodes", "10", "--tree-tokens", "2000", "--nodes", "1000", "--requests", "20", "--batches", "2"]
+    chats = ["--turns", "40", "--chat-tokens", "500000"]
+    run("radix.py", *trees, *chats, "--json", str(tmp_path / "figures.json"))
+    figures = json.loads((tmp_path / "figures.json").read_text())
+    assert len(figures["rows"]) == 9
+    for row in figures["rows"]:
+        assert row["ramify µs"] > 0
+        assert row["flat blocks µs"] > 0
+        assert row["ramify hit %"] > 20
+    ample = figures["rows"][1]
+    assert ample["token trie µs"] > 0
+    assert ample["evicted pages/request"] == 0
+    assert ample["flat blocks hit %"] < ample["token trie hit %"], "it finds whole pages only"
+    assert ample["ramify hit %"] == ample["token trie hit %"], "reuse is token-exact"
+
+
 @pytest.mark.parametrize("loop", [["--concurrency", "3"], ["--rate", "200"]], ids=["closed", "open"])
 def test_serving_measures_closed_and_open_loops(url: str, loop: list[str], tmp_path: Path) -> None:
     load = ["--num-requests", "7", "--prompt-tokens", "40", "--output-tokens", "5", "--shared-tokens", "32"]

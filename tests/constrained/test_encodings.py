@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from ramify.constrained.charset import CharSet, charset, complement, difference, intersection
-from ramify.constrained.encodings import END, Branch, json_string, utf8
+from ramify.constrained.alphabet import NO_CLASS, Alphabet, alphabet_of, common_alphabet
+from ramify.constrained.charset import CharSet, charset, complement
+from ramify.constrained.decoder import Decoder, Encoding, decoder
 
 SEAMS = [
     0,
@@ -35,49 +35,78 @@ CODES = st.sampled_from(SEAMS) | st.integers(0, 0x10FFFF)
 SETS = st.lists(st.tuples(CODES, CODES).map(lambda pair: (min(pair), max(pair))), max_size=4).map(charset)
 
 
-def accepts(branch: Branch, data: bytes) -> bool:
-    for byte in data:
-        branch = next((after for first, last, after in branch.edges if first <= byte <= last), Branch(()))
-    return branch is END
+def class_read(read: Decoder, data: bytes) -> int | None:
+    """The class of the character that the bytes are; None when they are none."""
+    state = 0
+    for position, byte in enumerate(data):
+        state = int(read.table[state, read.class_of[byte]])
+        if state < 0:
+            return -1 - state if position == len(data) - 1 else None
+        if state == 0:
+            return None
+    return None
 
 
 def holds(ranges: CharSet, code: int) -> bool:
     return any(first <= code <= last for first, last in ranges)
 
 
-@given(ranges=SETS, code=CODES)
-@example(ranges=((0, 0x10FFFF),), code=0xE000)
-@example(ranges=((0x10000, 0x10001), (0x10003, 0x10400)), code=0x10002)
-def test_exactly_the_sets_characters_are_encoded(ranges: CharSet, code: int) -> None:
-    expected = holds(ranges, code)
+def spellings(code: int) -> dict[Encoding, list[bytes]]:
+    plain, escaped = (json.dumps(chr(code), ensure_ascii=ascii_only)[1:-1] for ascii_only in (False, True))
+    escaped = escaped if escaped.startswith("\\u") else plain
+    upper = escaped.replace("\\u", "/").upper().replace("/", "\\u") if escaped != plain else escaped
+    return {"utf8": [chr(code).encode()], "json_string": [text.encode() for text in (plain, escaped, upper)]}
+
+
+@given(sets=st.lists(SETS, max_size=3), code=CODES)
+@example(sets=[((0, 0x10FFFF),)], code=0xE000)
+@example(sets=[((0x10000, 0x10001), (0x10003, 0x10400))], code=0x10002)
+def test_every_character_is_read_as_its_class(sets: list[CharSet], code: int) -> None:
+    alphabet, classes = alphabet_of(tuple(sets))
     if 0xD800 <= code <= 0xDFFF:
-        assert not accepts(utf8(ranges), chr(code).encode("utf-8", "surrogatepass"))
-        assert not accepts(json_string(ranges), f"\\u{code:04x}".encode())
+        assert alphabet.class_of(code) == NO_CLASS
+        assert class_read(decoder(alphabet, "utf8"), chr(code).encode("utf-8", "surrogatepass")) is None
+        assert class_read(decoder(alphabet, "json_string"), f"\\u{code:04x}".encode()) is None
         return
-    assert accepts(utf8(ranges), chr(code).encode()) == expected
-    for text in {json.dumps(chr(code)), json.dumps(chr(code), ensure_ascii=False)}:
-        assert accepts(json_string(ranges), text[1:-1].encode()) == expected, text
-        escaped = text[1:-1].replace("\\u", "/").upper().replace("/", "\\u") if len(text) > 4 else text[1:-1]
-        assert accepts(json_string(ranges), escaped.encode()) == expected, escaped
+    label = alphabet.class_of(code)
+    assert [label in members for members in classes] == [holds(ranges, code) for ranges in sets]
+    for encoding, forms in spellings(code).items():
+        for data in forms:
+            assert class_read(decoder(alphabet, encoding), data) == label, data
+
+
+@given(data=st.binary(max_size=6) | st.text(st.sampled_from('\\u"/bdDf8C0'), max_size=12).map(str.encode))
+def test_nothing_else_is_a_character(data: bytes) -> None:
+    alphabet = Alphabet((0, 0xD800, 0xE000), (0, NO_CLASS, 0))
+    try:
+        is_character = len(data.decode()) == 1
+    except UnicodeDecodeError:
+        is_character = False
+    assert (class_read(decoder(alphabet, "utf8"), data) is not None) == is_character
+    try:
+        value = json.loads(b'"' + data + b'"')
+        text = data.decode()
+    except ValueError:
+        assert class_read(decoder(alphabet, "json_string"), data) is None
+        return
+    is_character = isinstance(value, str) and len(value) == 1 and not 0xD800 <= ord(value) <= 0xDFFF
+    # No writer escapes printable ASCII as \\u.
+    is_character = is_character and not (text.startswith("\\u") and 0x20 <= ord(value) < 0x7F)
+    assert (class_read(decoder(alphabet, "json_string"), data) is not None) == is_character
 
 
 @given(a=SETS, b=SETS, code=CODES)
-def test_sets_are_sets(a: CharSet, b: CharSet, code: int) -> None:
+def test_alphabets_tell_what_either_tells(a: CharSet, b: CharSet, code: int) -> None:
+    first, second = alphabet_of((a,))[0], alphabet_of((b,))[0]
+    both, from_first, from_second = common_alphabet(first, second)
+    label = both.class_of(code)
+    if label == NO_CLASS:
+        assert 0xD800 <= code <= 0xDFFF
+    else:
+        assert (from_first[label], from_second[label]) == (first.class_of(code), second.class_of(code))
+        assert holds(both.members(label), code)
+
+
+@given(a=SETS, code=CODES)
+def test_a_complement_is_everything_else(a: CharSet, code: int) -> None:
     assert holds(complement(a), code) != holds(a, code)
-    assert holds(intersection(a, b), code) == (holds(a, code) and holds(b, code))
-    assert holds(difference(a, b), code) == (holds(a, code) and not holds(b, code))
-    assert holds(charset(a + b), code) == (holds(a, code) or holds(b, code))
-
-
-@given(ranges=SETS)
-def test_no_byte_leads_two_ways(ranges: CharSet) -> None:
-    todo = [utf8(ranges), json_string(ranges)]
-    seen = set()
-    while todo:
-        branch = todo.pop()
-        if branch in seen:
-            continue
-        seen.add(branch)
-        edges = sorted(branch.edges, key=lambda edge: edge[0])
-        assert all(a[1] < b[0] for a, b in itertools.pairwise(edges))
-        todo += [after for _, _, after in edges]

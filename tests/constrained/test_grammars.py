@@ -49,14 +49,16 @@ def test_equal_constraints_share_a_grammar_until_it_is_the_least_recently_used(g
     ("constraint", "words"),
     [
         (Constraint("regex", "a(b"), ["position 1", "    a(b\n     ^"]),
-        (Constraint("json_schema", '{"properties": {"x": {"not": {}}}}'), ["/properties/x/not", "'not'"]),
+        (Constraint("json_schema", '{"properties": {"x": {"not": 3}}}'), ["/properties/x/not", "'not'"]),
         (Constraint("json_schema", "nonsense"), ["no JSON"]),
         (Constraint("choices", "[]"), ["not empty"]),
         (Constraint("choices", "[1]"), ["strings"]),
         (Constraint("choices", "{"), ["no JSON"]),
         (Constraint("choices", '["\\ud800"]'), ["surrogate"]),
-        (Constraint("grammar", "start: A"), ["'grammar'", "not supported"]),
-        (Constraint("structural_tag", "{}"), ["'structural_tag'", "not supported"]),
+        (Constraint("grammar", "start: A"), ["'A'", "not defined"]),
+        (Constraint("grammar", "root = 1"), ["grammar"]),
+        (Constraint("grammar", "root ::= other"), ["other"]),
+        (Constraint("structural_tag", "{}"), ["structural_tag", "'structures' is missing"]),
     ],
 )
 def test_what_is_wrong_is_the_clients_mistake_and_says_where(

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import random
+import re
 
 import numpy as np
 
 from ramify.constrained import (
+    Choices,
     CompiledGrammar,
     Constraint,
     GrammarError,
     Matcher,
+    PropertyOrder,
     Vocabulary,
     WhitespacePolicy,
     compile_constraint,
@@ -24,14 +27,18 @@ SPECIAL: list[bytes | None] = [None, b"", b"</s>", "é".encode()[:1] + b'"']
 TOKENS = BYTES + [chunk.encode() for chunk in CHUNKS] + ["🙂".encode()[:2], "🙂".encode()[2:], b'"', b"a"] + SPECIAL
 EOS = len(TOKENS) - 2  # its bytes are no text
 VOCABULARY = Vocabulary.from_tokens(TOKENS, [EOS])
+compile_constraint(Choices(["warm"]), VOCABULARY).matcher().mask(np.zeros(VOCABULARY.num_words, np.int32))
 
 
 def compiled_or_none(
-    constraint: Constraint, vocabulary: Vocabulary, whitespace: WhitespacePolicy = "bounded"
+    constraint: Constraint,
+    vocabulary: Vocabulary,
+    whitespace: WhitespacePolicy = "bounded",
+    order: PropertyOrder = "any",
 ) -> CompiledGrammar | None:
     """None when nothing satisfies the constraint."""
     try:
-        return compile_constraint(constraint, vocabulary, whitespace=whitespace)
+        return compile_constraint(constraint, vocabulary, whitespace=whitespace, order=order)
     except GrammarError as error:
         if "no text at all" not in str(error):
             raise
@@ -56,19 +63,21 @@ def accepts(grammar: CompiledGrammar, data: bytes) -> bool:
 def sample(
     grammar: CompiledGrammar, rng: random.Random, vocabulary: Vocabulary = VOCABULARY, patience: int = 60
 ) -> bytes:
-    """An output drawn uniformly from the masks; after `patience` tokens it takes the shortest way to the end."""
+    """An output drawn uniformly from the masks; after `patience` tokens it takes what ends most, as soon as it may."""
     matcher = grammar.matcher()
     output = b""
-    distance: np.ndarray | None = None
-    for step in range(10_000):
+    for step in range(20_000):
         tokens = allowed(matcher, vocabulary)
-        assert tokens, "a mask is empty"
+        assert tokens, f"a mask is empty after {output!r}"
         assert matcher.is_accepting() == any(token in vocabulary.eos_ids for token in tokens)
         if step >= patience:
-            distance = _distances(grammar) if distance is None else distance
-            states = [grammar.dfa.walk(1, output + (vocabulary.tokens[token] or b"")) for token in tokens]
-            costs = [-1 if t in vocabulary.eos_ids else int(distance[s]) for t, s in zip(tokens, states, strict=True)]
-            tokens = [tokens[costs.index(min(costs))]]
+            ends = [[t for t in tokens if t in vocabulary.eos_ids]]
+            in_string = re.sub(rb"\\.", b"", output).count(b'"') % 2
+            ends += [
+                [t for t in tokens if vocabulary.tokens[t] == end] for end in ((b'"',) if in_string else (b"}", b"]"))
+            ]
+            # Now and then another way, for the shortest one may lead round in circles.
+            tokens = next((group for group in ends if group and rng.random() < 0.9), tokens)
         token = rng.choice(tokens)
         assert matcher.accept(token)
         if token in vocabulary.eos_ids:
@@ -76,17 +85,4 @@ def sample(
         data = vocabulary.tokens[token]
         assert data
         output += data
-    raise AssertionError("the output does not end")
-
-
-def _distances(grammar: CompiledGrammar) -> np.ndarray:
-    """Bytes from each state to an accepting one."""
-    dfa = grammar.dfa
-    distance = np.where(dfa.accepting, 0, 1 << 30)
-    while True:
-        through = distance[dfa.table]
-        through[dfa.table == 0] = 1 << 30
-        closer = np.minimum(distance, 1 + through.min(axis=1, initial=1 << 30))
-        if (closer == distance).all():
-            return distance
-        distance = closer
+    raise AssertionError(f"the output does not end: {output[-200:]!r}")

@@ -21,7 +21,9 @@ def test_tokens_and_logprobs_equal_the_cpu_s(engine: Engine, checkpoint: Path) -
     rows = []
     for index, (length, temperature) in enumerate([(1, 0.0), (16, 0.0), (33, 1.0), (70, 0.7)]):
         tokens = draw.choices(range(150), k=length)
-        sample = Sample(temperature=temperature, top_k=20, top_p=0.9, min_p=0.0, draw=draw.random(), num_top_logprobs=3)
+        sample = Sample(
+            temperature=temperature, top_k=20, top_p=0.9, min_p=0.0, draw=draw.getrandbits(62), num_top_logprobs=3
+        )
         score = Score(first=0, targets=tokens[1:], num_top=2) if length > 1 else None
         pages = list(range(index * 8, index * 8 + 5))
         rows.append(Row(rid=str(index), tokens=tokens, first_position=0, pages=pages, sample=sample, score=score))

@@ -17,7 +17,7 @@ from ramify.runtime.protocol.config import CoreConfig
 from ramify.runtime.protocol.errors import RequestError
 from ramify.runtime.scheduler.plan import ForwardPlan, ForwardResult, PageCopy, Row, Sample, Score
 
-GREEDY = Sample(temperature=0.0, top_k=None, top_p=1.0, min_p=0.0, draw=0.0)
+GREEDY = Sample(temperature=0.0, top_k=None, top_p=1.0, min_p=0.0, draw=0)
 
 
 def run(engine: Engine, *rows: Row, copies: tuple[PageCopy, ...] = ()) -> ForwardResult:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -10,6 +12,7 @@ from hypothesis import strategies as st
 
 from ramify.runtime.engine.sampler import sample
 from ramify.runtime.scheduler.plan import Penalties, RowResult, Sample
+from ramify.runtime.scheduler.sampling_draw import draw, splitmix64
 
 VOCAB = 70
 LIKELY = 6  # tokens that are usually among the likeliest, so that what is done to them is seen
@@ -28,7 +31,7 @@ samples = st.builds(
     top_k=st.none() | st.integers(1, 100),
     top_p=st.just(1.0) | st.floats(0.05, 0.99),
     min_p=st.just(0.0) | st.floats(0.0, 0.5),
-    draw=st.floats(0.0, 1.0, exclude_max=True),
+    draw=st.integers(-(1 << 63), (1 << 63) - 1),
     penalties=st.none() | penalties,
     logit_bias=st.dictionaries(tokens, st.floats(-100, 100, width=32), max_size=3),
     num_top_logprobs=st.none() | st.integers(0, 5),
@@ -66,13 +69,13 @@ def naive_token(logits: np.ndarray, s: Sample, allowed: set[int] | None) -> int:
         before += weights[token]
     assume(s.min_p == 0 or (np.abs(weights - s.min_p) > 1e-5).all())
     final = [token for token in sorted(nucleus) if weights[token] >= s.min_p]
-    cumulative, goal = 0.0, s.draw * sum(weights[final])
-    for token in final:
-        cumulative += weights[token]
-        assume(abs(cumulative - goal) > 1e-5 * sum(weights[final]) or token == final[-1])
-        if cumulative > goal:
-            return token
-    return max(token for token in final if weights[token] > 0)
+    arrivals = sorted(
+        (-math.log(((splitmix64(s.draw, token) >> 12) + 0.5) / (1 << 52)) / weights[token], token)
+        for token in final
+        if weights[token] > 0
+    )
+    assume(len(arrivals) == 1 or arrivals[1][0] > arrivals[0][0] * (1 + 1e-4))
+    return arrivals[0][1]
 
 
 @given(rows=st.lists(st.tuples(samples, masks), min_size=1, max_size=5), seed=st.integers(0, 1 << 20))
@@ -104,20 +107,22 @@ def check_logprob(logits: np.ndarray, result: RowResult, s: Sample) -> None:
 
 
 def plain(**changes: object) -> Sample:
-    return Sample(**{"temperature": 0.0, "top_k": None, "top_p": 1.0, "min_p": 0.0, "draw": 0.0} | changes)
+    return Sample(**{"temperature": 0.0, "top_k": None, "top_p": 1.0, "min_p": 0.0, "draw": 0} | changes)
 
 
 def test_top_k_of_one_is_greedy_even_among_equal_logits() -> None:
     logits_RV = torch.zeros(2, VOCAB)
     logits_RV[:, [9, 30]] = 5.0
-    rows = [plain(temperature=1.0, top_k=1, draw=0.99), plain()]
+    rows = [plain(temperature=1.0, top_k=1, draw=99), plain()]
     assert [result.token for result in sample(logits_RV, rows, [None, None])] == [9, 9]
 
 
 def test_extreme_temperatures_stay_finite() -> None:
-    logits_RV = torch.linspace(-300, 300, VOCAB).expand(2, VOCAB)
-    cold, hot = plain(temperature=1e-300, draw=0.999), plain(temperature=100.0, draw=0.0)
-    assert [result.token for result in sample(logits_RV, [cold, hot], [None, None])] == [VOCAB - 1, 0]
+    logits_RV = torch.linspace(-300, 300, VOCAB)[None]
+    cold = [plain(temperature=1e-300, draw=draw) for draw in range(50)]
+    assert {result.token for result in sample(logits_RV.expand(50, VOCAB), cold, [None] * 50)} == {VOCAB - 1}
+    hot = [plain(temperature=1e9, draw=draw) for draw in range(50)]
+    assert len({result.token for result in sample(logits_RV.expand(50, VOCAB), hot, [None] * 50)}) > 20
 
 
 def test_a_mask_shorter_than_the_vocabulary_forbids_the_rest() -> None:
@@ -134,8 +139,7 @@ def test_a_mask_longer_than_the_vocabulary_allows_nothing_beyond_it() -> None:
 def test_the_draws_of_a_filtered_masked_row_follow_its_law() -> None:
     num = 4000
     logits = torch.tensor([2.0, 1.5, 1.0, 0.5, 0.0, -3.0] + [-9.0] * (VOCAB - 6))
-    draws = np.random.default_rng(8).random(num)
-    rows = [plain(temperature=1.3, top_p=0.9, draw=draw) for draw in draws]
+    rows = [plain(temperature=1.3, top_p=0.9, draw=draw(8, position)) for position in range(num)]
     results = sample(logits.expand(num, VOCAB), rows, [packed({0, 2, 3, 4, 5})] * num)
     weights = np.exp(np.array([2.0, 1.0, 0.5, 0.0, -3.0]) / 1.3)
     nucleus = weights[: 1 + int((np.cumsum(weights / weights.sum()) < 0.9).sum())]

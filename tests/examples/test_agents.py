@@ -16,12 +16,13 @@ ROOT = Path(ramify.__file__).parent
 RAMIFY = str(Path(sys.executable).parent / "ramify")
 
 
-def run_example(runtime: ramify.Runtime, name: str, *arguments: str) -> str:
+def run_example(runtime: ramify.Runtime, name: str, *arguments: str, typed: str = "") -> str:
     done = subprocess.run(
         [RAMIFY, "run", "--address", runtime.address, str(ROOT / "examples/agents" / name), *arguments],
         capture_output=True,
         text=True,
         timeout=120,
+        input=typed,
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -64,6 +65,132 @@ def test_tree_of_thought_votes_for_the_right_thought(runtime: ramify.Runtime) ->
     printed = run_example(runtime, "tree_of_thought.py")
     assert "best: The capital of Japan is Tokyo." in printed
     assert "best: The currency of Brazil is the real." in printed
+
+
+@pytest.mark.parametrize(
+    ("question", "call", "answer"),
+    [
+        ("What is the weather in Oslo?", "get_weather(city='Oslo')", "It is snowy in Oslo, with 4 degrees."),
+        ("What is 37 times 12?", "multiply(a=37, b=12)", "37 times 12 is 444."),
+        ("Add 250 and 78.", "add(a=250, b=78)", "250 plus 78 is 328."),
+        ("Set a timer for 25 minutes.", "set_timer(minutes=25)", "The timer is set for 25 minutes."),
+    ],
+)
+def test_tool_use_calls_the_right_function_and_answers_from_its_result(
+    runtime: ramify.Runtime, question: str, call: str, answer: str
+) -> None:
+    printed = run_example(runtime, "tool_use.py", question).splitlines()
+    assert f"  {call} -> " in "\n".join(printed)
+    assert printed[-1].strip() == answer
+
+
+def test_judge_finds_what_is_wrong_and_only_that(runtime: ramify.Runtime) -> None:
+    right, wrong = run_example(runtime, "judge.py").split("Japan: ")[1:]
+    assert right.startswith("5 of 5")
+    assert wrong.startswith("3 of 5")
+    assert ratings(right) == {"Place": "5", "Capital": "5", "Language": "5", "Money": "5"}
+    assert ratings(wrong) == {"Place": "5", "Capital": "1", "Language": "5", "Money": "1"}
+
+
+def ratings(table: str) -> dict[str, str]:
+    return {cells[0]: cells[-1] for cells in rows(table)}
+
+
+def rows(printed: str) -> list[list[str]]:
+    """The cells of a table's lines, its head left out."""
+    return [[cell.strip() for cell in line.strip("│").split("│")] for line in printed.splitlines() if line[:1] == "│"]
+
+
+@pytest.mark.parametrize(
+    ("topic", "points", "text"),
+    [
+        (
+            "Japan",
+            ["Place", "Capital", "Language", "Money"],
+            "Japan is a country in Asia. The capital of Japan is Tokyo. People in Japan speak Japanese. "
+            "The currency of Japan is the yen.",
+        ),
+        (
+            "an owl",
+            ["Kind", "Body", "Food", "Home"],
+            "An owl is a bird. An owl has 2 legs. Owls eat mice. Owls live in forests.",
+        ),
+    ],
+)
+def test_skeleton_of_thought_expands_every_point_of_its_outline(
+    runtime: ramify.Runtime, topic: str, points: list[str], text: str
+) -> None:
+    outline, _, written = run_example(runtime, "skeleton_of_thought.py", topic).rstrip().partition("\n\n")
+    assert outline.splitlines() == [f"{number}. {point}" for number, point in enumerate(points, start=1)]
+    assert written == text
+
+
+def test_self_consistency_takes_the_answer_of_most_samples(runtime: ramify.Runtime) -> None:
+    table = rows(run_example(runtime, "self_consistency.py"))
+    assert [row[1] for row in table] == ["Canberra", "Fe", "bamboo"]
+    for _, answer, votes in table:
+        counted = {vote.rpartition(" ")[0]: int(vote.rpartition(" ")[2]) for vote in votes.split(", ")}
+        assert sum(counted.values()) == 9
+        assert counted[answer] == max(counted.values())
+
+
+def test_multi_turn_chat_remembers_what_it_was_told(runtime: ramify.Runtime) -> None:
+    printed = run_example(runtime, "multi_turn_chat.py").splitlines()
+    said = {
+        turn.removeprefix("you: "): answer.removeprefix("model: ")
+        for turn, answer in zip(printed[0:-1:2], printed[1:-1:2], strict=True)
+    }
+    assert said["What is my name?"] == "Your name is Ada."
+    assert said["What pet do I have?"] == "You have a rabbit."
+    assert said["What is the capital of Japan?"] == "The capital of Japan is Tokyo."
+    figures = re.fullmatch(r"(\d+) of (\d+) prompt tokens from the cache", printed[-1])
+    assert figures is not None
+    assert int(figures[1]) > int(figures[2]) / 2
+
+
+@pytest.mark.parametrize("end", ["\n", ""], ids=["an empty line", "the end of the input"])
+def test_multi_turn_chat_talks_with_whoever_types(runtime: ramify.Runtime, end: str) -> None:
+    printed = run_example(runtime, "multi_turn_chat.py", "-", typed=f"My name is Tom.\nWhat is my name?\n{end}")
+    assert "model: Nice to meet you, Tom!" in printed
+    assert "model: Your name is Tom." in printed
+
+
+def test_rag_finds_the_text_that_holds_the_answer(runtime: ramify.Runtime) -> None:
+    assert [row[1:3] for row in rows(run_example(runtime, "rag.py"))] == [
+        ["Sofia Quinn", "velburg.txt"],
+        ["boats", "harlow.txt"],
+        ["24", "nadia_haddad.txt"],
+        ["chef", "tom_weber.txt"],
+        ["1931", "brinwick.txt"],
+    ]
+
+
+def test_rag_reads_a_folder_of_ones_own(runtime: ramify.Runtime, tmp_path: Path) -> None:
+    (tmp_path / "marlow.txt").write_text("Marlow is led by Ada Quinn. Marlow makes paper.")
+    (tmp_path / "tom.txt").write_text("Tom works as a baker. Tom likes chess.")
+    [row] = rows(run_example(runtime, "rag.py", "What does Tom like?", str(tmp_path)))
+    assert row[1:3] == ["chess", "tom.txt"]
+
+
+def test_parallel_document_qa_answers_from_the_right_document(runtime: ramify.Runtime) -> None:
+    printed = run_example(runtime, "parallel_document_qa.py")
+    assert [row[1:] for row in rows(printed)] == [
+        ["Sofia Quinn", "velburg"],
+        ["tennis", "tom_weber"],
+        ["Liam Lind", "harlow"],
+        ["glass", "velburg"],
+        ["Marta", "tom_weber"],
+    ]
+    figures = re.search(r"(\d+) of (\d+) prompt tokens from the cache", printed)
+    assert figures is not None
+    assert int(figures[1]) > int(figures[2]) / 2  # the questions share the documents
+
+
+def test_every_agent_is_short_and_tested() -> None:
+    tested = Path(__file__).read_text()
+    for path in (ROOT / "examples/agents").glob("*.py"):
+        assert len(path.read_text().splitlines()) <= 80, path.name
+        assert path.name == "transcript.py" or f'"{path.name}"' in tested, path.name
 
 
 def test_the_readme_program_runs_as_printed(runtime: ramify.Runtime) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
+from collections import deque
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -18,7 +19,7 @@ from ramify.runtime.checkpoint import SHIPPED_MODEL
 from ramify.runtime.frontend.process import Frontend
 from ramify.runtime.protocol import wire
 from ramify.runtime.protocol.config import CoreConfig, RuntimeConfig, ServeConfig
-from ramify.runtime.protocol.session import Append, Done, Failed, FromFrontend, Open, Operation, ToFrontend
+from ramify.runtime.protocol.session import Answers, Append, Done, Failed, FromFrontend, Open, Operation, ToFrontend
 from ramify.runtime.tokenizer import Tokenizer, load_tokenizer
 
 from .fake_core import FakeCore, Script
@@ -52,14 +53,19 @@ class Client:
         self.socket.connect(address)
         self._decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(FromFrontend)
         self._next: dict[int, int] = {}
+        self._received: deque[Any] = deque()
 
     async def send(self, *messages: ToFrontend) -> None:
         for message in messages:
             await self.socket.send(wire.encode(message))
 
     async def receive(self) -> Any:
-        async with asyncio.timeout(10):
-            return wire.decode(self._decoder, await self.socket.recv())
+        """The next message; what came together one by one."""
+        while not self._received:
+            async with asyncio.timeout(10):
+                message = wire.decode(self._decoder, await self.socket.recv())
+            self._received.extend(message.answers if isinstance(message, Answers) else [message])
+        return self._received.popleft()
 
     async def open(self, *states: int) -> None:
         await self.send(*(Open(state, 0) for state in states))

@@ -23,6 +23,7 @@ from ramify.runtime.protocol.session import (
     Fatal,
     Gen,
     Hello,
+    Lost,
     Malformed,
     Ping,
     Reply,
@@ -195,7 +196,8 @@ def test_a_client_that_is_gone_leaves_nothing_running(way: str) -> None:
             assert service.num_clients == 0
             if way == "silence":  # it may be alive, and wait
                 farewell = await client.receive()
-                assert isinstance(farewell, Fatal)
+                assert isinstance(farewell, Lost)
+                assert set(farewell.states) == {1, 2}
                 assert "not heard of" in farewell.error.message
             # Its states are gone: should it come back, it is told so.
             await client.append(1, Sync())
@@ -289,5 +291,23 @@ def test_at_the_end_every_client_hears_why() -> None:
             assert message == Fatal(error)
             await built.frontend.wait_closed()
             await built.frontend.stop(None)
+
+    run(main())
+
+
+def test_a_client_whose_connection_ends_loses_its_states_at_once_and_others_keep_theirs() -> None:
+    async def main() -> None:
+        async with house(lambda request: None) as built:
+            gone, other = built.client(), built.client()
+            for client in (gone, other):
+                await client.open(1)
+                await client.append(1, Text("a"), Gen(sampling=SAMPLING))
+                await client.answers(1)
+            await built.core.until(lambda: len(built.core.requests) == 2)
+            gone.socket.close(linger=0)  # as a killed process does; no Bye
+            await built.core.until(lambda: len(built.core.aborted) == 1)  # long before it would count as silent
+            assert built.frontend._service.num_clients == 1
+            await other.append(1, Sync())
+            await built.core.until(lambda: len(built.core.aborted) == 1)
 
     run(main())

@@ -21,6 +21,7 @@ from ramify.runtime.protocol.session import (
     Failed,
     Fork,
     Gen,
+    Lost,
     Malformed,
     Open,
     Operation,
@@ -426,7 +427,8 @@ def test_a_client_has_a_bounded_number_of_states(monkeypatch: pytest.MonkeyPatch
             assert refused.error.kind == "busy"
             await client.open(2, 3)
             message = await client.receive()
-            assert isinstance(message, Malformed)
+            assert isinstance(message, Lost)
+            assert message.states == (3,)
             assert message.error.kind == "busy"
             await client.send(Close((0,)))
             await client.open(3)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from ramify.kernels import draw_tokens, sampling_weights, token_logprobs
+from ramify.runtime.scheduler.sampling_draw import draw, splitmix64
 
 
 def naive_weights(logits: np.ndarray, temperature: float, top_k: int, top_p: float, min_p: float) -> np.ndarray:
@@ -95,30 +98,36 @@ def test_top_p_is_a_share_of_what_top_k_beyond_the_candidates_left() -> None:
 
 @given(
     weights=st.lists(st.sampled_from([0.0, 0.25, 1.0, 3.0]), min_size=1, max_size=12).filter(any),
-    draw=st.floats(0.0, 1.0, exclude_max=True),
+    draw=st.integers(-(1 << 63), (1 << 63) - 1),
 )
 @settings(max_examples=200, deadline=None)
-def test_a_draw_is_the_inverse_of_the_cumulative_distribution(weights: list[float], draw: float) -> None:
-    total, cumulative = sum(weights), 0.0
-    for token, weight in enumerate(weights):  # noqa: B007
-        cumulative += weight
-        if cumulative > draw * total:
-            break
-    else:
-        token = max(t for t, weight in enumerate(weights) if weight)
-    assert draw_tokens(torch.tensor([weights]), torch.tensor([draw], dtype=torch.float64)).tolist() == [token]
+def test_the_token_that_arrives_first_is_drawn(weights: list[float], draw: int) -> None:
+    arrivals = [
+        (-math.log(((splitmix64(draw, token) >> 12) + 0.5) / (1 << 52)) / weight, token)
+        for token, weight in enumerate(weights)
+        if weight
+    ]
+    assert draw_tokens(torch.tensor([weights]), torch.tensor([draw])).tolist() == [min(arrivals)[1]]
+
+
+def test_what_others_weigh_does_not_change_who_of_the_rest_is_first() -> None:
+    weights_RV = torch.rand(500, 40, generator=torch.Generator().manual_seed(4))
+    draws = torch.arange(500)
+    winners = draw_tokens(weights_RV, draws)
+    others = torch.ones(500, 40, dtype=torch.bool).scatter(1, winners[:, None], value=False)
+    assert torch.equal(draw_tokens(weights_RV.masked_fill(others & (weights_RV < 0.5), 0.0), draws), winners)
 
 
 def test_a_row_of_nan_gets_a_token_that_exists() -> None:
     weights_RV = torch.full((1, 5), float("nan"))
-    [token] = draw_tokens(weights_RV, torch.tensor([0.5], dtype=torch.float64)).tolist()
+    [token] = draw_tokens(weights_RV, torch.tensor([5])).tolist()
     assert 0 <= token < 5
 
 
-def test_even_draws_give_the_softmax_distribution() -> None:
+def test_seeded_draws_give_the_softmax_distribution() -> None:
     logits = torch.tensor([0.3, -1.0, 2.0, 0.0, 1.1])
     num = 20_000
-    draws = torch.rand(num, dtype=torch.float64, generator=torch.Generator().manual_seed(11))
+    draws = torch.tensor([draw(seed, 17) for seed in range(num)])
     weights = sampling_weights(
         logits.expand(num, 5),
         temperature_R=torch.full((num,), 0.7),

@@ -16,7 +16,7 @@ import pytest
 import zmq
 
 import ramify
-from ramify.runtime.protocol import session, wire
+from ramify.runtime.protocol import decisions, session, wire
 from ramify.runtime.protocol.client import Connection
 from ramify.runtime.protocol.core import CoreStats, Finish, ModelInfo
 from ramify.runtime.protocol.errors import ErrorInfo
@@ -49,6 +49,8 @@ class State:
     born: bool = False
     failed: ErrorInfo | None = None
     waiting: deque[tuple[int, session.Operation]] = field(default_factory=deque)
+    supplied: dict[int, session.Supply] = field(default_factory=dict)
+    program: int = 0
     streamed: int = 0  # pieces of the waiting Gen sent already
 
 
@@ -87,7 +89,8 @@ class FakeFrontend:
 
     def operations(self, kind: type[Any] = object) -> list[Any]:
         with self.changed:
-            appends = [message for message in self.received if isinstance(message, session.Append)]
+            parts = [part for one in self.received for part in getattr(one, "messages", [one])]
+            appends = [message for message in parts if isinstance(message, session.Append)]
         return [operation for append in appends for operation in append.operations if isinstance(operation, kind)]
 
     def messages(self, kind: type[Any]) -> list[Any]:
@@ -148,15 +151,29 @@ class FakeFrontend:
                 self._clients.add(client)
                 if self.welcomes:
                     self._send(client, session.Welcome(self.info))
-            case session.Open(state=number):
+            case session.Play(messages=messages):
+                for part in messages:
+                    self._take(client, part)
+            case session.Supply(state=number, op=op):
+                self._state(client, number).supplied[op] = message
+                self._play_all()
+            case _:
+                self._take(client, message)
+
+    def _take(self, client: bytes, message: Any) -> None:
+        match message:
+            case session.Open(state=number, program=program):
                 self._state(client, number).born = True
+                self._state(client, number).program = program
             case session.Append(state=number, first=first, operations=operations):
                 state = self._state(client, number)
                 state.waiting.extend((first + index, operation) for index, operation in enumerate(operations))
                 self._play_all()
-            case session.Close(states=numbers):
+            case session.Close(states=numbers, programs=programs):
                 for number in numbers:
                     self._states.pop((client, number), None)
+                for key in [key for key, state in self._states.items() if state.program in programs]:
+                    del self._states[key]
             case session.Call(call=number, method=method):
                 stats = CoreStats(**dict.fromkeys(CoreStats.__struct_fields__, 0))
                 reply = session.Reply(
@@ -208,6 +225,7 @@ class FakeFrontend:
                 for number in children:
                     child = self._state(state.client, number)
                     child.text, child.start, child.born = state.text, len(state.text), True
+                    child.program = state.program
                 return done
             case session.Concatenate(children=children):
                 parts = [self._states[state.client, number] for number in children]
@@ -215,6 +233,16 @@ class FakeFrontend:
                     return HOLD
                 failed = next((part.failed for part in parts if part.failed), None)
                 return failed or msgspec.structs.replace(done, text="".join(part.text[part.start :] for part in parts))
+            case session.Ask():
+                if (supplied := state.supplied.get(op)) is None:
+                    return HOLD
+                return supplied.error or msgspec.structs.replace(done, text=supplied.text)
+            case session.Decide(questions=questions):
+                answers = [
+                    decisions.answer(question, [-float(len(label)) for label in decisions.labels(question)])
+                    for question in questions
+                ]
+                return msgspec.structs.replace(done, answers=answers)
             case session.Gen():
                 return self._generate(state, op, operation, self.script(state.text, operation))
             case session.Select():
@@ -229,7 +257,7 @@ class FakeFrontend:
                     normalized_prompt_logprobs=means,
                     token_logprobs=[[TokenLogprob(mean, 7)] for mean in means],
                 )
-                return msgspec.structs.replace(done, text=choice.text, choice=choice)
+                return msgspec.structs.replace(done, text=choice.text if operation.append else "", choice=choice)
 
     def _generate(self, state: State, op: int, gen: session.Gen, answer: Any) -> Any:
         if answer is HOLD or isinstance(answer, ErrorInfo):
@@ -251,6 +279,7 @@ class FakeFrontend:
                 cached_tokens=0,
                 finish=Finish("stop", "\n"),
                 logprobs=None if gen.logprobs is None else [TokenLogprob(-0.5, byte) for byte in text.encode()],
+                token_texts={byte: chr(byte) for byte in text.encode()} if gen.token_texts else None,
             )
             for text in samples
         ]

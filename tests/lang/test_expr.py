@@ -47,7 +47,8 @@ def test_roles_wrap_their_content() -> None:
 
 def test_gen_with_choices_is_a_select() -> None:
     chosen = gen("x", choices=["a", "b"], temperature=0.5, seed=3, choices_method=ramify.greedy_token_selection)
-    assert chosen == Select(name="x", choices=("a", "b"), temperature=0.5, method="greedy_token_selection", seed=3)
+    assert chosen == Select(name="x", choices=("a", "b"), temperature=0.5, method=ramify.greedy_token_selection, seed=3)
+    assert chosen == gen("x", choices=["a", "b"], temperature=0.5, seed=3, choices_method="greedy_token_selection")
     assert gen("x", choices=["a"]) == select("x", ["a"])
 
 

@@ -43,7 +43,7 @@ ARGUMENTS: dict[str, list[tuple[Any, str, Any]]] = {
 def test_gen_overrides_run_overrides_the_default(own: set[str], run: set[str], which: int) -> None:
     gen = Gen(**{name: ARGUMENTS[name][which][0] for name in own})
     defaults = defaults_of({name: ARGUMENTS[name][1 - which][0] for name in run})
-    sampling = lower_gen(gen, defaults, stream=False).operation.sampling
+    sampling = lower_gen(gen, defaults, stream=False)[0].sampling
     for name, cases in ARGUMENTS.items():
         field = cases[0][1]
         expected = getattr(SamplingParams(), field)
@@ -55,9 +55,9 @@ def test_gen_overrides_run_overrides_the_default(own: set[str], run: set[str], w
 
 
 def test_every_argument_of_gen_is_covered() -> None:
-    constraints = {"dtype", "regex", "json_schema", "grammar", "schema"}
+    constraints = {"dtype", "regex", "json_schema", "grammar", "schema", "tools", "tool_errors", "tool_result"}
     logprobs = {"return_logprob", "logprob_start_len", "top_logprobs_num"}
-    others = {"name", "n", "stop_regex", "return_text_in_logprobs"}
+    others = {"name", "n", "stop_regex", "return_text_in_logprobs", "reasoning"}
     assert {field.name for field in dataclasses.fields(Gen)} == constraints | logprobs | others | set(ARGUMENTS)
 
 
@@ -79,13 +79,13 @@ def test_run_takes_sampling_arguments_by_both_names() -> None:
 )
 def test_a_constraint_survives_beside_other_arguments(arguments: dict[str, Any], constraint: Constraint) -> None:
     gen = make_gen("x", temperature=0.3, stop="z", **arguments)
-    sampling = lower_gen(gen, defaults_of({"top_p": 0.5}), stream=False).operation.sampling
+    sampling = lower_gen(gen, defaults_of({"top_p": 0.5}), stream=False)[0].sampling
     assert sampling.constraint == constraint
     assert (sampling.temperature, sampling.stop, sampling.top_p) == (0.3, ("z",), 0.5)
 
 
 def test_a_typed_gen_takes_a_stop_of_its_own_too() -> None:
-    sampling = lower_gen(Gen(dtype=int, stop="."), NO_DEFAULTS, stream=False).operation.sampling
+    sampling = lower_gen(Gen(dtype=int, stop="."), NO_DEFAULTS, stream=False)[0].sampling
     assert sampling.stop == (".", "\n")
     assert sampling.constraint is not None
 
@@ -105,8 +105,8 @@ def test_a_typed_gen_takes_a_stop_of_its_own_too() -> None:
     ],
 )
 def test_log_probabilities_are_asked_for(arguments: dict[str, Any], expected: LogprobParams | None) -> None:
-    assert lower_gen(Gen(**arguments), NO_DEFAULTS, stream=False).operation.logprobs == expected
-    assert lower_gen(Gen(), defaults_of(arguments), stream=False).operation.logprobs == expected
+    assert lower_gen(Gen(**arguments), NO_DEFAULTS, stream=False)[0].logprobs == expected
+    assert lower_gen(Gen(), defaults_of(arguments), stream=False)[0].logprobs == expected
 
 
 @pytest.mark.parametrize(
@@ -127,7 +127,6 @@ def test_log_probabilities_are_asked_for(arguments: dict[str, Any], expected: Lo
         ({"regex": ["a"]}, "regex"),
         ({"grammar": 5}, "grammar"),
         ({"stop_regex": "a+"}, "stop_regex"),
-        ({"return_text_in_logprobs": True}, "return_text_in_logprobs"),
         ({"top_logprobs_num": 1000}, "top_logprobs"),
         ({"dtype": list}, "dtype"),
     ],

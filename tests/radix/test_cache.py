@@ -165,7 +165,7 @@ def test_the_eviction_heap_stays_as_small_as_the_tree() -> None:
     rng = random.Random(0)
     for _ in range(3000):
         store(cache, [rng.randrange(3) for _ in range(rng.randrange(1, 9))])
-        assert len(cache.eviction) <= 2 * 50 + 128
+        assert len(cache.tiers.device_heap) <= 2 * 50 + 128
     check_invariants(cache, [])
 
 

@@ -1,171 +1,161 @@
-"""The prefix cache against a dictionary of token sequences, with the pages' contents simulated."""
+"""The prefix cache against the naive model, by rules in any order and, for depth, by long random walks."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import random
 
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from ramify.radix.cache import Copy, Lease, PrefixCache
-from ramify.radix.invariants import check_invariants
+from ramify.radix.strategies import STRATEGIES, StrategyName
 
-PAGE_SIZE = 4
+from .model import Model, Sequence
+
 # Mostly the beginning of one long sequence, so that much is computed twice.
-sequences = st.lists(st.integers(0, 1), min_size=1, max_size=22) | st.integers(1, 22).map(lambda n: [0] * n)
-continuations = st.lists(st.integers(0, 1), max_size=6) | st.integers(1, 6).map(lambda n: [0] * n)
-namespaces = st.sampled_from(["", "other"])
-
-
-@dataclass(eq=False)
-class Sequence:
-    """A running sequence: what it is, and how much of it is computed."""
-
-    tokens: list[int]
-    namespace: str
-    lease: Lease
-    num_computed: int
-    published: list[int] = field(default_factory=list)
-
-
-def common(a: list[int], b: list[int]) -> int:
-    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+sequences = st.lists(st.integers(0, 1), min_size=1, max_size=30) | st.integers(1, 40).map(lambda n: [0] * n)
+continuations = st.lists(st.integers(0, 1), max_size=6) | st.integers(1, 12).map(lambda n: [0] * n)
+limits = st.none() | st.none() | st.integers(0, 40)
+namespaces = st.sampled_from(["", "", "other"])
+priorities = st.integers(-1, 2)
+families = st.sampled_from([None, "one", "two"])
+claimants = st.integers(0, 3)
+live = precondition(lambda self: self.model.live)
 
 
 class CacheMachine(RuleBasedStateMachine):
-    """Computes, copies, publishes and frees like an engine would; after each step reads every page back."""
+    @initialize(
+        num_pages=st.integers(4, 24),
+        num_host_pages=st.sampled_from([0, 0, 1, 3, 8, 40]),
+        strategy=st.sampled_from([*STRATEGIES, "program"]),
+        enabled=st.sampled_from([True, True, True, True, False]),
+    )
+    def start(self, num_pages: int, num_host_pages: int, strategy: StrategyName, enabled: bool) -> None:
+        self.model = Model(num_pages, num_host_pages, strategy, enabled)
 
-    running = Bundle("running")
-
-    @initialize(num_pages=st.integers(4, 40), enabled=st.sampled_from([True, True, True, False]))
-    def start(self, num_pages: int, enabled: bool) -> None:
-        self.cache = PrefixCache(num_pages, PAGE_SIZE, enabled)
-        self.known: dict[str, list[list[int]]] = {"": [], "other": []}  # every published sequence, never forgotten
-        # What the KV of a slot stands for: the token and everything before it, whole.
-        self.slots: dict[int, tuple[int, ...]] = {}
-        self.due: list[Copy] = []  # copies, decided but not made
-        self.live: list[Sequence] = []
-        self.flushed = False
-
-    def slot(self, lease: Lease, position: int) -> int:
-        return lease.pages[position // PAGE_SIZE] * PAGE_SIZE + position % PAGE_SIZE
-
-    def settle(self) -> None:
-        """Make the copies that are due, in order. Nothing may be written before."""
-        self.slots = self.settled()
-        self.due = []
-
-    def settled(self) -> dict[int, tuple[int, ...]]:
-        """What the slots will hold once the copies are made."""
-        self.due += self.cache.take_copies()
-        slots = dict(self.slots)
-        for copy in self.due:
-            for offset in range(copy.num_tokens):
-                slots[copy.target * PAGE_SIZE + offset] = slots[copy.source * PAGE_SIZE + offset]
-        return slots
+    def sequence(self, which: int) -> Sequence:
+        return self.model.live[which % len(self.model.live)]
 
     @rule(
-        target=running,
         tokens=sequences,
         namespace=namespaces,
-        limit=st.none() | st.integers(0, 22),
+        limit=limits,
         more=st.integers(0, 9),
         spare=st.integers(0, 3),
+        priority=priorities,
+        family=families,
     )
-    def acquire(self, tokens: list[int], namespace: str, limit: int | None, more: int, spare: int) -> Sequence | None:
-        cap = len(tokens) if limit is None else min(limit, len(tokens))
-        naive = max((common(tokens[:cap], other) for other in self.known[namespace]), default=0)
-        matched = self.cache.match(tokens, namespace, limit=limit)
-        assert matched <= naive
-        if self.cache.enabled and not self.flushed and not self.cache.stats.num_evicted_pages:
-            assert matched == naive
-        before = (self.cache.num_free, self.cache.num_cached, self.cache.num_available)
-        lease = self.cache.acquire(tokens, namespace, limit=limit, num_tokens=matched + more, spare=spare)
-        if lease is None:
-            assert before == (self.cache.num_free, self.cache.num_cached, self.cache.num_available)
-            assert self.live or spare or self.cache.pages_for(matched + more) > self.cache.num_pages
-            return None
-        assert self.cache.num_available >= spare
-        assert len(lease.pages) * PAGE_SIZE >= matched + more
-        assert lease.matched in (matched, matched // PAGE_SIZE * PAGE_SIZE)
-        sequence = Sequence(tokens, namespace, lease, lease.matched)
-        self.live.append(sequence)
-        return sequence
+    def acquire(
+        self,
+        tokens: list[int],
+        namespace: str,
+        limit: int | None,
+        more: int,
+        spare: int,
+        priority: int,
+        family: str | None,
+    ) -> None:
+        self.model.acquire(tokens, namespace, limit, more, spare, priority, family)
 
-    @rule(sequence=running, num_tokens=st.integers(1, 9), more=continuations)
-    def compute(self, sequence: Sequence | None, num_tokens: int, more: list[int]) -> None:
-        if sequence not in self.live:
-            return
-        self.settle()
-        sequence.tokens = sequence.tokens + more
-        end = min(sequence.num_computed + num_tokens, len(sequence.tokens))
-        pages = list(sequence.lease.pages)
-        room = self.cache.num_available
-        if not self.cache.extend(sequence.lease, end):
-            assert sequence.lease.pages == pages
-            assert self.cache.num_available == room
-            assert self.cache.pages_for(end) - len(pages) > room
-            return
-        for position in range(sequence.num_computed, end):
-            self.slots[self.slot(sequence.lease, position)] = tuple(sequence.tokens[: position + 1])
-        sequence.num_computed = end
+    @rule(tokens=sequences, namespace=namespaces, priority=priorities, family=families)
+    def serve(self, tokens: list[int], namespace: str, priority: int, family: str | None) -> None:
+        """A request from its beginning to its end."""
+        sequence = self.model.acquire(tokens, namespace, None, 0, 0, priority, family)
+        if sequence is not None:
+            self.model.compute(sequence, len(tokens), [])
+            self.model.release(sequence)
 
-    @rule(sequence=running)
-    def commit(self, sequence: Sequence | None) -> None:
-        if sequence in self.live:
-            self.cache.commit(sequence.lease, sequence.tokens[: sequence.num_computed])
-            self.publish(sequence)
+    @live
+    @rule(which=st.integers(0, 9), num_tokens=st.integers(1, 24), more=continuations)
+    def compute(self, which: int, num_tokens: int, more: list[int]) -> None:
+        self.model.compute(self.sequence(which), num_tokens, more)
 
-    @rule(sequence=consumes(running))
-    def release(self, sequence: Sequence | None) -> None:
-        if sequence not in self.live:
-            return
-        self.cache.release(sequence.lease, sequence.tokens[: sequence.num_computed])
-        self.live.remove(sequence)
-        self.publish(sequence)
-        with pytest.raises(AssertionError):
-            self.cache.release(sequence.lease, [])
-        with pytest.raises(AssertionError):
-            self.cache.extend(sequence.lease, 1)
+    @live
+    @rule(which=st.integers(0, 9))
+    def commit(self, which: int) -> None:
+        self.model.commit(self.sequence(which))
 
-    def publish(self, sequence: Sequence) -> None:
-        computed = sequence.tokens[: sequence.num_computed]
-        self.known[sequence.namespace].append(computed)
-        if self.cache.enabled and not self.flushed and not self.cache.stats.num_evicted_pages:
-            assert self.cache.match(computed, sequence.namespace) == len(computed)
+    @live
+    @rule(which=st.integers(0, 9))
+    def release(self, which: int) -> None:
+        self.model.release(self.sequence(which))
+
+    @live
+    @rule(which=st.integers(0, 9))
+    def abort(self, which: int) -> None:
+        self.model.abort(self.sequence(which))
+
+    @live
+    @rule(which=st.integers(0, 9), claimant=claimants, num_tokens=st.integers(0, 40), rank=st.integers(0, 3))
+    def claim(self, which: int, claimant: int, num_tokens: int, rank: int) -> None:
+        self.model.claim(self.sequence(which), claimant, num_tokens, rank)
+
+    @rule(claimant=claimants)
+    def drop_claim(self, claimant: int) -> None:
+        self.model.drop_claim(claimant)
 
     @rule()
-    @precondition(lambda self: self.cache.num_cached)
+    @precondition(lambda self: self.model.cache.num_cached)
     def flush(self) -> None:
-        self.cache.flush()
-        self.flushed = True
-        if not self.live:
-            assert self.cache.num_free == self.cache.num_pages
+        self.model.flush()
+
+    @rule()
+    def settle(self) -> None:
+        self.model.settle()
 
     @invariant()
-    def every_page_has_one_owner_and_holds_what_its_readers_expect(self) -> None:
-        if not hasattr(self, "cache"):
-            return
-        check_invariants(self.cache, [sequence.lease for sequence in self.live])
-        slots = self.settled()
-        for sequence in self.live:
-            for position in range(sequence.num_computed):
-                slot = self.slot(sequence.lease, position)
-                assert slots[slot] == tuple(sequence.tokens[: position + 1])
-        self.every_cached_prefix_reads_back(slots)
-
-    def every_cached_prefix_reads_back(self, slots: dict[int, tuple[int, ...]]) -> None:
-        for node in self.cache.tree.nodes():
-            path = [node]
-            while hasattr(path[0].parent, "key"):
-                path.insert(0, path[0].parent)
-            spelled = tuple(token for part in path for token in part.key)
-            at = len(spelled) - len(node.key)
-            for offset in range(len(node.key)):
-                assert slots[node.page * PAGE_SIZE + offset] == spelled[: at + offset + 1]
+    def the_model_agrees(self) -> None:
+        if hasattr(self, "model"):
+            self.model.check()
 
 
 CacheMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None, derandomize=True)
 TestCacheMachine = CacheMachine.TestCase
+
+
+def walk(draw: random.Random, strategy: StrategyName, num_steps: int) -> Model:
+    """A busy cache that is mostly full: few different tokens, several sequences at once."""
+    model = Model(draw.randrange(6, 30), draw.choice([0, 2, 6, 15, 60]), strategy, enabled=True)
+    # Where most sequences begin: long runs that part late, so that nodes are long and are split.
+    trunks = [draw.choices(range(2), k=draw.randrange(8, 60)) for _ in range(3)]
+    most = draw.choice([1, 2, 4])
+
+    def tokens() -> list[int]:
+        trunk = draw.choice(trunks)
+        return trunk[: draw.randrange(1, len(trunk) + 1)] + draw.choices(range(2), k=draw.randrange(6))
+
+    for _ in range(num_steps):
+        chance = draw.random()
+        sequence = draw.choice(model.live) if model.live else None
+        if sequence is None or (chance < 0.25 and len(model.live) < most):
+            limit = None if draw.random() < 0.8 else draw.randrange(40)
+            family = draw.choice([None, "one", "one", "two"])
+            model.acquire(
+                tokens(), "", limit, draw.randrange(10), draw.choice([0, 0, 1, 3]), draw.randrange(-1, 3), family
+            )
+        elif chance < 0.55:
+            upcoming = draw.choices(range(2), k=draw.choice([0, 0, 1, 9]))
+            model.compute(sequence, draw.randrange(1, 30), upcoming)
+            if draw.random() < 0.8:
+                model.commit(sequence)
+        elif chance < 0.7:
+            model.claim(sequence, draw.randrange(5), draw.randrange(60), draw.randrange(4))
+        elif chance < 0.75:
+            model.drop_claim(draw.randrange(5))
+        elif chance < 0.8:
+            model.abort(sequence)
+        elif chance < 0.805:
+            model.flush()
+        else:
+            model.release(sequence)
+        model.check()
+    return model
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_long_walks_agree_with_the_model(strategy: StrategyName) -> None:
+    seen = [walk(random.Random(f"{strategy} {seed}"), strategy, num_steps=120).cache.stats for seed in range(25)]
+    assert all(stats.num_evicted_pages + stats.num_demoted_pages for stats in seen), "there is no pressure"
+    assert sum(stats.num_promoted_pages for stats in seen) > 100
+    assert sum(stats.num_host_hit_tokens for stats in seen) > 500

@@ -17,7 +17,7 @@ import numpy as np
 
 from ramify.radix.cache import Lease, PrefixCache
 from ramify.radix.invariants import check_invariants
-from ramify.runtime.protocol.config import CoreConfig
+from ramify.runtime.protocol.config import CoreConfig, EvictionName, OrderName
 from ramify.runtime.protocol.core import Abort, Finish, FromCore, Generate, RequestFailed, Tokens
 from ramify.runtime.protocol.sampling import Constraint, LogprobParams, SamplingParams, TokenLogprob
 from ramify.runtime.scheduler.plan import ForwardPlan, ForwardResult, Row, RowResult
@@ -230,11 +230,17 @@ class Runtime:
         max_waiting: int = 100,
         cache: bool = True,
         context_length: int = 200,
+        order: OrderName = "program",
+        eviction: EvictionName = "program",
+        num_host_pages: int = 0,
+        grammars: Any = None,
     ) -> None:
-        self.cache = WatchedCache(num_pages, page_size, cache)
+        self.cache = WatchedCache(num_pages, page_size, cache, num_host_pages=num_host_pages, strategy=eviction)
         self.engine = FakeEngine(page_size)
-        self.grammars = FakeGrammars()
-        self.config = CoreConfig(prefill_budget=budget, max_running=max_running, max_waiting=max_waiting)
+        self.grammars = grammars or FakeGrammars()
+        self.config = CoreConfig(
+            prefill_budget=budget, max_running=max_running, max_waiting=max_waiting, order=order, eviction=eviction
+        )
         self.scheduler = Scheduler(
             self.config,
             cache=self.cache,
@@ -313,7 +319,7 @@ class Runtime:
 
 def generate(rid: str, tokens: Sequence[int], **params: Any) -> Generate:
     """A request; what is no field of Generate is a sampling parameter."""
-    fields = {name: params.pop(name) for name in ("priority", "namespace", "program") if name in params}
+    fields = {name: params.pop(name) for name in ("priority", "namespace", "program", "claims") if name in params}
     logprobs = params.pop("logprobs", None)
     params = {"temperature": 0.0, "max_new_tokens": 8, "seed": 7, **params}
     return Generate(rid=rid, tokens=list(tokens), sampling=SamplingParams(**params), logprobs=logprobs, **fields)
@@ -345,7 +351,7 @@ def sequential(message: Generate, *, context_length: int = 200, num_slots: int =
         avoided |= {EOS} if language is not None and params.ignore_eos else set()
         how = (
             params.temperature,
-            0.0 if params.seed is None else draw(params.seed, len(history)),
+            0 if params.seed is None else draw(params.seed, len(history)),
             len(answer.ids) if params.penalised else None,
         )
         token = choose(history, base - avoided or base, how)

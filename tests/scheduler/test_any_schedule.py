@@ -9,7 +9,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ramify.runtime.protocol.core import FlushCache, Generate
+from ramify.runtime.protocol.core import Claim, EndStates, FlushCache, Generate
 from ramify.runtime.protocol.sampling import Constraint, LogprobParams
 
 from .harness import VOCABULARY, Runtime, assert_equal, generate, sequential
@@ -18,6 +18,9 @@ token = st.integers(2, VOCABULARY.vocab_size - 1)
 few = st.integers(2, 3)  # few different ones, so that prefixes are shared
 prompts = st.lists(few, min_size=1, max_size=30) | st.sampled_from([[2] * 9, [2] * 21, [2, 3] * 8, [2] * 16 + [3] * 9])
 stops = st.lists(st.sampled_from(["ab", "bab", "é", "a\n", "Stop", "ccc", "b b", "aéb"]), max_size=3).map(tuple)
+
+
+claims = st.builds(Claim, st.integers(0, 3), st.none() | st.integers(0, 40))
 
 
 @st.composite
@@ -69,6 +72,7 @@ def requests(draw: st.DrawFn) -> list[Generate]:
                     priority=draw(st.sampled_from([0, 0, 0, 1, -1])),
                     namespace=draw(st.sampled_from(["", "", "", "other"])),
                     program=draw(st.sampled_from([None, "p", "q"])),
+                    claims=draw(st.just([]) | st.lists(claims, max_size=2)),
                 )
             )
     return drawn
@@ -84,9 +88,14 @@ def scenarios(draw: st.DrawFn) -> tuple[dict[str, Any], list[Generate], list[lis
         "budget": draw(st.sampled_from([1, 2, 3, 5, 8, 16, 64])),
         "max_running": draw(st.integers(1, 8)),
         "cache": draw(st.sampled_from([True, True, True, False])),
+        "order": draw(st.sampled_from(["fcfs", "lpm", "dfs", "program"])),
+        "eviction": draw(st.sampled_from(["lru", "lfu", "priority", "program"])),
+        "num_host_pages": draw(st.sampled_from([0, 0, 3, 20])),
         "context_length": draw(st.just(200) | st.integers(longest - 1, 60)),
     }
-    kinds = st.sampled_from(["add", "add", "add", "nothing", "nothing", "abort", "abort_in_flight", "compile", "flush"])
+    kinds = st.sampled_from(
+        ["add", "add", "add", "nothing", "nothing", "abort", "abort_in_flight", "compile", "flush", "end"]
+    )
     events = st.builds(Event, kinds, st.integers(0, len(mix) - 1))
     return shape, mix, draw(st.lists(st.lists(events, max_size=3), max_size=25))
 
@@ -115,6 +124,9 @@ def test_every_request_gets_what_it_would_get_alone(
                     aborted.add(rid)
                 case "compile":
                     runtime.grammars.compile()
+                case "end":
+                    states = None if event.request % 2 else [event.request]
+                    runtime.scheduler.handle(EndStates("p", states), 0.0)
                 case "flush":
                     runtime.scheduler.handle(FlushCache(0), 0.0)
         runtime.step(in_flight)

@@ -15,14 +15,14 @@ def test_splitmix64_gives_its_published_outputs() -> None:
     ]
 
 
-def test_draws_are_in_the_unit_interval_and_uniform_over_seeds_and_over_positions() -> None:
+def test_draws_are_64_signed_bits_uniform_over_seeds_and_over_positions() -> None:
     for draws in (
         [draw(3, position) for position in range(20_000)],
         [draw(seed, 17) for seed in range(-10_000, 10_000)],
         [draw(seed, 1000 - seed) for seed in range(20_000)],
     ):
-        assert all(0.0 <= u < 1.0 for u in draws)
-        counts = Counter(int(u * 100) for u in draws)
+        assert all(-(1 << 63) <= word < 1 << 63 for word in draws)
+        counts = Counter((word + (1 << 63)) * 100 >> 64 for word in draws)
         chi_squared = sum((counts[bin] - 200) ** 2 / 200 for bin in range(100))
         assert 50 < chi_squared < 160  # 99 degrees of freedom: outside once in ten thousand
 

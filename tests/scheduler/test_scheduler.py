@@ -8,6 +8,7 @@ import pytest
 from ramify.runtime.protocol.core import CoreReply, CoreStats, Finish, FlushCache, GetStats
 from ramify.runtime.protocol.errors import RequestError
 from ramify.runtime.protocol.sampling import Constraint, LogprobParams
+from ramify.runtime.scheduler.queue import PATIENCE
 
 from .harness import EOS, FakeMatcher, Runtime, assert_equal, generate, sequential
 
@@ -140,7 +141,7 @@ def test_many_requests_get_through_a_pool_that_holds_two() -> None:
 
 
 def test_places_go_by_priority_then_arrival_and_a_programs_requests_come_together() -> None:
-    runtime = Runtime(max_running=2, cache=False)
+    runtime = Runtime(max_running=8, budget=8, cache=False)
     runtime.add(
         generate("a", [2], program="p", max_new_tokens=9, **FREE),
         generate("b", [3], **FREE),
@@ -156,7 +157,7 @@ def test_places_go_by_priority_then_arrival_and_a_programs_requests_come_togethe
 def test_a_program_that_goes_on_and_on_does_not_hold_others_off() -> None:
     runtime = Runtime(max_running=1, cache=False)
     runtime.add(generate("p0", [2], program="p"), generate("other", [3]))
-    for i in range(1, 6):
+    for i in range(1, PATIENCE + 3):
         runtime.add(generate(f"p{i}", [2], program="p"))
         while not runtime.answers[f"p{i - 1}"].over and not runtime.answers["other"].over:
             runtime.step()
@@ -262,9 +263,17 @@ def test_a_grammar_at_a_dead_end_fails_its_request_and_frees_its_pages() -> None
     assert runtime.answers["good"].finish is not None
 
 
+def teach_that_outputs_are_short(runtime: Runtime) -> None:
+    """So that more is admitted than there is room for."""
+    for i in range(100):
+        runtime.add(generate(f"short {i}", [2], max_new_tokens=1, **FREE))
+    runtime.finish()
+
+
 @pytest.mark.parametrize("moment", ["waiting for its grammar", "waiting", "running", "in flight", "retracted"])
 def test_an_abort_is_answered_once_at_any_moment_and_frees_the_pages(moment: str) -> None:
     runtime = Runtime(num_pages=10, max_running=2)
+    teach_that_outputs_are_short(runtime)
     senior = generate("senior", [2] * 6, max_new_tokens=30, **FREE)
     constraint = Constraint("choices", "[[2]]") if moment == "waiting for its grammar" else None
     victim = generate("victim", [3] * 6, max_new_tokens=30, constraint=constraint, **FREE)
@@ -286,8 +295,8 @@ def test_an_abort_is_answered_once_at_any_moment_and_frees_the_pages(moment: str
 
 def test_aborting_everything_ends_the_senders_requests_only() -> None:
     runtime = Runtime()
-    runtime.add(generate("a1", [2]), generate("a2", [3]), owner=b"a")
-    runtime.add(generate("b1", [4]), owner=b"b")
+    runtime.add(generate("a1", [2], **FREE), generate("a2", [3], **FREE), owner=b"a")
+    runtime.add(generate("b1", [4], **FREE), owner=b"b")
     runtime.step()
     runtime.abort("b1", owner=b"a")
     runtime.abort(None, owner=b"a")

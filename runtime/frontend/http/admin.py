@@ -69,7 +69,8 @@ class AdminApi:
         info = self._core.require_info()
         stats = await self._core.stats()
         facts: dict[str, Any] = {"model_path": info.path, "max_total_num_tokens": info.num_slots}
-        return json_response({**facts, **msgspec.structs.asdict(info), **msgspec.structs.asdict(stats)})
+        shares = {"cache_hit_rate": stats.cache_hit_rate, "kv_use": stats.kv_use}
+        return json_response({**facts, **msgspec.structs.asdict(info), **msgspec.structs.asdict(stats), **shares})
 
     async def version(self) -> Response:
         """Of the runtime."""

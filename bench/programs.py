@@ -1,0 +1,174 @@
+"""Programs over token ids, for benches: what is said, generated, forked and joined, and when.
+
+A program is a series of steps on numbered states; state 0 is there from the start. `play` walks one on any host: the
+real runtime, or a scheduler without a model. Knows neither; the tokens that a Gen will give are the host's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+# Steps
+
+
+@dataclass(frozen=True)
+class Say:
+    """The program appends tokens."""
+
+    state: int
+    tokens: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Gen:
+    """The model appends `num_tokens` tokens: a request whose prompt is all that the state holds."""
+
+    state: int
+    num_tokens: int
+
+
+@dataclass(frozen=True)
+class Think:
+    """The program waits for something else: a tool, a user."""
+
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Fork:
+    """New states that begin with what `state` holds."""
+
+    state: int
+    children: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Join:
+    """Append what each child has appended since its fork, in order."""
+
+    state: int
+    children: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class End:
+    """These states ask for nothing more."""
+
+    states: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Together:
+    """Series of steps at the same time; over when all of them are."""
+
+    branches: tuple[Steps, ...]
+
+
+Step = Say | Gen | Think | Fork | Join | End | Together
+Steps = Sequence[Step]
+
+
+@dataclass(frozen=True)
+class Workload:
+    """`concurrency` programs are alive at once, the next one starts when one is over."""
+
+    name: str
+    programs: list[Steps]
+    concurrency: int
+
+
+# Playing
+
+
+class Host(Protocol):
+    """Where one program runs. What takes time calls `then` when it is over, never before it returns."""
+
+    def say(self, state: int, tokens: Sequence[int]) -> None: ...
+
+    def fork(self, state: int, children: Sequence[int]) -> None: ...
+
+    def join(self, state: int, children: Sequence[int]) -> None: ...
+
+    def end(self, states: Sequence[int]) -> None: ...
+
+    def generate(self, state: int, num_tokens: int, then: Callable[[], None]) -> None: ...
+
+    def think(self, seconds: float, then: Callable[[], None]) -> None: ...
+
+
+def play(steps: Steps, host: Host, then: Callable[[], None]) -> None:
+    """Begin to play `steps`; `then` is called after the last one."""
+    remaining = iter(steps)
+
+    def go_on() -> None:
+        for step in remaining:
+            match step:
+                case Say(state, tokens):
+                    host.say(state, tokens)
+                case Fork(state, children):
+                    host.fork(state, children)
+                case Join(state, children):
+                    host.join(state, children)
+                case End(states):
+                    host.end(states)
+                case Gen(state, num_tokens):
+                    return host.generate(state, num_tokens, go_on)
+                case Think(seconds):
+                    return host.think(seconds, go_on)
+                case Together(branches):
+                    return _play_together(branches, host, go_on)
+        return then()
+
+    go_on()
+
+
+def _play_together(branches: Sequence[Steps], host: Host, then: Callable[[], None]) -> None:
+    num_playing = len(branches)
+
+    def one_is_over() -> None:
+        nonlocal num_playing
+        num_playing -= 1
+        if num_playing == 0:
+            then()
+
+    for branch in branches:
+        play(branch, host, one_is_over)
+
+
+def play_all(workload: Workload, open_host: Callable[[int], Host]) -> None:
+    """Begin to play all programs, `workload.concurrency` at a time; `open_host` is given each one's number."""
+    waiting = iter(enumerate(workload.programs))
+
+    def start_next() -> None:
+        for number, steps in waiting:
+            play(steps, open_host(number), start_next)
+            return
+
+    for _ in range(workload.concurrency):
+        start_next()
+
+
+class States:
+    """What a program's states hold, for hosts to build on."""
+
+    def __init__(self, start: Sequence[int] = ()) -> None:
+        self.ids: dict[int, list[int]] = {0: list(start)}
+        self._num_inherited = {0: 0}
+
+    def say(self, state: int, tokens: Sequence[int]) -> None:
+        self.ids[state] += tokens
+
+    def fork(self, state: int, children: Sequence[int]) -> None:
+        for child in children:
+            self.ids[child] = self.ids[state].copy()
+            self._num_inherited[child] = len(self.ids[state])
+
+    def join(self, state: int, children: Sequence[int]) -> None:
+        for child in children:
+            self.ids[state] += self.ids[child][self._num_inherited[child] :]
+
+    def end(self, states: Sequence[int]) -> None:
+        for state in states:
+            del self.ids[state]

@@ -1,0 +1,79 @@
+"""Code points in classes that an automaton cannot tell apart, so that its tables have a few columns instead of 1.1
+million. Surrogates are no characters and are in no class."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+
+from .charset import MAX_CODE_POINT, CharSet, charset
+
+NO_CLASS = -1  # of surrogates
+_SURROGATES = (0xD800, 0xE000)
+
+
+@dataclass(frozen=True)
+class Alphabet:
+    """Interval i is [starts[i], starts[i + 1]) and in class labels[i]. The first starts at 0, the last ends after
+    U+10FFFF. Classes count from 0 in the order in which they first appear."""
+
+    starts: tuple[int, ...]
+    labels: tuple[int, ...]
+
+    @cached_property
+    def num_classes(self) -> int:
+        return max(self.labels) + 1
+
+    def class_of(self, code: int) -> int:
+        return self.labels[bisect_right(self.starts, code) - 1]
+
+    def intervals(self) -> Iterable[tuple[int, int, int]]:
+        """(first, last, class) of each interval."""
+        ends = (*self.starts[1:], MAX_CODE_POINT + 1)
+        return ((low, end - 1, label) for low, end, label in zip(self.starts, ends, self.labels, strict=True))
+
+    def members(self, label: int) -> CharSet:
+        """The code points of a class."""
+        return charset((low, high) for low, high, other in self.intervals() if other == label)
+
+
+@lru_cache(maxsize=4096)
+def alphabet_of(sets: tuple[CharSet, ...]) -> tuple[Alphabet, tuple[tuple[int, ...], ...]]:
+    """The coarsest alphabet that can tell each set from its complement, and the classes that each set consists of."""
+    events: dict[int, int] = {0: 0, _SURROGATES[0]: 0, _SURROGATES[1]: 0}
+    for number, ranges in enumerate(sets):
+        bit = 1 << number
+        for low, high in ranges:
+            events[low] = events.get(low, 0) ^ bit
+            events[high + 1] = events.get(high + 1, 0) ^ bit
+    events.pop(MAX_CODE_POINT + 1, None)
+    starts: list[int] = []
+    labels: list[int] = []
+    label_of: dict[int, int] = {}
+    inside = 0
+    for start in sorted(events):
+        inside ^= events[start]
+        surrogate = _SURROGATES[0] <= start < _SURROGATES[1]
+        label = NO_CLASS if surrogate else label_of.setdefault(inside, len(label_of))
+        if not labels or label != labels[-1]:
+            starts.append(start)
+            labels.append(label)
+    classes = [[label for mask, label in label_of.items() if mask >> number & 1] for number in range(len(sets))]
+    return Alphabet(tuple(starts), tuple(labels)), tuple(tuple(labels) for labels in classes)
+
+
+@lru_cache(maxsize=1024)
+def common_alphabet(a: Alphabet, b: Alphabet) -> tuple[Alphabet, tuple[int, ...], tuple[int, ...]]:
+    """The alphabet that can tell whatever `a` or `b` can, and the class in `a`, and in `b`, of each of its classes."""
+    starts: list[int] = []
+    labels: list[int] = []
+    pairs: dict[tuple[int, int], int] = {}
+    for start in sorted({*a.starts, *b.starts}):
+        pair = a.class_of(start), b.class_of(start)
+        label = NO_CLASS if NO_CLASS in pair else pairs.setdefault(pair, len(pairs))
+        if not labels or label != labels[-1]:
+            starts.append(start)
+            labels.append(label)
+    return Alphabet(tuple(starts), tuple(labels)), tuple(p for p, _ in pairs), tuple(p for _, p in pairs)

@@ -1,0 +1,288 @@
+"""A lazy deterministic byte automaton with a stack: control states are values, and become rows at first touch.
+
+A front end is a set of immutable, hashable classes with one method, `expand`, that says what each byte does in such a
+state. States that are equal are one state. Knows no tokens and no language.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .actions import (
+    CHECK,
+    CLASSES,
+    COUNT,
+    DEAD,
+    ENDS,
+    FILLED,
+    FLAGS,
+    GOTO,
+    GUARDED,
+    LEAST,
+    LOOPS,
+    MOST,
+    PLAIN,
+    POP,
+    POP_BEFORE,
+    POP_COUNTED,
+    PUSH,
+    PUSH_BEFORE,
+    RETURNS,
+    ROW,
+    SHIFT,
+    STAY,
+    UNBOUNDED,
+    WORDS,
+    action,
+)
+from .dfa import START as DFA_START
+from .dfa import Dfa
+from .tables import Ints, Tables
+
+
+@dataclass(frozen=True)
+class Row:
+    """What each byte does in a state: `edges` by byte, and all other bytes as in the state numbered `rest`, which has
+    been filled by `Automaton.block`. `accepts`: the text may end here. `ends`: the value may end here, with this
+    result, without a byte to say so. `plain`: every token of plain string content may come."""
+
+    edges: Mapping[int, int]
+    rest: int = 0
+    accepts: bool = False
+    ends: int | None = None
+    plain: bool = False
+
+
+class State(Hashable, Protocol):
+    def expand(self, automaton: Automaton) -> Row: ...
+
+
+class Frame:
+    """A state that is put on the stack, and is followed by another one according to the result of the value above it.
+
+    `guarded`: also according to the text of the value, so nothing is remembered.
+    """
+
+    num_results: int
+    guarded: bool = False
+
+    def expand(self, automaton: Automaton) -> Row:
+        raise AssertionError("control never comes to a frame with results")
+
+    def after(self, automaton: Automaton, result: int, text: bytes) -> State | None:
+        """None when the value may not be. `text` is empty unless the frame is guarded."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class Accepted:
+    """The whole text has been read."""
+
+    def expand(self, automaton: Automaton) -> Row:
+        return Row({}, accepts=True)
+
+
+@dataclass
+class Automaton:
+    """Filled tables, and the numbers of the states in them. One thread at a time."""
+
+    tables: Tables = field(default_factory=Tables)
+    memory: dict[Any, Any] = field(default_factory=dict)  # what front ends have worked out, by keys of theirs
+    _numbers: dict[Any, int] = field(default_factory=dict)
+    _values: dict[int, Any] = field(default_factory=dict)
+    _pushes: dict[tuple[int, int], int] = field(default_factory=dict)
+
+    def number(self, state: State | int) -> int:
+        """A state's, which is new if need be. Numbers are their own."""
+        if type(state) is int:
+            return state
+        number = self._numbers.get(state)
+        if number is None:
+            number = self._numbers[state] = self.tables.new_states(1)
+            self._values[number] = state
+        return number
+
+    def frame(self, state: State | Frame | int) -> int:
+        """The number of a state as a frame."""
+        number = self.number(state)
+        if isinstance(state, Frame) and self.tables.states[number, RETURNS] < 0:
+            self.tables.states[number, RETURNS] = self.tables.new_returns(state.num_results)
+            if state.guarded:
+                self.tables.states[number, FLAGS] |= GUARDED
+        return number
+
+    def goto(self, state: State | int) -> int:
+        return action(GOTO, self.number(state))
+
+    def push(self, state: State | int, then: State | Frame | int) -> int:
+        """The byte is read; `then` waits on the stack for the value that begins at `state`."""
+        return action(PUSH, self._push(state, then))
+
+    def push_before(self, state: State | int, then: State | Frame | int) -> int:
+        """The same, but the byte is the value's first."""
+        return action(PUSH_BEFORE, self._push(state, then))
+
+    def stay_on(self, data: bytes) -> int:
+        """The number of a state to `rest` on, in which these bytes lead to the resting state itself."""
+        key = ("stay", data)
+        number = self._numbers.get(key)
+        if number is None:
+            tables = self.tables
+            class_of = np.zeros(256, np.uint8)
+            class_of[list(data)] = 1
+            number = self._numbers[key] = tables.new_states(1)
+            tables.states[number, ROW] = tables.new_targets(np.array([DEAD, action(STAY, 0)], np.int32))
+            tables.states[number, CLASSES] = tables.new_classes(class_of)
+            tables.states[number, FILLED] = 1
+        return number
+
+    def pop(self, result: int = 0) -> int:
+        """The byte ends the value."""
+        return action(POP, result)
+
+    def pop_before(self, result: int = 0) -> int:
+        """The value has ended before the byte."""
+        return action(POP_BEFORE, result)
+
+    def _push(self, state: State | int, then: State | Frame | int) -> int:
+        key = self.number(state), self.frame(then)
+        number = self._pushes.get(key)
+        if number is None:
+            number = self._pushes[key] = self.tables.new_push(*key)
+        return number
+
+    def fill(self, number: int) -> None:
+        """The row of a state. Raises what `expand` raises."""
+        row = self._values[number].expand(self)
+        tables = self.tables
+        tables.set_edges(number, row.edges.items())
+        states = tables.states
+        if row.rest:
+            tables.copy_row(number, row.rest)
+        if row.plain:
+            states[number, FLAGS] |= PLAIN
+        if row.accepts:
+            states[number, ENDS] = -1
+        elif row.ends is not None:
+            states[number, ENDS] = 1 + row.ends
+        states[number, FILLED] = 1
+
+    def follow(self, frame: int, result: int, text: bytes = b"") -> int:
+        """The state after a value with this result; remembered unless the frame is guarded."""
+        value = self._values[frame]
+        state = value.after(self, result, text)
+        number = 0 if state is None else self.number(state)
+        if not value.guarded:
+            self.tables.returns[self.tables.states[frame, RETURNS] + result] = number
+        return number
+
+    def edges_of(self, number: int) -> dict[int, int]:
+        """byte -> action of a state, filled if it is not."""
+        if not self.tables.states[number, FILLED]:
+            self.fill(number)
+        tables = self.tables
+        state = tables.states[number]
+        codes = tables.targets[state[ROW] + tables.classes[state[CLASSES]].astype(np.int64)]
+        found = {byte: code for byte, code in enumerate(codes.tolist()) if code} if state[ROW] else {}
+        edge = int(state[1])
+        while edge >= 0:
+            byte, code, edge = tables.edges[edge].tolist()
+            found[byte] = code
+        return {byte: code for byte, code in found.items() if code}
+
+    def block(self, key: Hashable, make: Callable[[], Block]) -> int:
+        """The number of a block's local state 1 less 1, so that local state s is this plus s. Made once per key."""
+        base = self._numbers.get(("block", key))
+        if base is None:
+            base = self._numbers["block", key] = self._add_block(make())
+        return base
+
+    def _add_block(self, block: Block) -> int:
+        tables = self.tables
+        num_states, num_classes = block.table.shape
+        base = tables.new_states(num_states - 1) - 1
+        actions = np.where(block.table == 0, DEAD, (GOTO << SHIFT) + base + block.table).astype(np.int32)
+        if block.counted is not None:
+            counted = block.counted[:, None] & (block.table != 0)
+            extra = np.where(counted, COUNT - GOTO, np.where(block.table != 0, CHECK - GOTO, 0)) << SHIFT
+            actions = (actions + extra).astype(np.int32)
+        class_of = block.class_of
+        if block.before or block.closing is not None:
+            # The bytes after a value, and the byte that closes it, are classes of their own.
+            class_of = class_of.copy()
+            ended = list(block.before) if block.closing is None else [block.closing]
+            # Where the value cannot end, the closing byte is as before: an escaped quote.
+            extra = actions[:, [int(class_of[ended[0]])]].copy()
+            operation = POP_BEFORE if block.closing is None else (POP if block.counted is None else POP_COUNTED)
+            has = block.results >= 0
+            extra[has, 0] = (operation << SHIFT) + block.results[has]
+            class_of[ended] = num_classes
+            actions = np.concatenate([actions, extra], axis=1)
+            num_classes += 1
+        row = tables.new_targets(actions[1:])
+        states = tables.states[base + 1 : base + num_states]
+        states[:, ROW] = row + num_classes * np.arange(num_states - 1)
+        states[:, CLASSES] = tables.new_classes(class_of)
+        if block.accepts:
+            states[:, ENDS] = np.where(block.results[1:] >= 0, -1, 0)
+        elif block.before:
+            states[:, ENDS] = block.results[1:] + 1
+        if block.plain is not None:
+            states[:, FLAGS] |= np.where(block.plain[1:], PLAIN, 0)
+            if block.loops is not None:
+                states[:, FLAGS] |= np.where(block.plain[1:] & block.loops[1:], LOOPS, 0)
+        if block.words is not None:
+            states[:, FLAGS] |= np.where(block.words[1:], WORDS, 0)
+        states[:, LEAST] = block.least
+        states[:, MOST] = UNBOUNDED if block.most is None else block.most[1:]
+        states[:, FILLED] = 1
+        return base
+
+
+@dataclass(frozen=True, eq=False)
+class Block:
+    """A finite automaton that is brought in as a whole: S states, the dead one first, C classes of bytes.
+
+    results[s] is the result of a value that ends in s, -1 when none may. It ends by the byte `closing`, or before one
+    of the bytes `before`; with neither, the text ends there (`accepts`). `counted[s]`: what leads on from s begins a
+    character, of which there must have been `least` at the end, and at most `most[s]` to come to s. `plain[s]`: every
+    token of plain string content may come. `loops[s]`: every plain character leads from s to s.
+    `words[s]`: every token of letters and digits may come.
+    """
+
+    table: NDArray[np.int32]  # [S, C]
+    class_of: NDArray[np.uint8]  # [256]
+    results: Ints  # [S]
+    closing: int | None = None
+    before: bytes = b""
+    accepts: bool = False
+    plain: NDArray[np.bool_] | None = None  # [S]
+    loops: NDArray[np.bool_] | None = None  # [S]
+    words: NDArray[np.bool_] | None = None  # [S]
+    counted: NDArray[np.bool_] | None = None  # [S]
+    least: int = 0
+    most: Ints | None = None  # [S]
+
+
+def block_of(dfa: Dfa, **options: Any) -> Block:
+    """Every accepting state ends with result 0; its start is local state `dfa.START`."""
+    return Block(dfa.table, dfa.class_of, np.where(dfa.accepting, 0, -1).astype(np.int32), **options)
+
+
+@dataclass(frozen=True, eq=False)
+class WholeText:
+    """The start of a text that a Dfa accepts as a whole."""
+
+    dfa: Dfa
+
+    def base(self, automaton: Automaton) -> int:
+        """As `Automaton.block`."""
+        return automaton.block(("text", self.dfa), lambda: block_of(self.dfa, accepts=True))
+
+    def expand(self, automaton: Automaton) -> Row:
+        return Row({}, rest=self.base(automaton) + DFA_START, accepts=bool(self.dfa.accepting[DFA_START]))

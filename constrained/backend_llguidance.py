@@ -1,0 +1,114 @@
+"""llguidance as a backend. Schemas as it reads them when not lenient; Lark grammars in its own dialect."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
+from numpy.typing import NDArray
+
+from .backends import Peer, not_supported
+from .constraint import Choices, Constraint, Grammar, JsonObject, JsonSchema, Regex
+from .errors import GrammarError
+from .vocabulary import Vocabulary
+
+
+def compiler(vocabulary: Vocabulary, any_whitespace: bool) -> Callable[[Constraint], Callable[[], Peer]]:
+    wrapped: Any = TokenizerWrapper(_Tokens(vocabulary))
+    equal_tokens = _equal_tokens(vocabulary)
+    tokenizer = LLTokenizer(wrapped, eos_token=min(vocabulary.eos_ids), slices=LLTokenizer.json_slices())
+
+    def compile_one(constraint: Constraint) -> Callable[[], Peer]:
+        try:
+            first = LLMatcher(tokenizer, _source(constraint, any_whitespace), log_level=0)
+        except ValueError as error:
+            raise GrammarError(f"llguidance: {error}") from None
+        if first.is_error():
+            raise GrammarError(f"llguidance: {first.get_error()}".split("\n<state>")[0])
+        return lambda: _Llguidance(first.deep_copy(), equal_tokens)
+
+    return compile_one
+
+
+def _source(constraint: Constraint, any_whitespace: bool) -> str:
+    match constraint:
+        case Regex(pattern=pattern):
+            return str(LLMatcher.grammar_from_regex(pattern))
+        case Choices(values=values):
+            return str(LLMatcher.grammar_from_lark(f"start: {' | '.join(json.dumps(value) for value in values)}"))
+        case Grammar(text=text, syntax="lark", start=None | "start"):
+            return str(LLMatcher.grammar_from_lark(text))
+        case JsonObject():
+            return _source(JsonSchema({"type": "object"}), any_whitespace)
+        case JsonSchema(schema=schema):
+            return str(
+                LLMatcher.grammar_from_json_schema(
+                    schema if isinstance(schema, str) else json.dumps(schema),
+                    overrides={"whitespace_flexible": any_whitespace},
+                )
+            )
+        case _:
+            raise not_supported("llguidance", constraint)
+
+
+class _Tokens:
+    """What llguidance wants of a tokenizer. Special tokens carry its mark, 0xFF, which begins no text."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self.eos_token_id = min(vocabulary.eos_ids)
+        self.bos_token_id = None
+        self.tokens = [b"\xff[%d]" % number if data is None else data for number, data in enumerate(vocabulary.tokens)]
+        self.special_token_ids = [number for number, data in enumerate(vocabulary.tokens) if data is None]
+        self._number = {data: number for number, data in enumerate(vocabulary.tokens) if data}
+        self._longest = max(map(len, self._number), default=1)
+
+    def __call__(self, text: str | bytes) -> list[int]:
+        """The longest token first: a guess at what the tokenizer would write, to which forced text is held."""
+        data = text.encode() if isinstance(text, str) else text
+        found, at = [], 0
+        while at < len(data):
+            lengths = range(min(self._longest, len(data) - at), 0, -1)
+            length = next((length for length in lengths if data[at : at + length] in self._number), 0)
+            if length:
+                found.append(self._number[data[at : at + length]])
+            at += length or 1
+        return found
+
+
+def _equal_tokens(vocabulary: Vocabulary) -> list[list[int]]:
+    """Groups of tokens with equal bytes: of each it knows one."""
+    groups: dict[bytes, list[int]] = {}
+    for number, data in enumerate(vocabulary.tokens):
+        if data is not None:
+            groups.setdefault(data, []).append(number)
+    return [group for group in groups.values() if len(group) > 1]
+
+
+class _Llguidance:
+    def __init__(self, matcher: Any, equal_tokens: list[list[int]]) -> None:
+        self._matcher = matcher
+        self._equal_tokens = equal_tokens
+
+    def fill(self, out: NDArray[np.int32]) -> None:
+        self._matcher.unsafe_compute_mask_ptr(out.ctypes.data, out.nbytes)
+        for group in self._equal_tokens:
+            if any(out[token >> 5] >> (token & 31) & 1 for token in group):
+                for token in group:
+                    out[token >> 5] |= np.uint32(1 << (token & 31)).astype(np.int32)
+
+    def step(self, token: int) -> bool:
+        # A refusal would end the matcher for good.
+        return bool(self._matcher.validate_tokens([token]) == 1 and self._matcher.consume_token(token))
+
+    def back(self, num_tokens: int) -> None:
+        if num_tokens:
+            self._matcher.rollback(num_tokens)
+
+    def may_end(self) -> bool:
+        return bool(self._matcher.is_accepting())
+
+    def forced(self) -> bytes:
+        return bytes(self._matcher.compute_ff_bytes())

@@ -1,0 +1,161 @@
+"""Earley's algorithm (1970) as an automaton that makes its states when they are first asked for.
+
+A set of items is a value, and equal sets are one number. An item is a place in an alternative and where to go on once
+its nonterminal is complete: the number of the set in which it began and the nonterminal. So the sets after equal
+histories are equal, and the automaton of a regular grammar is finite. Nonterminals that may
+be empty are skipped when they are predicted (Aycock and Horspool 2002). Where only one item waits for a nonterminal,
+and that at its own end, the nonterminal goes on where that item would, so right recursion does not pile up (after Leo
+1991). Knows terminals by number, no bytes.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from .cfg import Cfg
+from .errors import GrammarError
+
+MAX_WORK = 30_000  # steps from one place in a text to the next: an unambiguous text takes some dozens
+HERE = -1  # an item's origin: the set that it is in
+NOWHERE = -2  # of the start
+
+
+class Item(NamedTuple):
+    nonterminal: int
+    alternative: int
+    place: int
+    origin: int  # a set, HERE or NOWHERE
+    completes: int  # the nonterminal that is complete in the origin when the item is
+
+
+class EarleySets:
+    """The sets of a grammar, numbered as they are made."""
+
+    def __init__(self, grammar: Cfg) -> None:
+        whole = len(grammar.alternatives)
+        self._alternatives = (*grammar.alternatives, ((0,),))
+        self._nullable = grammar.nullable
+        self._numbers: dict[tuple[frozenset[Item], bool], int] = {}
+        self._waiting: list[dict[int, list[Item]]] = []  # of each set: its items by the symbol they wait for
+        self._accepting: list[bool] = []
+        self._after: dict[frozenset[tuple[int, int]], int] = {}
+        self.start = self._add({Item(whole, 0, 0, NOWHERE, whole)}, accepting=0 in grammar.nullable)
+
+    def expected(self, number: int) -> list[int]:
+        """The terminals that may come next."""
+        return [-1 - symbol for symbol in self._waiting[number] if symbol < 0]
+
+    def accepts(self, number: int) -> bool:
+        """Whether the text may end here."""
+        return self._accepting[number]
+
+    def after(self, scans: frozenset[tuple[int, int]]) -> int:
+        """The set at a place where, for each (set, terminal), the terminal that was expected there ends."""
+        number = self._after.get(scans)
+        if number is None:
+            number = self._after[scans] = self._scan(scans)
+        return number
+
+    def _scan(self, scans: frozenset[tuple[int, int]]) -> int:
+        items: set[Item] = set()
+        accepting = False
+        todo: list[tuple[int, int]] = [(number, -1 - terminal) for number, terminal in scans]
+        done = set(todo)
+        work = 0
+        while todo:
+            number, symbol = todo.pop()
+            waiting = self._waiting[number].get(symbol, ())
+            work += 1 + len(waiting)
+            if work > MAX_WORK:
+                raise GrammarError("the grammar is too ambiguous: a text can be read in too many ways")
+            for item in waiting:
+                origin = number if item.origin == HERE else item.origin
+                for advanced in self._advanced(item._replace(origin=origin)):
+                    if advanced in items:
+                        continue
+                    items.add(advanced)
+                    rule = self._alternatives[advanced.nonterminal][advanced.alternative]
+                    if advanced.place < len(rule):
+                        continue
+                    complete = (advanced.origin, advanced.completes)
+                    if advanced.origin == NOWHERE:
+                        accepting = True
+                    elif complete not in done:
+                        done.add(complete)
+                        todo.append(complete)
+        return self._add(items, accepting)
+
+    def _advanced(self, item: Item) -> list[Item]:
+        """One symbol further, and over all that follow and may be empty."""
+        rule = self._alternatives[item.nonterminal][item.alternative]
+        found = [item._replace(place=item.place + 1)]
+        while found[-1].place < len(rule) and rule[found[-1].place] in self._nullable:
+            found.append(found[-1]._replace(place=found[-1].place + 1))
+        return found
+
+    def _add(self, items: set[Item], accepting: bool) -> int:
+        """The number of the set that follows from the items."""
+        closed = frozenset(self._closed(items))
+        number = self._numbers.get((closed, accepting))
+        if number is None:
+            number = self._numbers[closed, accepting] = len(self._waiting)
+            waiting: dict[int, list[Item]] = {}
+            for item in closed:
+                waiting.setdefault(self._alternatives[item.nonterminal][item.alternative][item.place], []).append(item)
+            self._waiting.append(waiting)
+            self._accepting.append(accepting)
+        return number
+
+    def _closed(self, items: set[Item]) -> set[Item]:
+        """Those that are not complete, and what they predict."""
+        rules = self._alternatives
+        kept = {item for item in items if item.place < len(rules[item.nonterminal][item.alternative])}
+        waiting: dict[int, list[Item]] = {}
+        predicted: dict[int, list[Item]] = {}
+        todo = list(kept)
+        while todo:
+            item = todo.pop()
+            symbol = rules[item.nonterminal][item.alternative][item.place]
+            if symbol < 0:
+                continue
+            waiting.setdefault(symbol, []).append(item)
+            if symbol not in predicted:
+                predicted[symbol] = self._begun(symbol)
+                todo += predicted[symbol]
+        returns: dict[int, tuple[int, int]] = {}
+        for nonterminal in predicted:
+            self._return(nonterminal, waiting, returns)
+        for nonterminal, begun in predicted.items():
+            origin, completes = returns[nonterminal]
+            kept.update(item._replace(origin=origin, completes=completes) for item in begun)
+        return kept
+
+    def _begun(self, nonterminal: int) -> list[Item]:
+        begun = []
+        for number, rule in enumerate(self._alternatives[nonterminal]):
+            first = Item(nonterminal, number, -1, HERE, nonterminal)
+            begun += [item for item in self._advanced(first) if item.place < len(rule)]
+        return begun
+
+    def _return(
+        self, nonterminal: int, waiting: dict[int, list[Item]], returns: dict[int, tuple[int, int]]
+    ) -> tuple[int, int]:
+        """Where a nonterminal that is predicted goes on: here, or where the only item that waits for it would."""
+        path: list[int] = []
+        found = HERE, nonterminal
+        while True:
+            if nonterminal in returns:
+                found = returns[nonterminal]
+                break
+            first, *others = waiting[nonterminal]
+            is_last = first.place == len(self._alternatives[first.nonterminal][first.alternative]) - 1
+            path.append(nonterminal)
+            if not others and is_last and first.origin != HERE:
+                found = first.origin, first.completes
+                break
+            if others or not is_last or first.nonterminal in path:
+                found = HERE, nonterminal
+                break
+            nonterminal = first.nonterminal
+        returns.update(dict.fromkeys(path, found))
+        return found

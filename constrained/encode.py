@@ -1,0 +1,65 @@
+"""Automata over characters to automata over the bytes of an encoding: one vectorised step.
+
+State q of the automaton over characters becomes state q over bytes. Within a character, a state is a decoder's state
+and where each class of characters that is still possible would lead; equal ones are one.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .budget import Budget
+from .char_dfa import DEAD, CharDfa
+from .decoder import Decoder, Encoding, decoder
+from .dfa import Dfa
+
+
+def encoded(chars: CharDfa, encoding: Encoding, budget: Budget | None = None) -> Dfa:
+    """The texts that `chars` accepts, as bytes. Raises GrammarError beyond the budget."""
+    read = decoder(chars.alphabet, encoding)
+    num_states = chars.num_states
+    inner, sources, readers = _inner_states(chars, read)
+    (budget or Budget()).check(num_states + len(sources))
+    sources = np.concatenate([np.arange(num_states), sources])
+    readers = np.concatenate([np.zeros(num_states, np.int64), readers])
+    following = read.table[readers]  # [states, byte classes]
+    rows = np.where(
+        following < 0,
+        chars.table[sources[:, None], np.maximum(-1 - following, 0)],
+        inner[sources[:, None], np.maximum(following, 0)],
+    )
+    accepting = np.concatenate([chars.accepting, np.zeros(len(rows) - num_states, np.bool_)])
+    return Dfa(rows, read.class_of, accepting)
+
+
+def _inner_states(chars: CharDfa, read: Decoder) -> tuple[NDArray[np.int32], NDArray[np.int64], NDArray[np.int64]]:
+    """The number of the state for each (state of chars, state of the decoder), and for each of those a representative
+    pair."""
+    table = chars.table.tolist()
+    inner = np.zeros((chars.num_states, len(read.leaves)), np.int32)
+    groups: dict[tuple[int, ...], list[int]] = {}
+    for state, leaves in enumerate(read.leaves[1:], 1):
+        groups.setdefault(leaves, []).append(state)
+    count = chars.num_states
+    sources: list[int] = []
+    readers: list[int] = []
+    for leaves, states in groups.items():
+        known: dict[tuple[int, ...], int] = {}
+        representatives: list[int] = []
+        column = [0] * chars.num_states
+        for source, row in enumerate(table):
+            targets = tuple([row[leaf] for leaf in leaves])
+            if not any(targets):
+                continue
+            if targets not in known:
+                known[targets] = len(representatives)
+                representatives.append(source)
+            column[source] = known[targets] + 1
+        numbers = np.array(column, np.int32)
+        for state in states:
+            inner[:, state] = np.where(numbers > 0, numbers - 1 + count, DEAD)
+            count += len(representatives)
+            sources += representatives
+            readers += [state] * len(representatives)
+    return inner, np.array(sources, np.int64), np.array(readers, np.int64)

@@ -1,0 +1,144 @@
+r"""The string formats that are enforced, as patterns: each accepts only what its RFC allows.
+
+Where a format is no regular language, or its automaton would be huge, it is a subset. `hostname`: the first label may
+have 63 characters, six more 30 each (whole names stay below 253), and none has `--` in third place, where only Punycode
+may. `idn-hostname`: also labels of up to ten letters of common scripts written from left to right. `time`: no leap
+seconds, which most readers refuse. `duration`: RFC 3339's grammar, in which a year is not followed by days. `regex`:
+the syntax that ECMA-262 and Python share, groups nested up to two deep. `uri-template`: prefixes
+below 1000, no percent signs in names. `relative-json-pointer`: no zero but the last digit, for `jsonschema`'s sake. The
+others are complete.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from string import ascii_lowercase, ascii_uppercase, digits
+
+from .expression import Expression
+from .regex import parse_regex
+
+MAX_GROUP_NESTING = 2  # of the format regex
+
+# RFC 3339
+_DAY28 = r"(?:0[1-9]|1\d|2[0-8])"
+_YEAR = r"(?:\d{3}[1-9]|\d{2}[1-9]0|\d[1-9]00|[1-9]000)"  # not 0000
+_LEAP = r"(?:\d\d(?:0[48]|[2468][048]|[13579][26])|(?:0[48]|[2468][048]|[13579][26])00)"
+_DATE = rf"(?:{_YEAR}-(?:(?:0[1-9]|1[0-2])-{_DAY28}|(?:0[13-9]|1[0-2])-(?:29|30)|(?:0[13578]|1[02])-31)|{_LEAP}-02-29)"
+_TIME = r"(?:[01]\d|2[0-3]):[0-5]\d:[0-5]\d(?:\.\d+)?(?:[Zz]|[+-](?:[01]\d|2[0-3]):[0-5]\d)"
+_DURATION_TIME = r"T(?:\d+H(?:\d+M(?:\d+S)?)?|\d+M(?:\d+S)?|\d+S)"
+_DURATION_DATE = r"(?:\d+Y(?:\d+M(?:\d+D)?)?|\d+M(?:\d+D)?|\d+D)"
+_DURATION = rf"P(?:{_DURATION_DATE}(?:{_DURATION_TIME})?|{_DURATION_TIME}|\d+W)"
+
+
+def _label(end: str, inner: str, most: int) -> str:
+    """Of `inner` characters, the ends `end`, without hyphens in both third and fourth place (RFC 1123, RFC 5891)."""
+    return (
+        rf"(?:{end}(?:{inner}?{end})?|{end}{inner}{end}{inner}{{0,{most - 4}}}{end}"
+        rf"|{end}{inner}-{end}(?:{inner}{{0,{most - 5}}}{end})?)"
+    )
+
+
+def _ipv6() -> str:
+    """Eight groups, the last two perhaps as an IPv4 address; `::` once for one or more of them (RFC 4291)."""
+    forms = [rf"(?:{_GROUP}:){{7}}{_GROUP}", rf"(?:{_GROUP}:){{6}}{_IPV4}"]
+    for before in range(8):
+        head = rf"(?:{_GROUP}:){{{before - 1}}}{_GROUP}" if before else ""
+        after = 7 - before
+        forms.append(rf"{head}::(?:(?:{_GROUP}:){{0,{after - 1}}}{_GROUP})?" if after else rf"{head}::")
+        if after >= 2:
+            forms.append(rf"{head}::(?:{_GROUP}:){{0,{after - 2}}}{_IPV4}")
+    return f"(?:{'|'.join(forms)})"
+
+
+_LETTER_DIGIT = "[A-Za-z0-9]"
+_HOSTNAME = rf"{_label(_LETTER_DIGIT, '[A-Za-z0-9-]', 63)}(?:\.{_label(_LETTER_DIGIT, '[A-Za-z0-9-]', 30)}){{0,6}}"
+_IDN_LETTERS = (  # lower case where there is case: all PVALID under RFC 5892, none written from right to left
+    r"a-z0-9\u00df-\u00f6\u00f8-\u00ff\u03b1-\u03c1\u03c3-\u03c9\u0430-\u045f\u3041-\u3096\u4e00-\u9fa5\uac00-\ud7a3"
+)
+_IDN_LABEL = _label(f"[{_IDN_LETTERS}]", f"[{_IDN_LETTERS}-]", 10)
+_IDN_HOSTNAME = rf"(?:{_HOSTNAME}|{_IDN_LABEL}(?:\.{_IDN_LABEL}){{0,3}})"
+_BYTE = r"(?:25[0-5]|2[0-4]\d|1\d\d|[1-9]?\d)"
+_IPV4 = rf"{_BYTE}(?:\.{_BYTE}){{3}}"
+_GROUP = r"[0-9A-Fa-f]{1,4}"
+_IPV6 = _ipv6()
+
+# RFC 5321, RFC 6531. A local part has at most 64 characters: up to 32 escapes, or what the look-ahead counts.
+_ATOM = r"A-Za-z0-9!#$%&'*+/=?^_`{|}~-"
+_BEYOND_ASCII = (  # no controls, spaces, format characters; nothing after U+FDFF
+    r"\u00a1-\u00ac\u00ae-\u167f\u1681-\u1fff\u2010-\u2027\u2030-\u205e\u2070-\u2fff\u3001-\ud7ff\uf900-\ufdcf"
+)
+
+
+def _email(atom: str, host: str) -> str:
+    local = rf"[{atom}]+(?:\.[{atom}]+)*"
+    quoted = r'"(?:[ !#-\[\]-~]|\\[ -~]){0,31}"'
+    return rf'^(?=[^@"]{{1,64}}@|")(?:{local}|{quoted})@(?:{host}|\[(?:{_IPV4}|IPv6:{_IPV6})\])'
+
+
+def _uri(more: str, private: str, *, relative: bool) -> str:
+    """RFC 3986, with the characters that RFC 3987 adds, if any."""
+    character = rf"[A-Za-z0-9._~!$&'()*+,;={more}-]|%[0-9A-Fa-f]{{2}}"
+    segment = rf"(?:{character}|[:@])"
+    first = rf"(?:{character}|@)+" if relative else rf"{segment}+"  # a colon would end a scheme
+    literal = rf"\[(?:{_IPV6}|[Vv][0-9A-Fa-f]+\.[A-Za-z0-9._~!$&'()*+,;=:-]+)\]"
+    authority = rf"(?:(?:{character}|:)*@)?(?:{literal}|(?:{character})*)(?::\d*)?"
+    part = rf"(?://{authority}(?:/{segment}*)*|/(?:{segment}+(?:/{segment}*)*)?|{first}(?:/{segment}*)*)?"
+    scheme = "" if relative else "[A-Za-z][A-Za-z0-9+.-]*:"
+    return rf"{scheme}{part}(?:\?(?:{segment}|[/?{private}])*)?(?:#(?:{segment}|[/?])*)?"
+
+
+_UCS = r"\u00a0-\ud7ff\uf900-\ufdcf\ufdf0-\uffef\u{10000}-\u{1fffd}\u{20000}-\u{2fffd}\u{30000}-\u{3fffd}"
+_PRIVATE = r"\ue000-\uf8ff"
+_URI, _IRI = _uri("", "", relative=False), _uri(_UCS, _PRIVATE, relative=False)
+
+# RFC 6570, RFC 6901
+_VARIABLE = r"\w(?:\.?\w)*(?::[1-9]\d{0,2}|\*)?"
+_TEMPLATE = (
+    rf"(?:[!#$&()*+,./0-9:;=?@A-Z\[\]_a-z~{_UCS}{_PRIVATE}-]|%[0-9A-Fa-f]{{2}}"
+    rf"|\{{[+#./;?&]?{_VARIABLE}(?:,{_VARIABLE})*\}})*"
+)
+_POINTER = r"(?:/(?:[^/~]|~[01])*)*"
+
+
+def _regex() -> str:
+    runs = (ascii_lowercase, ascii_uppercase, digits)
+    ordered = "|".join(rf"{low}-[{low}-{run[-1]}]" for run in runs for low in run)
+    escape = r"\\[dDwWsSnrtfv.*+?^$()\[\]{}|\\/-]"
+    item = rf"(?:[A-Za-z0-9_.,:;/@#%*+?()$!=<> \u00a1-\ud7ff]|{ordered}|{escape})"
+    # A range would begin with an item before a hyphen, so hyphens stand first or last, and only once.
+    single = rf"(?:\[\^?(?:-?{item}+|{item}+-)\]|\.|{escape}|[A-Za-z0-9_,:;/@#%&!=<>~`'\" \u00a1-\ud7ff-])"
+    repeat = r"(?:(?:[*+?]|\{(?:\d{1,3},?|[01],[1-9]\d{0,2})\})\??)?"
+    # Anchors and alternatives may stand anywhere; nothing repeats them.
+    body = rf"(?:{single}{repeat}|[|^$])*"
+    for _ in range(MAX_GROUP_NESTING):
+        body = rf"(?:(?:{single}|\((?:\?:)?{body}\)){repeat}|[|^$])*"
+    return body
+
+
+PATTERNS = {
+    "date": _DATE,
+    "time": _TIME,
+    "date-time": f"{_DATE}[Tt]{_TIME}",
+    "duration": _DURATION,
+    "uuid": r"[0-9A-Fa-f]{8}-[0-9A-Fa-f]{4}-[0-9A-Fa-f]{4}-[0-9A-Fa-f]{4}-[0-9A-Fa-f]{12}",
+    "email": _email(_ATOM, _HOSTNAME),
+    "idn-email": _email(_ATOM + _BEYOND_ASCII, _IDN_HOSTNAME),
+    "hostname": _HOSTNAME,
+    "idn-hostname": _IDN_HOSTNAME,
+    "ipv4": _IPV4,
+    "ipv6": _IPV6,
+    "uri": _URI,
+    "uri-reference": f"{_URI}|{_uri('', '', relative=True)}",
+    "iri": _IRI,
+    "iri-reference": f"{_IRI}|{_uri(_UCS, _PRIVATE, relative=True)}",
+    "uri-template": _TEMPLATE,
+    "json-pointer": _POINTER,
+    "relative-json-pointer": rf"(?:0|[1-9]+0?)(?:#|{_POINTER})",
+    "regex": _regex(),
+}
+
+
+@cache
+def format_expression(name: str) -> Expression | None:
+    """None for a format that is not enforced."""
+    return parse_regex(PATTERNS[name], "ecma") if name in PATTERNS else None

@@ -1,0 +1,200 @@
+"""Boolean formulas over hashable atoms, as values: True, False, an atom, or one of the classes here.
+
+Build them with the functions, which keep one form for what is equal at a glance.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, ClassVar, Self
+from weakref import WeakValueDictionary
+
+Formula = Any  # bool | And | Or | One | Not | an atom
+
+
+class _Compound:
+    """Equal formulas of one kind are one object, so that they are compared and hashed by identity."""
+
+    __slots__ = ("__weakref__", "parts")
+    parts: frozenset[Formula]
+    _known: ClassVar[WeakValueDictionary[tuple[type, frozenset[Formula]], _Compound]] = WeakValueDictionary()
+
+    def __new__(cls, parts: frozenset[Formula]) -> Self:
+        found = cls._known.get((cls, parts))
+        if found is None:
+            found = object.__new__(cls)
+            found.parts = parts
+            cls._known[cls, parts] = found
+        return found  # type: ignore[return-value]
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({set(self.parts)})"
+
+
+class And(_Compound):
+    __slots__ = ()
+
+
+class Or(_Compound):
+    __slots__ = ()
+
+
+class One(_Compound):
+    """Exactly one of the parts."""
+
+    __slots__ = ()
+
+
+class Not(_Compound):
+    """Of an atom or a One, which is its only part."""
+
+    __slots__ = ()
+
+    @property
+    def part(self) -> Formula:
+        (part,) = self.parts
+        return part
+
+
+def conj(parts: Iterable[Formula]) -> Formula:
+    kept: dict[Formula, None] = {}
+    for part in parts:
+        if part is False:
+            return False
+        if part is True:
+            continue
+        if isinstance(part, And):
+            kept.update(dict.fromkeys(part.parts))
+        else:
+            kept[part] = None
+    if len(kept) > 1 and any(isinstance(part, Not) and part.part in kept for part in kept):
+        return False
+    return _joined(And, kept, True)
+
+
+def disj(parts: Iterable[Formula]) -> Formula:
+    kept: dict[Formula, None] = {}
+    for part in parts:
+        if part is True:
+            return True
+        if part is False:
+            continue
+        if isinstance(part, Or):
+            kept.update(dict.fromkeys(part.parts))
+        else:
+            kept[part] = None
+    if len(kept) > 1 and any(isinstance(part, Not) and part.part in kept for part in kept):
+        return True
+    return _joined(Or, kept, False)
+
+
+def _joined(kind: type[And] | type[Or], kept: dict[Formula, None], empty: bool) -> Formula:
+    if not kept:
+        return empty
+    return next(iter(kept)) if len(kept) == 1 else kind(frozenset(kept))
+
+
+def one(parts: Iterable[Formula]) -> Formula:
+    """Exactly one is true."""
+    counts: dict[Formula, int] = {}
+    num_true = 0
+    for part in parts:
+        if part is True:
+            num_true += 1
+        elif part is not False:
+            counts[part] = counts.get(part, 0) + 1
+    if num_true > 1:
+        return False
+    if num_true:
+        return conj(neg(part) for part in counts)
+    single = [part for part, count in counts.items() if count == 1]
+    double = [neg(part) for part, count in counts.items() if count > 1]
+    if not single:
+        return False
+    return conj([*double, single[0] if len(single) == 1 else One(frozenset(single))])
+
+
+def neg(part: Formula) -> Formula:
+    if part is True or part is False:
+        return not part
+    if isinstance(part, Not):
+        return part.part
+    if isinstance(part, And):
+        return disj(neg(inner) for inner in part.parts)
+    if isinstance(part, Or):
+        return conj(neg(inner) for inner in part.parts)
+    return Not(frozenset([part]))
+
+
+def substitute(formula: Formula, value: Callable[[Any], Formula]) -> Formula:
+    """With another formula in place of each atom."""
+    if formula is True or formula is False:
+        return formula
+    if isinstance(formula, And):
+        return conj(substitute(part, value) for part in formula.parts)
+    if isinstance(formula, Or):
+        return disj(substitute(part, value) for part in formula.parts)
+    if isinstance(formula, One):
+        return one(substitute(part, value) for part in formula.parts)
+    if isinstance(formula, Not):
+        return neg(substitute(formula.part, value))
+    return value(formula)
+
+
+def evaluate(formula: Formula, value: Callable[[Any], bool | None]) -> bool | None:
+    """In Kleene's logic: None is a truth that is not known yet."""
+    if formula is True or formula is False:
+        return bool(formula)
+    if isinstance(formula, And):
+        known = [evaluate(part, value) for part in formula.parts]
+        return False if False in known else None if None in known else True
+    if isinstance(formula, Or):
+        known = [evaluate(part, value) for part in formula.parts]
+        return True if True in known else None if None in known else False
+    if isinstance(formula, One):
+        known = [evaluate(part, value) for part in formula.parts]
+        if known.count(True) > 1:
+            return False
+        return None if None in known else known.count(True) == 1
+    if isinstance(formula, Not):
+        inner = evaluate(formula.part, value)
+        return None if inner is None else not inner
+    return value(formula)
+
+
+def optimistic(formula: Formula, value: Callable[[Any], Formula], settled: Callable[[Any], bool]) -> Formula:
+    """What must hold now so that the formula may still come true, when an atom stays possible only if `value` of it
+    holds, and may fail later unless it is `settled`."""
+    if formula is True or formula is False:
+        return formula
+    if isinstance(formula, And):
+        return conj(optimistic(part, value, settled) for part in formula.parts)
+    if isinstance(formula, Or | One):
+        return disj(optimistic(part, value, settled) for part in formula.parts)
+    if isinstance(formula, Not):
+        inner = formula.part
+        if isinstance(inner, One) or not settled(inner):
+            return True
+        return neg(value(inner))
+    return value(formula)
+
+
+def atoms(formula: Formula) -> list[Any]:
+    """All different ones, in no particular order."""
+    found: dict[Any, None] = {}
+    todo = [formula]
+    while todo:
+        part = todo.pop()
+        if isinstance(part, And | Or | One):
+            todo.extend(part.parts)
+        elif isinstance(part, Not):
+            todo.append(part.part)
+        elif part is not True and part is not False:
+            found[part] = None
+    return list(found)
+
+
+def has_negation(formula: Formula) -> bool:
+    if isinstance(formula, And | Or):
+        return any(has_negation(part) for part in formula.parts)
+    return isinstance(formula, One | Not)

@@ -1,0 +1,202 @@
+"""Rules as expressions that may refer to rules, to grammars: what is regular becomes terminals, the rest alternatives.
+
+A rule that does not recurse is an expression. So is one that calls but itself, and only at its own end: the loop that
+it spells. Everything else stays a rule.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from .budget import Budget
+from .cfg import Cfg, Symbol, Terminal
+from .char_dfa import length_chars
+from .dfa import START
+from .encode import encoded
+from .expression import EMPTY, Chars, Choice, Expression, Repeat, Sequence, choice, repeat, sequence
+from .grammar_rules import Rules
+from .subset import char_dfa
+
+MAX_REGULAR_SIZE = 4_000  # nodes of an expression that is inlined
+MAX_INLINED = 40  # rules within rules
+
+
+@dataclass(frozen=True)
+class Reference:
+    """To a rule by name."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class Concatenation:
+    parts: tuple[Rule, ...]
+
+
+@dataclass(frozen=True)
+class Alternatives:
+    parts: tuple[Rule, ...]
+
+
+@dataclass(frozen=True)
+class Repetition:
+    part: Rule
+    least: int
+    most: int | None
+
+
+Rule = Chars | Sequence | Reference | Concatenation | Alternatives | Repetition
+
+
+def grammar_of(rules: Mapping[str, Rule], start: str, budget: Budget) -> Cfg:
+    """Every reference is to a rule. Raises GrammarError when nothing satisfies it, and beyond the budget."""
+    return _Translator(rules, budget).translate(start)
+
+
+class _Translator:
+    def __init__(self, rules: Mapping[str, Rule], budget: Budget) -> None:
+        self._rules = rules
+        self._budget = budget
+        self._grammar = Rules()
+        self._regular: dict[str, tuple[Expression, int] | None] = {}
+        self._numbers: dict[str, Symbol] = {}
+        self._todo: list[str] = []
+        self._depth = 0  # of rules that are looked at
+
+    def translate(self, start: str) -> Cfg:
+        first = self._grammar.new()
+        self._grammar.define(first, [self._symbols(Reference(start))])
+        while self._todo:
+            name = self._todo.pop()
+            self._grammar.define(self._numbers[name], self._alternatives(self._rules[name]))
+        return self._grammar.build([])
+
+    def _expression(self, rule: Rule) -> tuple[Expression, int] | None:
+        """What a rule is, and its size, if it is regular."""
+        match rule:
+            case Chars() | Sequence():
+                return rule, 1 + len(getattr(rule, "parts", ()))
+            case Reference(name=name):
+                return self._named(name)
+            case Repetition(part=part, least=least, most=most):
+                inner = self._expression(part)
+                if inner is None:
+                    return None
+                return _limited(repeat(inner[0], least, most), 1 + inner[1])
+            case Concatenation(parts=parts) | Alternatives(parts=parts):
+                found = [self._expression(part) for part in parts]
+                kept = [part for part in found if part is not None]
+                if len(kept) < len(found):
+                    return None
+                join = sequence if isinstance(rule, Concatenation) else _choice
+                return _limited(join(*(part for part, _ in kept)), 1 + sum(size for _, size in kept))
+
+    def _named(self, name: str) -> tuple[Expression, int] | None:
+        if name not in self._regular:
+            if self._depth == MAX_INLINED:
+                return None
+            self._depth += 1
+            self._regular[name] = None  # while it is looked at: a reference to it from within is recursion
+            rule = self._rules[name]
+            found = self._expression(rule)
+            if found is None and (loop := self._tail(rule, name)) is not None:
+                turns, exits = loop
+                found = _limited(sequence(repeat(_choice(*turns), 0, None), _choice(*exits)), _size(turns + exits))
+            self._regular[name] = found
+            self._depth -= 1
+        return self._regular[name]
+
+    def _tail(self, rule: Rule, name: str) -> tuple[list[Expression], list[Expression]] | None:
+        """The ways through a rule that end in a call of `name`, and those without one; None if there are others."""
+        found = self._expression(rule)
+        if found is not None:
+            return [], [found[0]]
+        match rule:
+            case Reference(name=other) if other == name:
+                return [EMPTY], []
+            case Alternatives(parts=parts):
+                ways = [self._tail(part, name) for part in parts]
+                kept = [way for way in ways if way is not None]
+                if len(kept) < len(ways):
+                    return None
+                return [turn for turns, _ in kept for turn in turns], [exit for _, exits in kept for exit in exits]
+            case Concatenation(parts=parts):
+                before = self._expression(Concatenation(parts[:-1]))
+                last = self._tail(parts[-1], name)
+                if before is None or last is None:
+                    return None
+                return [sequence(before[0], turn) for turn in last[0]], [sequence(before[0], end) for end in last[1]]
+            case Repetition(part=part, least=0, most=1):
+                inner = self._tail(part, name)
+                return None if inner is None else (inner[0], [*inner[1], EMPTY])
+            case _:
+                return None
+
+    def _alternatives(self, rule: Rule) -> list[tuple[Symbol, ...]]:
+        if not isinstance(rule, Alternatives):
+            return [self._symbols(rule)]
+        return [self._symbols(part) for part in rule.parts]
+
+    def _symbols(self, rule: Rule) -> tuple[Symbol, ...]:
+        found = self._expression(rule)
+        if found is not None:
+            return self._terminal(found[0])
+        match rule:
+            case Reference(name=name):
+                if name not in self._numbers:
+                    self._numbers[name] = self._grammar.new()
+                    self._todo.append(name)
+                return (self._numbers[name],)
+            case Concatenation(parts=parts):
+                return tuple(symbol for part in self._joined(parts) for symbol in self._symbols(part))
+            case Repetition(part=part, least=least, most=most):
+                return self._grammar.repeat(self._symbols(part), least, most)
+            case _:
+                return self._grammar.choice(self._alternatives(rule))
+
+    def _joined(self, parts: tuple[Rule, ...]) -> list[Rule]:
+        """Neighbours that are regular as one."""
+        runs: list[list[Rule]] = []
+        was_regular = False
+        for part in parts:
+            is_regular = self._expression(part) is not None
+            if is_regular and was_regular and self._expression(Concatenation((*runs[-1], part))) is not None:
+                runs[-1].append(part)
+            else:
+                runs.append([part])
+            was_regular = is_regular
+        return [run[0] if len(run) == 1 else Concatenation(tuple(run)) for run in runs]
+
+    def _terminal(self, expression: Expression) -> tuple[Symbol, ...]:
+        if expression == EMPTY:
+            return ()
+        chars = char_dfa(expression, self._budget)
+        may_be_empty = bool(chars.accepting[START])
+        if may_be_empty:
+            chars = chars.intersect(length_chars(1, None), self._budget)
+        name = f"terminal {len(self._numbers)}"
+        dfa = encoded(chars, "utf8", self._budget)
+        symbol = self._grammar.terminal(expression, lambda: Terminal(name, dfa, preferred=False))
+        return self._grammar.choice([(), (symbol,)]) if may_be_empty else (symbol,)
+
+
+def _choice(*parts: Expression) -> Expression:
+    return choice(parts)
+
+
+def _limited(expression: Expression, size: int) -> tuple[Expression, int] | None:
+    return (expression, size) if size <= MAX_REGULAR_SIZE else None
+
+
+def _size(expressions: list[Expression]) -> int:
+    """Nodes, counted no further than need be."""
+    todo, count = list(expressions), 0
+    while todo and count <= MAX_REGULAR_SIZE:
+        expression = todo.pop()
+        count += 1
+        if isinstance(expression, Sequence | Choice):
+            todo += expression.parts
+        elif isinstance(expression, Repeat):
+            todo.append(expression.part)
+    return count

@@ -1,0 +1,194 @@
+r"""Grammars as llama.cpp writes them (GBNF, which xgrammar and SGLang call EBNF): `root ::= "a" [b-d]* item{2,3}`.
+
+Characters are all there is: there are no tokens, nothing is skipped, and every way to read a text counts. Rules that do
+not recurse, and those that call but themselves and at their end, are regular: they become automata as a whole, and only
+the rest is parsed. References to tokens (`<...>`) and look-ahead (`(=...)`) are refused.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import NoReturn
+
+from .budget import Budget
+from .cfg import Cfg
+from .charset import ALL, MAX_CODE_POINT, CharSet, charset, complement
+from .errors import GrammarError
+from .expression import Chars, Sequence, literal
+from .grammar_expressions import Alternatives, Concatenation, Reference, Repetition, Rule, grammar_of
+from .grammar_rules import MAX_REPEAT
+
+MAX_TEXT = 1 << 17
+MAX_NESTING = 60
+_NAME = re.compile(r"[A-Za-z0-9_-]+")
+_SPACE = re.compile(r"(?:[ \t]|#[^\n\r]*)*")
+_ANY_SPACE = re.compile(r"(?:[ \t\r\n]|#[^\n\r]*)*")
+_ESCAPE = re.compile(r"\\(?:x([0-9A-Fa-f]{2})|u([0-9A-Fa-f]{4})|U([0-9A-Fa-f]{8})|([nrt\\\"\[\]^-]))")
+_BOUNDS = re.compile(r"\{\s*(\d+)\s*(?:(,)\s*(\d*)\s*)?\}")
+_CONTROL = {"n": "\n", "r": "\r", "t": "\t"}
+
+
+def gbnf_grammar(text: str, start: str = "root") -> Cfg:
+    """Raises GrammarError with the position in the text of what is wrong or not supported."""
+    if len(text) > MAX_TEXT:
+        raise GrammarError(f"the grammar is longer than {MAX_TEXT} characters")
+    try:
+        return grammar_of(_Parser(text).rules(start), start, Budget())
+    except RecursionError:
+        raise GrammarError("the grammar is nested too deeply") from None
+
+
+class _Parser:
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self._at = 0
+        self._depth = 0
+        self._uses: dict[str, int] = {}  # of names of rules: where the first is
+
+    def rules(self, start: str) -> dict[str, Rule]:
+        found: dict[str, Rule] = {}
+        self._skip(_ANY_SPACE)
+        while self._at < len(self._text):
+            begin = self._at
+            name = self._name()
+            self._skip(_SPACE)
+            if name is None or not self._take("::="):
+                self._fail("a rule begins with its name and ::=", begin)
+            if name in found:
+                self._fail(f"the rule {name} is defined twice", begin)
+            self._skip(_ANY_SPACE)
+            found[name] = self._alternatives()
+            if self._at < len(self._text) and self._text[self._at] not in "\r\n":
+                self._fail("neither a part of a rule nor its end")
+            self._skip(_ANY_SPACE)
+        for name, position in self._uses.items():
+            if name not in found:
+                self._fail(f"there is no rule {name}", position)
+        if start not in found:
+            raise GrammarError(f"the grammar has no rule {start!r}")
+        return found
+
+    def _fail(self, message: str, position: int | None = None) -> NoReturn:
+        raise GrammarError.in_pattern(message, self._text, self._at if position is None else position)
+
+    def _take(self, mark: str) -> bool:
+        if self._text.startswith(mark, self._at):
+            self._at += len(mark)
+            return True
+        return False
+
+    def _skip(self, space: re.Pattern[str]) -> None:
+        match = space.match(self._text, self._at)
+        self._at = match.end() if match else self._at
+
+    def _space(self) -> None:
+        """Lines end rules, but not inside parentheses."""
+        self._skip(_ANY_SPACE if self._depth else _SPACE)
+
+    def _name(self) -> str | None:
+        match = _NAME.match(self._text, self._at)
+        if match is None:
+            return None
+        self._at = match.end()
+        return match[0]
+
+    def _alternatives(self) -> Rule:
+        branches = [self._sequence()]
+        while self._take("|"):
+            self._skip(_ANY_SPACE)
+            branches.append(self._sequence())
+        return branches[0] if len(branches) == 1 else Alternatives(tuple(branches))
+
+    def _sequence(self) -> Rule:
+        parts: list[Rule] = []
+        while (part := self._part()) is not None:
+            self._space()
+            parts.append(self._repeated(part))
+        return parts[0] if len(parts) == 1 else Concatenation(tuple(parts))
+
+    def _repeated(self, part: Rule) -> Rule:
+        while True:
+            start = self._at
+            if self._take("*"):
+                least, most = 0, None
+            elif self._take("+"):
+                least, most = 1, None
+            elif self._take("?"):
+                least, most = 0, 1
+            elif match := _BOUNDS.match(self._text, self._at):
+                self._at = match.end()
+                least = int(match[1])
+                most = (int(match[3]) if match[3] else None) if match[2] else least
+            else:
+                return part
+            if max(least, most or 0) > MAX_REPEAT or (most is not None and most < least):
+                self._fail(f"a repeat that is upside down, or beyond {MAX_REPEAT}", start)
+            part = Repetition(part, least, most)
+            self._space()
+
+    def _part(self) -> Rule | None:
+        start = self._at
+        name = self._name()
+        if name is not None:
+            self._uses.setdefault(name, start)
+            return Reference(name)
+        if self._take('"'):
+            return self._literal(start)
+        if self._take("["):
+            return Chars(self._class(start))
+        if self._take("."):
+            return Chars(ALL)
+        if self._take("("):
+            if self._take("="):
+                self._fail("look-ahead is not supported", start)
+            return self._group(start)
+        if self._take("<") or self._take("!"):
+            self._fail("references to tokens are not supported", start)
+        return None
+
+    def _group(self, start: int) -> Rule:
+        self._depth += 1
+        if self._depth > MAX_NESTING:
+            self._fail(f"groups nested deeper than {MAX_NESTING}", start)
+        self._space()
+        inner = self._alternatives()
+        if not self._take(")"):
+            self._fail("a ( that is never closed", start)
+        self._depth -= 1
+        return inner
+
+    def _character(self, start: int) -> str:
+        if self._at >= len(self._text) or self._text[self._at] in "\r\n":
+            self._fail("a literal or class that is never closed", start)
+        if self._text[self._at] != "\\":
+            self._at += 1
+            return self._text[self._at - 1]
+        match = _ESCAPE.match(self._text, self._at)
+        digits = match and (match[1] or match[2] or match[3])
+        if match is None or (digits and int(digits, 16) > MAX_CODE_POINT):
+            self._fail("an escape that is not known")
+        self._at = match.end()
+        return chr(int(digits, 16)) if digits else _CONTROL.get(match[4], match[4])
+
+    def _literal(self, start: int) -> Rule:
+        text = ""
+        while not self._take('"'):
+            text += self._character(start)
+        found = literal(text)
+        assert isinstance(found, Chars | Sequence)
+        return found
+
+    def _class(self, start: int) -> CharSet:
+        negated = self._take("^")
+        ranges: list[tuple[int, int]] = []
+        while not self._take("]"):
+            at = self._at
+            low = high = ord(self._character(start))
+            if self._text[self._at : self._at + 1] == "-" and self._text[self._at + 1 : self._at + 2] not in ("]", ""):
+                self._at += 1
+                high = ord(self._character(start))
+            if high < low:
+                self._fail("a range the wrong way round", at)
+            ranges.append((low, high))
+        found = charset(ranges)
+        return complement(found) if negated else found

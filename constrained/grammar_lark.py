@@ -1,0 +1,165 @@
+r"""Grammars in Lark's syntax, with the meaning of Lark's Earley parser and dynamic lexer.
+
+The `lark` package reads the text and composes terminals to patterns; rules are translated here. A terminal matches
+where it stands what Python's `re` would match there, so its match is the preferred one, not any. Two terminals may
+match at the same place: every way to read the text counts, and priorities, which choose among them, change nothing.
+Imports are from Lark's own grammars only. Terminals with anchors, `\b` or look-around are refused, but for
+ESCAPED_STRING, whose look-behind is written here without; so are `%declare` and terminals that may be empty.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+from .budget import Budget
+from .cfg import MAX_RULES, Cfg, Symbol, Terminal
+from .dfa import START
+from .encode import encoded
+from .errors import GrammarError
+from .grammar_rules import Rules
+from .leftmost import preferred_dfa
+from .regex import parse_regex
+
+if TYPE_CHECKING:
+    from lark import Tree
+    from lark.load_grammar import Grammar as LarkGrammar
+
+MAX_TEXT = 1 << 17
+_LIBRARY = ("common", "python", "lark", "unicode")
+_IMPORT = re.compile(r"^[ \t]*%import[ \t]+(\.*)(\w+)", re.MULTILINE)
+# common.ESCAPED_STRING, and the same without look-behind.
+_ESCAPED = r'".*?(?<!\\)(\\\\)*?"'
+_WITHOUT_LOOK_BEHIND = r'"(?:[^"\\\n]|\\[^\n])*"'
+
+
+def lark_grammar(text: str, start: str = "start") -> Cfg:
+    """Raises GrammarError: with the position in the text for a mistake in the syntax, else with the name at fault."""
+    if len(text) > MAX_TEXT:
+        raise GrammarError(f"the grammar is longer than {MAX_TEXT} characters")
+    for found in _IMPORT.finditer(text):
+        if found[1] or found[2] not in _LIBRARY:
+            raise GrammarError.in_pattern("imports are from Lark's own grammars only", text, found.start(2))
+    read = _read(text)
+    try:
+        return _Translator(read, Budget()).translate(start)
+    except RecursionError:
+        raise GrammarError("the grammar is nested too deeply") from None
+
+
+def _read(text: str) -> LarkGrammar:
+    try:
+        from lark.exceptions import GrammarError as LarkError
+        from lark.exceptions import UnexpectedInput
+        from lark.load_grammar import load_grammar
+    except ImportError:
+        raise GrammarError("grammars in Lark's syntax need the package lark, which is not installed") from None
+    try:
+        read: LarkGrammar = load_grammar(text, "<grammar>", [], False)[0]  # type: ignore[no-untyped-call]
+        return read
+    except UnexpectedInput as error:
+        raise GrammarError.in_pattern("not Lark's syntax", text, max(error.pos_in_stream or 0, 0)) from None
+    except (LarkError, RecursionError, ValueError, AssertionError) as error:
+        position = re.search(r"line (\d+) column (\d+)", str(error))
+        reason = str(error).split("\n")[0]
+        if position is None:
+            raise GrammarError(f"not a grammar: {reason}") from None
+        lines = text.splitlines(keepends=True)
+        at = sum(map(len, lines[: int(position[1]) - 1])) + int(position[2]) - 1
+        raise GrammarError.in_pattern(f"not a grammar: {reason}", text, at) from None
+
+
+Arguments = dict[str, tuple[Symbol, ...]]  # what a template's parameters stand for
+
+
+class _Translator:
+    def __init__(self, read: LarkGrammar, budget: Budget) -> None:
+        self._budget = budget
+        self._terminals = {name: tree for name, (tree, _) in read.term_defs}
+        self._definitions = {name: (params, tree) for name, params, tree, _ in read.rule_defs}
+        self._ignored = list(read.ignore)
+        self._todo: list[tuple[Symbol, Tree[Any], Arguments]] = []
+        self._known: dict[object, Symbol] = {}
+
+    def translate(self, start: str) -> Cfg:
+        if start not in self._definitions or self._definitions[start][0]:
+            raise GrammarError(f"the grammar has no rule {start!r}")
+        self._rules = Rules()
+        self._rule(start, ())
+        while self._todo:
+            number, tree, arguments = self._todo.pop()
+            self._rules.define(number, self._alternatives(tree, arguments))
+        return self._rules.build([self._named_terminal(name) for name in self._ignored])
+
+    def _rule(self, name: str, values: tuple[tuple[Symbol, ...], ...]) -> Symbol:
+        """The nonterminal of a rule, or of a template for these arguments."""
+        if (name, values) not in self._known:
+            parameters, tree = self._definitions[name]
+            if len(parameters) != len(values):
+                raise GrammarError(f"{name!r} takes {len(parameters)} arguments, not {len(values)}")
+            if len(self._known) > MAX_RULES:
+                raise GrammarError(f"the grammar is too complex: it has more than {MAX_RULES} rules")
+            self._known[name, values] = self._rules.new()
+            self._todo.append((self._known[name, values], tree, dict(zip(parameters, values, strict=True))))
+        return self._known[name, values]
+
+    def _alternatives(self, tree: Tree[Any], arguments: Arguments) -> list[tuple[Symbol, ...]]:
+        return [self._symbols(part, arguments) for part in tree.children]
+
+    def _symbols(self, tree: Any, arguments: Arguments) -> tuple[Symbol, ...]:
+        kind, children = getattr(tree, "data", ""), getattr(tree, "children", [])
+        match kind:
+            case "":
+                return self._named(tree, arguments)
+            case "expansions":
+                return self._rules.choice(self._alternatives(tree, arguments))
+            case "expansion":
+                return tuple(symbol for part in children for symbol in self._symbols(part, arguments))
+            case "alias" | "value":
+                return self._symbols(children[0], arguments)
+            case "maybe":
+                return self._rules.repeat(self._symbols(children[0], arguments), 0, 1)
+            case "expr":
+                inner, operator, *counts = children
+                least, most = _bounds(str(operator), [int(count) for count in counts])
+                return self._rules.repeat(self._symbols(inner, arguments), least, most)
+            case "template_usage":
+                name, *values = children
+                return (self._rule(name.name, tuple(self._symbols(value, arguments) for value in values)),)
+            case _:  # a literal or a range
+                return (self._terminal(tree),)
+
+    def _named(self, symbol: Any, arguments: Arguments) -> tuple[Symbol, ...]:
+        if symbol.is_term:
+            return (self._named_terminal(symbol.name),)
+        if symbol.name in arguments:
+            return arguments[symbol.name]
+        return (self._rule(symbol.name, ()),)
+
+    def _named_terminal(self, name: str) -> Symbol:
+        tree = self._terminals.get(name)
+        if tree is None:
+            raise GrammarError(f"the terminal {name} is declared, not defined")
+        return self._terminal(tree, name)
+
+    def _terminal(self, tree: Tree[Any], name: str | None = None) -> Symbol:
+        from lark.load_grammar import PrepareLiterals, TerminalTreeToPattern, nr_deepcopy_tree
+
+        found = (PrepareLiterals() * TerminalTreeToPattern()).transform(nr_deepcopy_tree(tree))  # type: ignore[no-untyped-call]
+        pattern = found.to_regexp().replace(_ESCAPED, _WITHOUT_LOOK_BEHIND)
+        return self._rules.terminal(pattern, lambda: self._made(name or pattern, pattern))
+
+    def _made(self, name: str, pattern: str) -> Terminal:
+        try:
+            chars = preferred_dfa(parse_regex(pattern, flags="u"), self._budget)
+        except GrammarError as error:
+            raise GrammarError(f"the terminal {name}: {error}", position=error.position) from None
+        if chars.accepting[START]:
+            raise GrammarError(f"the terminal {name} may be empty")
+        return Terminal(name, encoded(chars, "utf8", self._budget), preferred=True)
+
+
+def _bounds(operator: str, counts: list[int]) -> tuple[int, int | None]:
+    if operator == "~":
+        return counts[0], counts[-1]
+    return {"*": (0, None), "+": (1, None), "?": (0, 1)}[operator]

@@ -1,0 +1,362 @@
+"""The token walk: steps of the byte automaton over tokens and over the trie of all tokens. Plain loops over arrays,
+compiled by numba when it is installed.
+
+A walk that meets a state which has no row yet, or a frame whose follower is not known yet, stops with a request;
+the caller fills it in and calls again, and the walk goes on where it stopped.
+
+What the arrays hold is said in `actions`, `layout` and `token_trie`. Import this file where it is needed, not at the
+top of another: it imports numba.
+"""
+
+# ruff: noqa: SIM102, SIM108, SIM109  (spelled out, as it is compiled)
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .actions import (
+    ARGUMENT,
+    CHECK,
+    CLASSES,
+    COUNT,
+    DEAD,
+    DEAD_END,
+    FILLED,
+    FLAGS,
+    GOTO,
+    GUARDED,
+    HEAD,
+    LEAST,
+    LOOPS,
+    MOST,
+    POP_BEFORE,
+    POP_COUNTED,
+    PUSH,
+    PUSH_BEFORE,
+    RETURNS,
+    ROW,
+    SHIFT,
+    STAY,
+    UNKNOWN,
+)
+from .layout import (
+    ANSWER,
+    ANSWERED,
+    AT,
+    BASE_DEPTH,
+    BEGAN,
+    BEGIN,
+    BELOW,
+    COUNTED,
+    DONE,
+    FRAME,
+    FREE,
+    LEVEL,
+    MAX_DEPTH,
+    NEEDS_GUARD,
+    NEEDS_RETURN,
+    NEEDS_STATE,
+    OFFSET,
+    REACH,
+    REFUSED,
+    RESULT,
+    STATE,
+    TOP,
+    WANTED,
+)
+from .token_trie import BYTE, DEPTH, END, FIRST_TOKEN
+
+F = TypeVar("F", bound=Callable[..., Any])
+Ints = NDArray[np.int32]
+
+try:
+    from numba import njit
+except ImportError:  # the same loops, interpreted
+
+    def compiled(function: F) -> F:
+        return function
+else:
+
+    def compiled(function: F) -> F:
+        return cast(F, njit(cache=True, nogil=True)(function))
+
+
+@compiled
+def step(
+    byte: int,
+    depth: int,
+    states: Ints,
+    edges: Ints,
+    classes: NDArray[np.uint8],
+    targets: Ints,
+    pushes: Ints,
+    returns: Ints,
+    cells: Ints,
+    work: Ints,
+    context: NDArray[np.int64],
+) -> int:
+    """One byte, from work[depth] to work[depth + 1]."""
+    asked = 0
+    state, top, free, counted = work[depth, STATE], work[depth, TOP], work[depth, FREE], work[depth, COUNTED]
+    while True:
+        if states[state, FILLED] == 0:
+            context[WANTED] = state
+            return NEEDS_STATE
+        edge = states[state, HEAD]
+        while edge >= 0 and edges[edge, 0] != byte:
+            edge = edges[edge, 2]
+        if edge >= 0:
+            code = edges[edge, 1]
+        else:
+            code = targets[states[state, ROW] + classes[states[state, CLASSES], byte]]
+        if code == DEAD:
+            return REFUSED
+        operation, argument = code >> SHIFT, code & ARGUMENT
+        again = False
+        if operation == GOTO:
+            state = argument
+        elif operation == STAY:
+            again = False
+        elif operation == COUNT or operation == CHECK:
+            counted += operation == COUNT
+            if counted > states[argument, MOST]:
+                return REFUSED
+            state = argument
+        elif operation == PUSH or operation == PUSH_BEFORE:
+            level = cells[top, LEVEL] + 1
+            if level > MAX_DEPTH:
+                return REFUSED
+            cells[free, FRAME] = pushes[argument, 1]
+            cells[free, BELOW] = top
+            cells[free, LEVEL] = level
+            cells[free, BEGIN] = context[OFFSET] + depth + (1 if operation == PUSH else 0)
+            top = free
+            free += 1
+            counted = 0
+            state = pushes[argument, 0]
+            again = operation == PUSH_BEFORE
+        else:
+            if operation == POP_COUNTED and counted < states[state, LEAST]:
+                return REFUSED
+            if cells[top, LEVEL] == 0:
+                return REFUSED
+            frame = cells[top, FRAME]
+            began = cells[top, BEGIN]
+            level = cells[top, LEVEL]
+            if context[BASE_DEPTH] - level + 1 > context[REACH]:
+                context[REACH] = context[BASE_DEPTH] - level + 1
+            if states[frame, RETURNS] < 0:
+                state = frame
+            elif states[frame, FLAGS] & GUARDED:
+                if asked >= context[ANSWERED]:
+                    context[WANTED] = frame
+                    context[RESULT] = argument
+                    context[BEGAN] = began
+                    # The text of the value: up to this byte, with it unless it is read again.
+                    context[AT] = depth + (0 if operation == POP_BEFORE else 1)
+                    return NEEDS_GUARD
+                state = context[ANSWER + asked]
+                asked += 1
+                if state == 0:
+                    return REFUSED
+            else:
+                state = returns[states[frame, RETURNS] + argument]
+                if state == UNKNOWN:
+                    context[WANTED] = frame
+                    context[RESULT] = argument
+                    return NEEDS_RETURN
+                if state == 0:
+                    return REFUSED
+            top = cells[top, BELOW]
+            again = operation == POP_BEFORE
+        if not again:
+            break
+    work[depth + 1, STATE] = state
+    work[depth + 1, TOP] = top
+    work[depth + 1, FREE] = free
+    work[depth + 1, COUNTED] = counted
+    return DONE
+
+
+@compiled
+def walk(
+    nodes: Ints,
+    tokens: Ints,
+    out: Ints,
+    node: int,
+    states: Ints,
+    edges: Ints,
+    classes: NDArray[np.uint8],
+    targets: Ints,
+    pushes: Ints,
+    returns: Ints,
+    cells: Ints,
+    work: Ints,
+    context: NDArray[np.int64],
+) -> tuple[int, int]:
+    """Set the bits of all tokens that may come from work[0]; from `node` on. The answer, and the node to go on with."""
+    end = nodes.shape[0] - 1
+    while node < end:
+        depth = nodes[node, DEPTH]
+        state = work[depth - 1, STATE]
+        # Most bytes lead nowhere, or from state to state: those are settled here.
+        code = -1
+        if states[state, FILLED] != 0:
+            byte = nodes[node, BYTE]
+            edge = states[state, HEAD]
+            while edge >= 0 and edges[edge, 0] != byte:
+                edge = edges[edge, 2]
+            if edge >= 0:
+                code = edges[edge, 1]
+            else:
+                code = targets[states[state, ROW] + classes[states[state, CLASSES], byte]]
+            if code == DEAD:
+                node = nodes[node, END]
+                continue
+        operation, target = code >> SHIFT, code & ARGUMENT
+        if operation == STAY:
+            target = state
+        if operation == GOTO or operation == STAY or operation == COUNT or operation == CHECK:
+            counted = work[depth - 1, COUNTED]
+            if operation == COUNT or operation == CHECK:
+                counted += operation == COUNT
+                if counted > states[target, MOST]:
+                    node = nodes[node, END]
+                    continue
+            work[depth, STATE] = target
+            work[depth, TOP] = work[depth - 1, TOP]
+            work[depth, FREE] = work[depth - 1, FREE]
+            work[depth, COUNTED] = counted
+        else:
+            answer = step(
+                nodes[node, BYTE], depth - 1, states, edges, classes, targets, pushes, returns, cells, work, context
+            )
+            if answer != DONE and answer != REFUSED:
+                return answer, node
+            context[ANSWERED] = 0
+            if answer == REFUSED:
+                node = nodes[node, END]
+                continue
+        first, last = nodes[node, FIRST_TOKEN], nodes[node + 1, FIRST_TOKEN]
+        if first < last:
+            if states[work[depth, STATE], FLAGS] & DEAD_END == 0:
+                for number in range(first, last):
+                    token = tokens[number]
+                    out[token >> 5] |= np.int32(1) << np.int32(token & 31)
+        node += 1
+    return DONE, node
+
+
+@compiled
+def advance(
+    data: NDArray[np.uint8],
+    at: int,
+    states: Ints,
+    edges: Ints,
+    classes: NDArray[np.uint8],
+    targets: Ints,
+    pushes: Ints,
+    returns: Ints,
+    cells: Ints,
+    work: Ints,
+    context: NDArray[np.int64],
+) -> tuple[int, int]:
+    """From work[0] over the bytes, from byte `at` on. The answer, and the byte to go on with."""
+    while at < len(data):
+        answer = step(data[at], at, states, edges, classes, targets, pushes, returns, cells, work, context)
+        if answer != DONE:
+            return answer, at
+        context[ANSWERED] = 0
+        at += 1
+    return DONE, at
+
+
+@compiled
+def only_byte(
+    byte: int,
+    found: int,
+    states: Ints,
+    edges: Ints,
+    classes: NDArray[np.uint8],
+    targets: Ints,
+    pushes: Ints,
+    returns: Ints,
+    cells: Ints,
+    work: Ints,
+    context: NDArray[np.int64],
+) -> tuple[int, int, int]:
+    """The one byte that may come from work[0]: -1 none, 256 several. Tries from `byte` on; `found` so far."""
+    while byte < 256:
+        answer = step(byte, 0, states, edges, classes, targets, pushes, returns, cells, work, context)
+        if answer != DONE and answer != REFUSED:
+            return answer, byte, found
+        context[ANSWERED] = 0
+        if answer == DONE:
+            if found >= 0:
+                return DONE, byte, 256
+            found = byte
+        byte += 1
+    return DONE, byte, found
+
+
+@compiled
+def insert_texts(
+    text: NDArray[np.uint8],
+    starts: Ints,
+    actions: Ints,
+    states: Ints,
+    edges: Ints,
+    root: int,
+    num_edges: int,
+    base: int,
+    table: Ints,
+    class_of: NDArray[np.uint8],
+) -> tuple[int, int]:
+    """Sorted texts into the trie at `root`, whose states are the rows of `states` after it. Edges and states used.
+
+    All other bytes are as in the block at `base`, along which the texts go, unless that is 0.
+    """
+    path = np.zeros(len(text) + 1, np.int32)
+    along = np.zeros(len(text) + 1, np.int32)
+    path[0] = root
+    along[0] = 1
+    if base > 0:
+        for column in (ROW, CLASSES, FLAGS):
+            states[root, column] = states[base + 1, column]
+        states[root, FLAGS] &= ~LOOPS
+    num_states = 1
+    previous, previous_length = 0, 0
+    for number in range(len(actions)):
+        first, last = starts[number], starts[number + 1]
+        common = 0
+        while (
+            common < previous_length and common < last - first - 1 and text[previous + common] == text[first + common]
+        ):
+            common += 1
+        previous, previous_length = first, last - first - 1
+        for at in range(common, last - first):
+            source = path[at]
+            if at == last - first - 1:
+                code = actions[number]
+            else:
+                target = root + num_states
+                num_states += 1
+                path[at + 1] = target
+                if base > 0:
+                    local = table[along[at], class_of[text[first + at]]]
+                    along[at + 1] = local
+                    if local > 0:
+                        for column in (ROW, CLASSES, FLAGS):
+                            states[target, column] = states[base + local, column]
+                        states[target, FLAGS] &= ~LOOPS
+                code = (GOTO << SHIFT) | target
+            edges[num_edges, 0] = text[first + at]
+            edges[num_edges, 1] = code
+            edges[num_edges, 2] = states[source, HEAD]
+            states[source, HEAD] = num_edges
+            num_edges += 1
+    return num_edges, num_states

@@ -1,0 +1,213 @@
+"""Configurations of an automaton to token bitmasks, remembered by what was seen of the stack.
+
+Knows the automaton's tables and the vocabulary; no language, no output's history but the bytes it is given.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from . import layout
+from .actions import DEAD_END, ENDS, FILLED, FLAGS, LEAST, LOOPS, MOST, PLAIN, RETURNS, WORDS
+from .automaton import Automaton
+from .layout import BELOW, CONTEXT_SIZE, FRAME, LEVEL, MAX_DEPTH
+from .token_trie import DEPTH, FIRST_TOKEN, TokenTrie
+from .vocabulary import Vocabulary
+
+MAX_MASK_BYTES = 64 << 20  # of masks kept per grammar, the least recently used go first
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """Where an output stands: control state, top and first free cell of its stack, characters of a counted string."""
+
+    state: int
+    top: int
+    free: int
+    counted: int
+
+
+class Walker:
+    """Fills what a walk asks for, and remembers masks. One thread at a time."""
+
+    def __init__(self, automaton: Automaton, vocabulary: Vocabulary) -> None:
+        from . import kernel  # here, for it imports numba
+
+        self._kernel: Any = kernel
+        self.automaton = automaton
+        self.vocabulary = vocabulary
+        self._longest = max(vocabulary.trie.max_depth, 1)
+        self._work = np.zeros((self._longest + 2, 4), np.int32)
+        self._context = np.zeros(CONTEXT_SIZE, np.int64)
+        self._masks: OrderedDict[tuple[int, ...], NDArray[np.int32]] = OrderedDict()
+        self._reach: dict[tuple[int, int, int], int] = {}
+        self._max_masks = max(1, MAX_MASK_BYTES // (4 * vocabulary.num_words))
+
+    @property
+    def num_spare_cells(self) -> int:
+        """How many cells a walk may use above the first free one."""
+        return 2 * self._longest + 2
+
+    def mask(self, at: Configuration, cells: NDArray[np.int32], history: bytearray) -> NDArray[np.int32]:
+        """The bitmask of a configuration; never written to."""
+        key = self._key(at)
+        # Near the deepest that a stack may be, a mask depends on how deep it is.
+        is_shallow = cells[at.top, LEVEL] + self._longest < MAX_DEPTH
+        reach = self._reach.get(key) if is_shallow else None
+        full: tuple[int, ...] | None = None
+        if reach is not None:
+            full = key + _frames(cells, at.top, reach)
+            mask = self._masks.get(full)
+            if mask is not None:
+                self._masks.move_to_end(full)
+                return mask
+        mask = self._compute(at, cells, history)
+        context = self._context
+        if context[layout.REACH] >= 0 and is_shallow:
+            now = max(int(context[layout.REACH]), reach or 0)
+            self._reach[key] = now
+            self._masks[key + _frames(cells, at.top, now)] = mask
+            if len(self._masks) > self._max_masks:
+                self._masks.popitem(last=False)
+        return mask
+
+    def _key(self, at: Configuration) -> tuple[int, int, int]:
+        state = self.automaton.tables.states[at.state]
+        longest = self._longest
+        room = min(int(state[MOST]) - at.counted, longest)
+        return at.state, room, min(max(int(state[LEAST]) - at.counted, 0), longest)
+
+    def _compute(self, at: Configuration, cells: NDArray[np.int32], history: bytearray) -> NDArray[np.int32]:
+        vocabulary, states = self.vocabulary, self.automaton.tables.states
+        if not states[at.state, FILLED]:
+            self.automaton.fill(at.state)
+            states = self.automaton.tables.states
+        self._begin(at, cells, len(history))
+        trie = vocabulary.trie
+        if states[at.state, FLAGS] & PLAIN:
+            room = int(states[at.state, MOST]) - at.counted
+            out = vocabulary.plain.mask(room).copy()
+            trie = vocabulary.plain.others
+            if states[at.state, FLAGS] & LOOPS and room >= self._longest and at.counted >= states[at.state, LEAST]:
+                trie = vocabulary.plain.tails
+        elif states[at.state, FLAGS] & WORDS:
+            out = vocabulary.words.mask(int(states[at.state, MOST]) - at.counted).copy()
+            trie = vocabulary.words.others
+        else:
+            out = np.zeros(vocabulary.num_words, np.int32)
+        guarded = self._walk(trie, out, cells, history)
+        if guarded and trie is vocabulary.plain.tails:
+            # A guard needs the whole text, of which the tails are only a part.
+            out = vocabulary.plain.mask(room).copy()
+            self._begin(at, cells, len(history))
+            self._walk(vocabulary.plain.others, out, cells, history)
+        if self.may_end(at, cells, history):
+            out |= vocabulary.ends_mask
+        if guarded:
+            self._context[layout.REACH] = -1
+        return out
+
+    def _begin(self, at: Configuration, cells: NDArray[np.int32], offset: int) -> None:
+        self._work[0] = at.state, at.top, at.free, at.counted
+        context = self._context
+        context[layout.REACH] = 0
+        context[layout.BASE_DEPTH] = cells[at.top, LEVEL]
+        context[layout.OFFSET] = offset
+        context[layout.ANSWERED] = 0
+
+    def _walk(self, trie: TokenTrie, out: NDArray[np.int32], cells: NDArray[np.int32], history: bytearray) -> bool:
+        """Whether a guard was asked."""
+        node, guarded = 1, False
+        while True:
+            answer, node = self._kernel.walk(
+                trie.nodes, trie.tokens, out, node, *self._tables(), cells, self._work, self._context
+            )
+            if answer == layout.DONE:
+                return guarded
+            guarded |= answer == layout.NEEDS_GUARD
+            if answer == layout.NEEDS_GUARD:
+                token = int(trie.tokens[trie.nodes[node, FIRST_TOKEN]])
+                self._provide(answer, history, (self.vocabulary.tokens[token] or b"")[: trie.nodes[node, DEPTH]])
+            else:
+                self._provide(answer, history, b"")
+
+    def _tables(self) -> tuple[Any, ...]:
+        tables = self.automaton.tables
+        return tables.states, tables.edges, tables.classes, tables.targets, tables.pushes, tables.returns
+
+    def _provide(self, answer: int, history: bytearray, path: bytes) -> None:
+        """What a walk has asked for."""
+        context = self._context
+        wanted = int(context[layout.WANTED])
+        if answer == layout.NEEDS_STATE:
+            self.automaton.fill(wanted)
+        elif answer == layout.NEEDS_RETURN:
+            self.automaton.follow(wanted, int(context[layout.RESULT]))
+        else:
+            text = bytes(history[int(context[layout.BEGAN]) :]) + path[: int(context[layout.AT])]
+            if int(context[layout.BEGAN]) > len(history):
+                text = path[int(context[layout.BEGAN]) - len(history) : int(context[layout.AT])]
+            state = self.automaton.follow(wanted, int(context[layout.RESULT]), text)
+            context[layout.ANSWER + int(context[layout.ANSWERED])] = state
+            context[layout.ANSWERED] += 1
+
+    def advance(
+        self, at: Configuration, cells: NDArray[np.int32], history: bytearray, data: bytes
+    ) -> Configuration | None:
+        """Over the bytes of a token. None when they cannot come."""
+        self._begin(at, cells, len(history))
+        text = np.frombuffer(data, np.uint8)
+        place = 0
+        while True:
+            answer, place = self._kernel.advance(text, place, *self._tables(), cells, self._work, self._context)
+            if answer == layout.DONE:
+                after = Configuration(*self._work[len(data)].tolist())
+                return None if self.automaton.tables.states[after.state, FLAGS] & DEAD_END else after
+            if answer == layout.REFUSED:
+                return None
+            self._provide(answer, history, data)
+
+    def only_byte(self, at: Configuration, cells: NDArray[np.int32], history: bytearray) -> int | None:
+        """The byte that must come next, None when there are several or none."""
+        self._begin(at, cells, len(history))
+        byte, found = 0, -1
+        while True:
+            answer, byte, found = self._kernel.only_byte(byte, found, *self._tables(), cells, self._work, self._context)
+            if answer == layout.DONE:
+                return found if 0 <= found < 256 else None
+            self._provide(answer, history, bytes([byte]))
+
+    def may_end(self, at: Configuration, cells: NDArray[np.int32], history: bytearray) -> bool:
+        """Whether the text may end here: at the bottom of the stack, after values that end without a byte."""
+        automaton, state, top = self.automaton, at.state, at.top
+        while True:
+            states = automaton.tables.states
+            if not states[state, FILLED]:
+                automaton.fill(state)
+                continue
+            ends = int(states[state, ENDS])
+            if ends <= 0:
+                return ends < 0
+            if cells[top, LEVEL] == 0:
+                return False
+            frame, text = int(cells[top, FRAME]), bytes(history[int(cells[top, layout.BEGIN]) :])
+            if states[frame, RETURNS] >= 0:
+                state = automaton.follow(frame, ends - 1, text)
+                if state == 0:
+                    return False
+            else:
+                state = frame
+            top = int(cells[top, BELOW])
+
+
+def _frames(cells: NDArray[np.int32], top: int, number: int) -> tuple[int, ...]:
+    frames = []
+    for _ in range(number):
+        frames.append(int(cells[top, FRAME]))
+        top = int(cells[top, BELOW])
+    return tuple(frames)

@@ -1,0 +1,157 @@
+"""The names of an object's members as states: those that a schema mentions, by themselves, and all others by which of
+its patterns they match. Knows parts and strings; not what has come before."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from .automaton import Automaton, Block
+from .dfa import DEAD, START, Dfa
+from .errors import GrammarError
+from .formula import Formula, atoms, evaluate
+from .literals import literal_states
+from .schema_parts import ObjectPart
+from .schema_strings import QUOTE, StringPart, spellings, string_dfa
+from .schema_world import World
+from .string_dfas import pattern_dfa
+from .string_products import any_string, combinations, labelled_product, looping_states, plain_states
+
+Kind = frozenset[str | StringPart]  # of a name: what it matches
+MAX_KINDS = 32  # of names that are not mentioned
+
+
+@dataclass(frozen=True, eq=False)
+class Outcome:
+    """A name: which of those mentioned it is, or what it matches. Compared by identity."""
+
+    number: int | None
+    matched: Kind = frozenset()
+
+
+class KeySpace:
+    """All names of some parts."""
+
+    def __init__(self, world: World, parts: tuple[ObjectPart, ...]) -> None:
+        self.world = world
+        self.names = list(dict.fromkeys(name for part in parts for name in part.names))
+        self._number = {name: number for number, name in enumerate(self.names)}
+        self.named = [Outcome(number) for number in range(len(self.names))]
+        # What is asked of all names is a pattern to them, too: a part of the formula that a name satisfies or not.
+        self._tests: dict[str | StringPart, Dfa] = {}
+        for part in parts:
+            for pattern in part.patterns:
+                self._tests[pattern] = pattern_dfa(pattern)
+            for goal in part.name_goals:
+                for atom in atoms(world.typed(goal, "string")):
+                    assert isinstance(atom, StringPart)
+                    self._tests[atom] = string_dfa(atom)
+        self.outcomes: list[Outcome] = [Outcome(None), *self.named]
+        self.kinds: list[Kind] = [frozenset()] if not self._tests else []
+        self._numbers: dict[Kind, int] = {frozenset(): 0}
+        self._goals: dict[tuple[ObjectPart, Outcome], Formula] = {}
+        self.num_outcomes = 1 + len(self.names) + MAX_KINDS
+        # Names with several spellings are tested for, where other names may come.
+        self._spelled = {name: spellings(name) for name in self.names}
+        self._many = [name for name in self.names if len(self._spelled[name]) != 1 or "/" in name]
+        if self._tests:
+            self._find_kinds()
+
+    def bits(self, names: Iterable[str]) -> int:
+        return sum(1 << self._number[name] for name in dict.fromkeys(names))
+
+    def bit(self, outcome: Outcome) -> int:
+        return 0 if outcome.number is None else 1 << outcome.number
+
+    def other(self, kind: Kind) -> Outcome:
+        return self.outcomes[self._numbers[kind]]
+
+    def goal(self, part: ObjectPart, outcome: Outcome) -> Formula:
+        key = (part, outcome)
+        found = self._goals.get(key)
+        if found is None:
+            found = self._goals[key] = self._make_goal(part, outcome)
+        return found
+
+    def _make_goal(self, part: ObjectPart, outcome: Outcome) -> Formula:
+        if outcome.number is not None:
+            return part.name_goal(self.world, self.names[outcome.number])
+        for goal in part.name_goals:
+            if not evaluate(self.world.typed(goal, "string"), lambda atom: atom in outcome.matched):
+                return False
+        return part.goal(None, outcome.matched)
+
+    def _find_kinds(self) -> None:
+        """The combinations of tests that names can pass."""
+        tests = list(self._tests)
+        try:
+            found = combinations(any_string(), list(self._tests.values()))
+        except GrammarError:
+            return  # no other names at all, where they cannot be told apart
+        for accepted in found[:MAX_KINDS]:
+            kind = frozenset(test for test, passed in zip(tests, accepted, strict=True) if passed)
+            self.kinds.append(kind)
+            if kind not in self._numbers:
+                self._numbers[kind] = len(self.outcomes)
+                self.outcomes.append(Outcome(None, kind))
+
+    def start(self, automaton: Automaton, names: int, kinds: frozenset[Kind]) -> int | None:
+        """The number of the state after the opening quote; the result of a name is the number of its outcome."""
+        key = ("keys", self, names, kinds)
+        if key not in automaton.memory:
+            automaton.memory[key] = self._start(automaton, names, kinds)
+        return automaton.memory[key]  # type: ignore[no-any-return]
+
+    def _start(self, automaton: Automaton, names: int, kinds: frozenset[Kind]) -> int | None:
+        if not kinds:
+            allowed = [name for number, name in enumerate(self.names) if names >> number & 1]
+            texts = [(text, self._pop(automaton, name)) for name in allowed for text in self._spelled[name]]
+            return literal_states(automaton.tables, sorted(texts)) if texts else None
+        if not self._tests and not self._many:
+            base = automaton.block(("any key",), _any_key)
+            table = any_string()
+        else:
+            made = self._product(names, kinds)
+            if made is None:
+                return None
+            table, base = made[0], automaton.block(("keys block", self, names, kinds), lambda: made[1])
+        texts = []
+        for number, name in enumerate(self.names):
+            if name not in self._many:
+                text = self._spelled[name][0]
+                if names >> number & 1:
+                    texts.append((text, self._pop(automaton, name)))
+                elif table.accepts(text[:-1]):
+                    texts.append((text, DEAD))
+        if not texts:
+            return base + START
+        return literal_states(automaton.tables, sorted(texts), base, table)
+
+    def _pop(self, automaton: Automaton, name: str) -> int:
+        return automaton.pop(1 + self._number[name])
+
+    def _product(self, names: int, kinds: frozenset[Kind]) -> tuple[Dfa, Block] | None:
+        tests = list(self._tests)
+        many = [string_dfa(StringPart(texts=frozenset([name]))) for name in self._many]
+
+        def label(accepted: tuple[bool, ...]) -> int:
+            for name, found in zip(self._many, accepted[len(tests) :], strict=True):
+                if found:
+                    return 1 + self._number[name] if names >> self._number[name] & 1 else -1
+            kind = frozenset(test for test, passed in zip(tests, accepted, strict=False) if passed)
+            return self._numbers[kind] if kind in kinds else -1
+
+        made = labelled_product(any_string(), [*self._tests.values(), *many], label)
+        if made is None:
+            return None
+        table, class_of, labels = made
+        dfa = Dfa(table, class_of, labels >= 0)
+        return dfa, Block(table, class_of, labels, closing=QUOTE, plain=plain_states(dfa), loops=looping_states(dfa))
+
+
+def _any_key() -> Block:
+    dfa = any_string()
+    results = np.where(dfa.accepting, 0, -1).astype(np.int32)
+    return Block(dfa.table, dfa.class_of, results, closing=QUOTE, plain=plain_states(dfa), loops=looping_states(dfa))

@@ -1,0 +1,360 @@
+"""The states of an object's text: which names have come, and which of the parts that ask something of it still hold.
+
+A state is a value: the context (what is asked), and for each part whether it may still hold, the names seen, how many.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+from .automaton import Automaton, Frame, Row, State
+from .formula import Formula, atoms, evaluate, has_negation, optimistic
+from .schema_keys import KeySpace, Kind, Outcome
+from .schema_parts import ObjectPart
+from .schema_strings import QUOTE
+from .schema_values import SPACES, Results, ValueStart, results_of
+from .schema_world import World
+
+CLOSE, COMMA, COLON = 0x7D, 0x2C, 0x3A
+
+
+@dataclass(frozen=True)
+class Member:
+    """What is asked of one member's value: what it must satisfy, what is tracked, and the goal of each part."""
+
+    need: Formula
+    tracked: tuple[Formula, ...]
+    goals: tuple[Formula, ...]
+    possible: bool
+
+
+class ObjectContext:
+    """What is asked of an object: a formula over parts, and others whose truth is its result. Compared by identity."""
+
+    def __init__(self, world: World, formulas: tuple[Formula, ...], result: Results) -> None:
+        self.world, self.formulas, self.result = world, formulas, result
+        found: dict[ObjectPart, None] = {}
+        for formula in formulas:
+            for part in atoms(formula):
+                assert isinstance(part, ObjectPart)
+                found[part] = None
+        self.parts = tuple(sorted(found, key=lambda part: -len(part.names)))
+        self.index = {part: number for number, part in enumerate(self.parts)}
+        self.everything = (1 << len(self.parts)) - 1
+        self.keys = KeySpace(world, self.parts)
+        self.required = [self.keys.bits(part.required) for part in self.parts]
+        self.requires = [
+            [
+                (self.keys.bits([name]), self.keys.bits(others))
+                for lo in part.locals
+                for name, others in lo.requires.items()
+            ]
+            for part in self.parts
+        ]
+        self.exact = len(formulas) > 1 or has_negation(formulas[0])
+        self.simple = not self.exact and len(self.parts) <= 1
+        # Whether a name may come does not depend on those before it, but for their being different.
+        self.steady = self.simple and not any(part.most is not None or part.requires for part in self.parts)
+        limits = [part.least for part in self.parts]
+        limits += [part.most + 1 for part in self.parts if part.most is not None]
+        self.num_counted = max(limits, default=0)
+        self._members: dict[tuple[int, Outcome, int], Member] = {}
+
+    @cached_property
+    def overwritable(self) -> bool:
+        """Whether the truth of a part can depend on a member that another one of the same name writes over."""
+        outcomes = [self.keys.other(kind) for kind in self.keys.kinds]
+        goals = [self.keys.goal(part, outcome) for part in self.parts for outcome in outcomes]
+        return self.exact and any(goal is not True and goal is not False for goal in goals)
+
+    @cached_property
+    def possible(self) -> tuple[int, frozenset[Kind]]:
+        """The names, and the kinds of other names, that may come at all, where the context is steady."""
+        names = sum(
+            1 << number
+            for number, outcome in enumerate(self.keys.named)
+            if self.member(self.everything, outcome, 0).possible
+        )
+        kinds = [kind for kind in self.keys.kinds if self.member(self.everything, self.keys.other(kind), 0).possible]
+        return names, frozenset(kinds)
+
+    def member(self, alive: int, outcome: Outcome, seen: int) -> Member:
+        """Of the value under a name, while only these parts may hold."""
+        key = (alive, outcome, seen if self.exact else 0)
+        found = self._members.get(key)
+        if found is None:
+            found = self._members[key] = self._make_member(alive, outcome, seen)
+        return found
+
+    def _make_member(self, alive: int, outcome: Outcome, seen: int) -> Member:
+        goals = tuple(
+            self.keys.goal(part, outcome) if alive >> number & 1 else False for number, part in enumerate(self.parts)
+        )
+
+        def settled(part: ObjectPart) -> bool:
+            number = self.index[part]
+            return goals[number] is not False and self._cannot_fail(number, seen | self.keys.bit(outcome))
+
+        need = optimistic(self.formulas[0], lambda part: goals[self.index[part]], settled)
+        different = tuple(dict.fromkeys(goal for goal in goals if goal is not True and goal is not False))
+        tracked = () if not different or different == (need,) else different
+        return Member(need, tracked, goals, self.world.satisfiable(need))
+
+    def _cannot_fail(self, number: int, seen: int) -> bool:
+        """Whether a part holds whatever members come after these."""
+        part = self.parts[number]
+        if part.most is not None or part.least or part.name_goals or self.requires[number]:
+            return False
+        if self.required[number] & ~seen:
+            return False
+        for local in part.locals:
+            if local.additional is not True or any(goal is not True for goal in local.patterns.values()):
+                return False
+            if any(goal is not True and not seen & self.keys.bits([n]) for n, goal in local.properties.items()):
+                return False
+        return True
+
+    def needed(self, number: int, seen: int) -> int:
+        """The names that a part requires beside those seen."""
+        required = self.required[number]
+        if self.requires[number]:
+            before = -1
+            while before != required:
+                before = required
+                for names, others in self.requires[number]:
+                    if names & (seen | required):
+                        required |= others
+        return required & ~seen
+
+
+@dataclass(frozen=True)
+class ObjectState:
+    """After `{` ("open"), after a member ("after"), or after a comma, with `spaces` as in ValueStart ("comma").
+
+    `alive`: the parts that may still hold. `seen`: the names that have come, of those that the schema mentions.
+    `count`: members, as far as it matters. `others`: the names that it does not mention, where it matters.
+    """
+
+    context: ObjectContext
+    alive: int
+    seen: int = 0
+    count: int = 0
+    others: frozenset[str] = frozenset()
+    phase: Literal["open", "after", "comma"] = "open"
+    spaces: int = 0
+
+    def expand(self, automaton: Automaton) -> Row:
+        context, world = self.context, self.context.world
+        edges: dict[int, int] = {}
+        if self.phase != "comma" and (result := self.closing_result()) is not None:
+            edges[CLOSE] = automaton.pop(result)
+        start = self._key_start(automaton)
+        if start is not None:
+            if self.phase == "after":
+                edges[COMMA] = automaton.goto(self._moved("comma", world.spaces))
+            else:
+                frame = KeyFrame(context, self.alive, self.seen, self.count, self.others)
+                edges[QUOTE] = automaton.push(start, frame)
+        if self.spaces == 1:
+            edges[0x20] = automaton.goto(self._moved("comma", 0))
+        return Row(edges, rest=automaton.stay_on(SPACES) if world.spaces == 2 else 0)
+
+    def __hash__(self) -> int:
+        return hash((id(self.context), self.alive, self.seen, self.count, self.others, self.phase))
+
+    def _moved(self, phase: Literal["comma"], spaces: int) -> ObjectState:
+        return ObjectState(self.context, self.alive, self.seen, self.count, self.others, phase, spaces)
+
+    def closing_result(self) -> int | None:
+        """None when the object may not end here."""
+        context = self.context
+        if not context.parts:
+            truths = [formula is True for formula in context.formulas]
+        else:
+            holds = {part: self._holds(number) for number, part in enumerate(context.parts)}
+            truths = [bool(evaluate(formula, holds.__getitem__)) for formula in context.formulas]
+        if not truths[0]:
+            return None
+        result = context.result(tuple(truths[1:]))
+        return result if result >= 0 else None
+
+    def _holds(self, number: int) -> bool:
+        context = self.context
+        if not self.alive >> number & 1 or self.count < context.parts[number].least:
+            return False
+        return not context.needed(number, self.seen)
+
+    def _key_start(self, automaton: Automaton) -> int | None:
+        context = self.context
+        keys = context.keys
+        return keys.start(automaton, *self._allowed())
+
+    def _allowed(self) -> tuple[int, frozenset[Kind]]:
+        """Which names may come, and which kinds of other names."""
+        context = self.context
+        keys, world = context.keys, context.world
+        if context.steady:
+            names, kinds = context.possible
+            if not world.in_order:
+                return names & ~self.seen, kinds
+        names = 0
+        last = self.seen.bit_length() if world.in_order else 0
+        if world.in_order and self.others:
+            last = len(keys.names)
+        for number in range(last, len(keys.names)):
+            bit = 1 << number
+            if not self.seen & bit and self._leads_on(keys.named[number], bit):
+                names |= bit
+                if world.in_order and any(required & bit for required in context.required):
+                    return names, frozenset()
+        kinds = frozenset(kind for kind in keys.kinds if self._leads_on(keys.other(kind), 0))
+        return names, kinds
+
+    def _leads_on(self, outcome: Outcome, bit: int) -> bool:
+        alive = self.alive_after(outcome, bit)
+        member = self.context.member(alive, outcome, self.seen)
+        if not member.possible:
+            return False
+        if self.context.simple:
+            return True
+        return self.after(outcome, member, None) is not None
+
+    def alive_after(self, outcome: Outcome, bit: int) -> int:
+        """The parts that may hold when this name comes now, whatever its value."""
+        context, alive = self.context, self.alive
+        for number, part in enumerate(context.parts):
+            if alive >> number & 1:
+                seen = self.seen | bit
+                needed = context.needed(number, seen)
+                if (part.most is not None and self.count + 1 + needed.bit_count() > part.most) or (
+                    context.requires[number] and needed and not self._can_come(number, needed)
+                ):
+                    alive &= ~(1 << number)
+        return alive
+
+    def _can_come(self, number: int, names: int) -> bool:
+        context = self.context
+        world, part = context.world, context.parts[number]
+        while names:
+            low = (names & -names).bit_length() - 1
+            names &= names - 1
+            if not world.satisfiable(part.name_goal(world, context.keys.names[low])):
+                return False
+        return True
+
+    def after(self, outcome: Outcome, member: Member, truths: tuple[bool, ...] | None) -> ObjectState | None:
+        """After a member whose value has these truths of what is tracked (None: as good as can be)."""
+        context = self.context
+        known = dict(zip(member.tracked, truths, strict=True)) if truths is not None else {}
+        alive = 0
+        for number, goal in enumerate(member.goals):
+            if goal is True or (goal is not False and (goal == member.need or known.get(goal, truths is None))):
+                alive |= 1 << number
+        bit = context.keys.bit(outcome)
+        seen, count = self.seen | bit, min(self.count + 1, context.num_counted)
+        others = self.others
+        if context.world.in_order and not bit:
+            others |= {""}
+        state = ObjectState(context, alive, seen, count, others, "after")
+        if context.simple:
+            return state
+        return state if state.is_possible(truths is not None) else None
+
+    def is_possible(self, closely: bool) -> bool:
+        """Whether it may end well: False only when it cannot."""
+        context = self.context
+        hopes = {part: None if self.alive >> n & 1 else False for n, part in enumerate(context.parts)}
+        if context.exact and closely:
+            for number, part in enumerate(context.parts):
+                if hopes[part] is None and context._cannot_fail(number, self.seen):
+                    hopes[part] = True
+        if evaluate(context.formulas[0], hopes.__getitem__) is False:
+            return False
+        if not closely or self.closing_result() is not None:
+            return True
+        names, kinds = self._allowed()
+        return bool(names or kinds)
+
+
+@dataclass(frozen=True)
+class KeyFrame(Frame):
+    """Below a name."""
+
+    context: ObjectContext
+    alive: int
+    seen: int
+    count: int
+    others: frozenset[str]
+
+    def __hash__(self) -> int:
+        return hash((id(self.context), self.alive, self.seen, self.count, self.others))
+
+    @property
+    def num_results(self) -> int:  # type: ignore[override]
+        return self.context.keys.num_outcomes
+
+    @property
+    def guarded(self) -> bool:  # type: ignore[override]
+        """Where it will matter how many different names there are, or whether a member is written over."""
+        context = self.context
+        least = max((part.least for part in context.parts), default=0)
+        return context.overwritable or self.count + 1 < least or (self.count < least and bool(self.others))
+
+    def after(self, automaton: Automaton, result: int, text: bytes) -> State | None:
+        outcome, others = self.context.keys.outcomes[result], self.others
+        if text and self.context.keys.bit(outcome) == 0:
+            name = json.loads(b'"' + text)
+            if name in others:
+                return None
+            others |= {name}
+        state = ObjectState(self.context, self.alive, self.seen, self.count, others)
+        return MemberStart(state, outcome)
+
+
+@dataclass(frozen=True)
+class MemberStart:
+    """Between a name and its colon."""
+
+    state: ObjectState
+    outcome: Outcome
+
+    def __hash__(self) -> int:
+        return hash((self.state, id(self.outcome)))
+
+    def expand(self, automaton: Automaton) -> Row:
+        state, context = self.state, self.state.context
+        world = context.world
+        alive = state.alive_after(self.outcome, context.keys.bit(self.outcome))
+        member = context.member(alive, self.outcome, state.seen)
+        tracked = MemberFrame(state, self.outcome, member) if member.tracked else None
+        then: State | Frame | None = tracked or state.after(self.outcome, member, ())
+        edges: dict[int, int] = {}
+        if then is not None and member.possible:
+            start = ValueStart(world, member.need, member.tracked, world.spaces)
+            edges[COLON] = automaton.push(start, then)
+        if world.spaces == 2:
+            return Row(edges, rest=automaton.stay_on(SPACES))
+        return Row(edges)
+
+
+@dataclass(frozen=True)
+class MemberFrame(Frame):
+    """Below a member's value of which something is tracked."""
+
+    state: ObjectState
+    outcome: Outcome
+    member: Member
+
+    def __hash__(self) -> int:
+        return hash((self.state, id(self.outcome)))
+
+    @property
+    def num_results(self) -> int:  # type: ignore[override]
+        return results_of(self.state.context.world, self.member.tracked).size
+
+    def after(self, automaton: Automaton, result: int, text: bytes) -> State | None:
+        truths = results_of(self.state.context.world, self.member.tracked).truths[result]
+        return self.state.after(self.outcome, self.member, truths)

@@ -1,0 +1,380 @@
+"""Schemas as formulas: what a value must satisfy, worked out where a text first comes to it.
+
+A `Node` is a schema; a goal is a formula over nodes. For one type of values a goal is a formula over parts: what is
+asked of strings, numbers, objects or arrays. Knows keywords; no bytes, no states.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Mapping
+from decimal import Decimal
+from typing import Any
+
+from .errors import GrammarError
+from .formula import And, Formula, Not, One, Or, conj, disj, evaluate, neg, one, substitute
+from .schema_document import Document, Location
+from .schema_keywords import TABLE, TYPES
+from .schema_numbers import NumberPart, join_numbers, number_part
+from .schema_numbers import candidates as number_candidates
+from .schema_parts import ArrayPart, ObjectPart, array_part, object_part
+from .schema_strings import StringPart, join_strings
+from .schema_strings import candidates as string_candidates
+from .schema_unevaluated import unevaluated
+
+VALUE_TYPES = ("null", "true", "false", "number", "string", "object", "array")
+MAX_SAME_INSTANCE = 100  # schemas applied to one value inside each other
+MAX_SATISFIABLE_DEPTH = 40
+_JSON_TYPE = {"null": "null", "true": "boolean", "false": "boolean"}
+_APPLICATORS = frozenset(
+    [
+        *("allOf", "anyOf", "oneOf", "not", "if", "$ref", "$dynamicRef", "enum", "const"),
+        *("dependentSchemas", "dependencies"),
+    ]
+)
+_STRING_KEYWORDS = frozenset(("minLength", "maxLength", "pattern", "format"))
+_NUMBER_KEYWORDS = frozenset(
+    ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf", "divisibleBy")
+)
+_OBJECT_KEYWORDS = frozenset(
+    [
+        *("properties", "patternProperties", "additionalProperties", "required", "propertyNames", "dependencies"),
+        *("minProperties", "maxProperties", "dependentRequired"),
+    ]
+)
+_ARRAY_KEYWORDS = frozenset(
+    [*("items", "prefixItems", "additionalItems", "minItems", "maxItems", "uniqueItems", "contains")]
+)
+# Without these a schema is satisfied by the empty value of any of its types.
+_MAY_FAIL = _APPLICATORS | frozenset(
+    [
+        *("minLength", "maxLength", "pattern", "format", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"),
+        *("multipleOf", "divisibleBy", "required", "minProperties", "maxProperties"),
+        *("minItems", "maxItems", "contains"),
+        *("unevaluatedProperties", "unevaluatedItems"),
+    ]
+)
+_LOCAL = frozenset(["type"]) | _STRING_KEYWORDS | _NUMBER_KEYWORDS | _OBJECT_KEYWORDS | _ARRAY_KEYWORDS
+
+
+class Node:
+    """A schema that demands something. Compared by identity."""
+
+    __slots__ = ("location", "typed", "whole")
+
+    def __init__(self, location: Location) -> None:
+        self.location = location
+        self.whole: Formula | None = None
+        self.typed: dict[str, Formula] = {}
+
+
+class Local:
+    """The keywords of one schema that need no other schema of the same value."""
+
+    __slots__ = ("_typed", "draft", "location", "world")
+
+    def __init__(self, world: World, location: Location, draft: int) -> None:
+        self.world, self.location, self.draft = world, location, draft
+        self._typed: dict[str, Formula] = {}
+
+    def typed(self, kind: str) -> Formula:
+        found = self._typed.get(kind)
+        if found is None:
+            found = self._typed[kind] = self._part(kind)
+        return found
+
+    def _part(self, kind: str) -> Formula:
+        schema, pointer = self.location.schema, self.location.pointer
+        types = schema.get("type", TYPES)
+        if isinstance(types, str):
+            types = (types,)
+        if kind == "number":
+            if "number" not in types and "integer" not in types:
+                return False
+            integer = "number" not in types
+            if not integer and not _NUMBER_KEYWORDS & schema.keys():
+                return True
+            part = number_part(schema, integer, integer and self.draft <= 4, pointer)
+            return join_numbers([part])
+        if _JSON_TYPE.get(kind, kind) not in types:
+            return kind == "null" and schema.get("nullable") is True and "type" in schema
+        if kind == "string":
+            return self._string(schema) if _STRING_KEYWORDS & schema.keys() else True
+        if kind == "object":
+            return object_part(self.world, self) if _OBJECT_KEYWORDS & schema.keys() else True
+        if kind == "array":
+            return array_part(self.world, self) if _ARRAY_KEYWORDS & schema.keys() else True
+        return True
+
+    def _string(self, schema: Mapping[str, Any]) -> Formula:
+        most = schema.get("maxLength")
+        return join_strings(
+            [
+                StringPart(
+                    int(schema.get("minLength", 0)),
+                    None if most is None else int(most),
+                    frozenset([schema["pattern"]] if "pattern" in schema else []),
+                    frozenset([schema["format"]] if "format" in schema else []),
+                )
+            ]
+        )
+
+
+class Values:
+    """One of some values that are no objects or arrays."""
+
+    __slots__ = ("_typed",)
+
+    def __init__(self, values: Iterable[Any]) -> None:
+        values = list(values)
+        # Half a surrogate pair is no character.
+        texts = frozenset(v for v in values if isinstance(v, str) and not any(0xD800 <= ord(c) <= 0xDFFF for c in v))
+        numbers = frozenset(
+            Decimal(repr(value)) for value in values if isinstance(value, int | float) and not isinstance(value, bool)
+        )
+        self._typed: dict[str, Formula] = {
+            "null": None in values,
+            "true": any(value is True for value in values),
+            "false": any(value is False for value in values),
+            "string": StringPart(texts=texts) if texts else False,
+            "number": NumberPart(values=numbers) if numbers else False,
+        }
+
+    def typed(self, kind: str) -> Formula:
+        return self._typed.get(kind, False)
+
+
+class World:
+    """One schema's nodes, and what is known of them."""
+
+    def __init__(self, document: Document, whitespace: str, order: str) -> None:
+        self.document = document
+        self.spaces = {"compact": 0, "bounded": 1, "any": 2}[whitespace]
+        self.in_order = order == "schema"
+        self.memory: dict[Hashable, Any] = {}
+        self._nodes: dict[Hashable, Node] = {}
+        self._expanding: list[int] = []
+        self._satisfiable: dict[Formula, bool] = {}
+        self._open: dict[Formula, None] = {}
+        self._assumed = 0
+
+    # Schemas to goals.
+
+    def goal(self, location: Location) -> Formula:
+        """What a schema demands, as a formula over nodes."""
+        schema = location.schema
+        if isinstance(schema, bool):
+            return schema
+        if all(name not in TABLE or name in ("definitions", "$defs", "then", "else") for name in schema):
+            return True
+        key: Hashable = (id(schema), location.base, location.scope)
+        if len(schema) <= 6:
+            key = self._content(schema) or key
+        node = self._nodes.get(key)
+        if node is None:
+            node = self._nodes[key] = Node(location)
+        return node
+
+    def _content(self, schema: Mapping[str, Any]) -> Hashable:
+        """Equal for small schemas that demand the same, whatever they say beside; None for others."""
+        content = []
+        for name, value in schema.items():
+            if name in TABLE:
+                if isinstance(value, dict | list) or name in ("$ref", "$dynamicRef"):
+                    return None
+                content.append((name, type(value).__name__, value))
+        return tuple(sorted(content, key=lambda item: item[0]))
+
+    def given(self, schema: Mapping[str, Any]) -> Formula:
+        """The goal of a schema of our own making."""
+        location = Location(schema, "", "")
+        self.keep(schema)  # type: ignore[arg-type]
+        return self.goal(location)
+
+    def whole(self, node: Node) -> Formula:
+        """What a node demands, as a formula over `Local`s and `Values`."""
+        if node.whole is None:
+            if id(node) in self._expanding:
+                raise GrammarError("the schema refers to itself without an end", pointer=node.location.pointer)
+            if len(self._expanding) > MAX_SAME_INSTANCE:
+                raise GrammarError("schemas nested deeper than is supported", pointer=node.location.pointer)
+            self._expanding.append(id(node))
+            try:
+                node.whole = self._expanded(node.location)
+            finally:
+                self._expanding.pop()
+        return node.whole
+
+    def _expanded(self, location: Location) -> Formula:
+        schema, document = location.schema, self.document
+
+        def inner(value: Any, *path: str | int) -> Formula:
+            goal = self.goal(document.inside(location, value, *path))
+            return self.whole(goal) if isinstance(goal, Node) else goal
+
+        def target(keyword: str) -> Formula:
+            goal = self.goal(document.resolve(schema[keyword], location, keyword))
+            return self.whole(goal) if isinstance(goal, Node) else goal
+
+        if "$ref" in schema and document.ref_is_alone:
+            return target("$ref")
+        parts: list[Formula] = []
+        if not _LOCAL.isdisjoint(schema):
+            parts.append(Local(self, location, document.draft or 2020))
+        if not _APPLICATORS.isdisjoint(schema):
+            if "enum" in schema:
+                parts.append(self._one_of(schema["enum"]))
+            if "const" in schema and (document.draft or 6) >= 6:
+                parts.append(self._one_of([schema["const"]]))
+            if "$ref" in schema:
+                parts.append(target("$ref"))
+            if "$dynamicRef" in schema:
+                parts.append(target("$dynamicRef"))
+            for name, join in (("allOf", conj), ("anyOf", disj), ("oneOf", one)):
+                if name in schema:
+                    parts.append(join([inner(value, name, n) for n, value in enumerate(schema[name])]))
+            if "not" in schema:
+                parts.append(neg(inner(schema["not"], "not")))
+            if "if" in schema and (document.draft or 7) >= 7 and ("then" in schema or "else" in schema):
+                condition = inner(schema["if"], "if")
+                if "then" in schema:
+                    parts.append(disj([neg(condition), inner(schema["then"], "then")]))
+                if "else" in schema:
+                    parts.append(disj([condition, inner(schema["else"], "else")]))
+            for keyword in ("dependentSchemas", "dependencies"):
+                for name, value in schema.get(keyword, {}).items():
+                    if isinstance(value, dict | bool):
+                        parts.append(disj([neg(self.has_object_with(name)), inner(value, keyword, name)]))
+        if "unevaluatedProperties" in schema or "unevaluatedItems" in schema:
+            parts.append(unevaluated(self, location))
+        return conj(parts)
+
+    def demanded(self, location: Location) -> Formula:
+        """What a schema demands, as `whole` says it."""
+        goal = self.goal(location)
+        return self.whole(goal) if isinstance(goal, Node) else goal
+
+    def local(self, schema: dict[str, Any], location: Location) -> Formula:
+        """The keywords of a schema of our own making, which stands where `location` does."""
+        return Local(self, Location(schema, location.pointer, location.base, location.scope), 2020)
+
+    def keep(self, schema: dict[str, Any]) -> dict[str, Any]:
+        """Schemas are known by their identity, so those of our own making must live as long as we do."""
+        self.memory["kept", id(schema)] = schema
+        return schema
+
+    def has_object_with(self, name: str) -> Formula:
+        """Objects with a member of that name."""
+        key = ("has", name)
+        if key not in self.memory:
+            goal = self.given({"type": "object", "required": [name]})
+            assert isinstance(goal, Node)
+            self.memory[key] = self.whole(goal)
+        return self.memory[key]
+
+    def _one_of(self, values: list[Any]) -> Formula:
+        simple = [value for value in values if not isinstance(value, dict | list)]
+        parts: list[Formula] = [Values(simple)] if simple else []
+        for value in values:
+            if isinstance(value, dict):
+                schema: dict[str, Any] = {"type": "object", "required": list(value), "additionalProperties": False}
+                schema["properties"] = {name: {"enum": [inner]} for name, inner in value.items()}
+            elif isinstance(value, list):
+                schema = {"type": "array", "items": False, "minItems": len(value)}
+                schema |= {"prefixItems": [{"enum": [inner]} for inner in value]} if value else {}
+            else:
+                continue
+            parts.append(self.local(self.keep(schema), Location(schema, "", "")))
+        return disj(parts)
+
+    def structure_start(self, kind: str, formulas: tuple[Formula, ...], result: Any) -> Any:
+        """The state after the opening bracket of an object or array; None when there is no such value."""
+        raise NotImplementedError
+
+    # Goals, type by type.
+
+    def typed(self, goal: Formula, kind: str) -> Formula:
+        """A goal as a formula over the parts of one type of values, in which as much as possible is joined."""
+        if goal is True or goal is False:
+            return goal
+        key = ("typed", goal, kind)
+        found = self.memory.get(key)
+        if found is None:
+            found = self.memory[key] = self._normal(substitute(goal, lambda node: self._typed_node(node, kind)), kind)
+        return found
+
+    def _typed_node(self, node: Node, kind: str) -> Formula:
+        found = node.typed.get(kind)
+        if found is None:
+            found = node.typed[kind] = substitute(self.whole(node), lambda atom: atom.typed(kind))
+        return found
+
+    def _join(self, parts: list[Any], kind: str) -> Formula:
+        if kind == "string":
+            return join_strings(parts)
+        if kind == "number":
+            return join_numbers(parts)
+        together = frozenset(local for part in parts for local in part.locals)
+        key = ("joined", together)
+        if key not in self.memory:
+            self.memory[key] = ObjectPart(together) if kind == "object" else ArrayPart(together)
+        return self.memory[key]
+
+    def _normal(self, formula: Formula, kind: str) -> Formula:
+        """Conjunctions joined into one part, also with each of the alternatives beside them."""
+        if isinstance(formula, And):
+            plain = [part for part in formula.parts if not isinstance(part, Or | One | Not)]
+            joined = self._join(sorted(plain, key=id), kind) if plain else True
+            if joined is False:
+                return False
+            others = [part for part in formula.parts if isinstance(part, Or | One | Not)]
+            spread = next((part for part in others if isinstance(part, Or | One)), None)
+            if joined is True or spread is None:
+                return conj([joined, *(self._normal(part, kind) for part in others)])
+            pushed = [self._normal(conj([joined, inner]), kind) for inner in spread.parts]
+            rest = [self._normal(part, kind) for part in others if part is not spread]
+            return conj([disj(pushed) if isinstance(spread, Or) else one(pushed), *rest])
+        if isinstance(formula, Or):
+            alternatives = [self._normal(part, kind) for part in formula.parts]
+            if kind == "string" and all(isinstance(p, StringPart) and p.texts is not None for p in alternatives):
+                return StringPart(texts=frozenset().union(*(p.texts for p in alternatives)))
+            return disj(alternatives)
+        if isinstance(formula, One):
+            return one(self._normal(part, kind) for part in formula.parts)
+        if isinstance(formula, Not):
+            return neg(self._normal(formula.part, kind))
+        return formula
+
+    # Whether there are such values at all.
+
+    def satisfiable(self, goal: Formula) -> bool:
+        """False only when no value can satisfy the goal; True when that is not found out."""
+        if goal is True or goal is False:
+            return bool(goal)
+        known = self._satisfiable.get(goal)
+        if known is not None:
+            return known
+        if isinstance(goal, Node) and _MAY_FAIL.isdisjoint(goal.location.schema):
+            return True
+        if goal in self._open:
+            self._assumed += 1  # a value inside itself would have no end, so there is another or none
+            return False
+        if len(self._open) > MAX_SATISFIABLE_DEPTH:
+            return True
+        self._open[goal] = None
+        assumed = self._assumed
+        found = any(self._has_values(self.typed(goal, kind), kind) for kind in VALUE_TYPES)
+        del self._open[goal]
+        if found or self._assumed == assumed or not self._open:
+            self._satisfiable[goal] = found
+        return found
+
+    def _has_values(self, formula: Formula, kind: str) -> bool:
+        if formula is True or formula is False:
+            return bool(formula)
+        if kind == "string" and (texts := string_candidates(formula)) is not None:
+            return any(evaluate(formula, lambda part: part.holds(text)) for text in texts)  # noqa: B023
+        if kind == "number" and (values := number_candidates(formula)) is not None:
+            return any(evaluate(formula, lambda part: part.holds(value)) for value in values)  # noqa: B023
+        if kind in ("object", "array"):
+            return evaluate(formula, lambda part: None if part.has_values(self) else False) is not False
+        return True

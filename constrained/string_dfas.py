@@ -1,0 +1,54 @@
+"""The automata of strings: what a pattern or a format allows between the quotes of a JSON string, and what a regular
+expression allows as a whole text. Each is made once a process and shared."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from .budget import Budget
+from .char_dfa import CharDfa
+from .dfa import Dfa
+from .encode import encoded
+from .expression import Expression
+from .formats import format_expression
+from .regex import parse_regex, searched
+from .subset import char_dfa
+
+MAX_CPU_SECONDS = 0.9  # of one pattern
+
+
+def pattern_dfa(pattern: str) -> Dfa:
+    """The contents of the JSON strings that contain a match of an ECMA-262 pattern. Raises GrammarError with the
+    position of what is not supported."""
+    return _encoded(pattern_chars(pattern))
+
+
+@lru_cache(maxsize=256)
+def regex_dfa(pattern: str) -> Dfa:
+    """The UTF-8 texts that a Python pattern matches as a whole."""
+    return encoded(char_dfa(parse_regex(pattern, "python"), _budget()), "utf8", _budget())
+
+
+def expression_dfa(expression: Expression) -> Dfa:
+    """The UTF-8 texts of an expression."""
+    return encoded(char_dfa(expression, _budget()), "utf8", _budget())
+
+
+@lru_cache(maxsize=2048)
+def pattern_chars(pattern: str) -> CharDfa:
+    return char_dfa(searched(parse_regex(pattern, "ecma")), _budget())
+
+
+@lru_cache(maxsize=64)
+def format_chars(name: str) -> CharDfa | None:
+    expression = format_expression(name)
+    return None if expression is None else char_dfa(expression, _budget())
+
+
+@lru_cache(maxsize=1024)
+def _encoded(chars: CharDfa) -> Dfa:
+    return encoded(chars, "json_string", _budget())
+
+
+def _budget() -> Budget:
+    return Budget(max_cpu_seconds=MAX_CPU_SECONDS)

@@ -1,0 +1,182 @@
+"""Finite automata over the contents of JSON strings: lengths, plain text, and several automata at once with a result
+for each combination of what they accept. Knows automata; no schema."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache, lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .budget import Budget
+from .charset import ALL
+from .dfa import DEAD, START, Dfa
+from .encode import encoded
+from .errors import GrammarError
+from .expression import Chars, repeat
+from .subset import char_dfa
+
+MAX_LENGTH_STATES = 60_000
+MAX_PRODUCT_STATES = 20_000
+_PLAIN = np.array([b for b in range(0x20, 0x80) if b not in (0x22, 0x5C)])
+_WORD = np.frombuffer(b"0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz", np.uint8)
+# After the first byte of a character: (first bytes, first and last second byte, how many more bytes come after that).
+_UTF8 = (
+    (range(0xC2, 0xE0), 0x80, 0xBF, 0),
+    (range(0xE0, 0xE1), 0xA0, 0xBF, 1),
+    ([*range(0xE1, 0xED), 0xEE, 0xEF], 0x80, 0xBF, 1),
+    (range(0xED, 0xEE), 0x80, 0x9F, 1),
+    (range(0xF0, 0xF1), 0x90, 0xBF, 2),
+    (range(0xF1, 0xF4), 0x80, 0xBF, 2),
+    (range(0xF4, 0xF5), 0x80, 0x8F, 2),
+)
+
+
+@cache
+def any_string() -> Dfa:
+    """The content of any JSON string. It accepts between characters, and nowhere else."""
+    return encoded(char_dfa(repeat(Chars(ALL), 0, None), Budget()), "json_string")
+
+
+def _all(truths: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Of each row."""
+    return np.asarray(truths.all(axis=1))
+
+
+@lru_cache(maxsize=2048)
+def plain_states(dfa: Dfa) -> NDArray[np.bool_]:
+    """From which states every text of plain characters leads on, to states of which the same is true: bool[S]."""
+    table = dfa.table[:, dfa.class_of]
+    plain: NDArray[np.bool_] = np.ones(dfa.num_states, np.bool_)
+    plain[DEAD] = False
+    while True:
+        one_more = _all(plain[table[:, 0x80:0xC0]])
+        two_more = _all(one_more[table[:, 0x80:0xC0]])
+        after = (plain, one_more, two_more)
+        now = plain & _all(plain[table[:, _PLAIN]])
+        for firsts, low, high, more in _UTF8:
+            second = _all(after[more][table[:, low : high + 1]])
+            now &= _all(second[table[:, list(firsts)]])
+        if (now == plain).all():
+            return now
+        plain = now
+
+
+def word_states(dfa: Dfa, within: NDArray[np.bool_] | None = None) -> NDArray[np.bool_]:
+    """From which states (of some) every text of ASCII letters and digits leads on, to such states: bool[S]."""
+    table = dfa.table[:, dfa.class_of[_WORD]]
+    words = np.ones(dfa.num_states, np.bool_) if within is None else within.copy()
+    words[DEAD] = False
+    while True:
+        now = words & _all(words[table])
+        if (now == words).all():
+            return now
+        words = now
+
+
+@lru_cache(maxsize=2048)
+def looping_states(dfa: Dfa) -> NDArray[np.bool_]:
+    """From which states every plain character leads back to the very state: bool[S]."""
+    table = dfa.table[:, dfa.class_of]
+    loops = plain_states(dfa).copy()
+    loops &= _all(table[:, _PLAIN] == np.arange(dfa.num_states)[:, None])
+    for state in np.flatnonzero(loops).tolist():
+        here = np.arange(dfa.num_states) == state
+        one_more = _all(here[table[:, 0x80:0xC0]])
+        two_more = _all(one_more[table[:, 0x80:0xC0]])
+        after = (here, one_more, two_more)
+        loops[state] = all(
+            after[more][table[table[state, list(firsts)], low : high + 1]].all() for firsts, low, high, more in _UTF8
+        )
+    return loops
+
+
+@lru_cache(maxsize=64)
+def length_dfa(least: int, most: int | None) -> Dfa:
+    """Strings of `least` to `most` characters. Raises GrammarError when they are too many."""
+    base = any_string()
+    num_counts = (least if most is None else most) + 1
+    if num_counts * base.num_states > MAX_LENGTH_STATES:
+        raise GrammarError("lengths this large cannot be combined with what else is asked of the string")
+    num_inner = base.num_states - 1
+    counts = np.arange(num_counts)[:, None, None]
+    inner = base.table[1:][None]
+    after = counts + base.accepting[1:][None, :, None]
+    if most is None:
+        after = np.minimum(after, least)
+    targets = np.where((inner == DEAD) | (after >= num_counts), DEAD, inner + after * num_inner)
+    table = np.concatenate([np.zeros((1, targets.shape[2]), np.int32), targets.reshape(-1, targets.shape[2])])
+    accepting = (base.accepting[1:][None] & (np.arange(num_counts) >= least)[:, None]).reshape(-1)
+    return Dfa(table.astype(np.int32), base.class_of, np.concatenate([[False], accepting]))
+
+
+@dataclass(frozen=True, eq=False)
+class Product:
+    """Several automata side by side: S states, the dead one first, in which the universe goes on."""
+
+    table: NDArray[np.int32]  # [S, C]
+    class_of: NDArray[np.uint8]  # [256]
+    ends: NDArray[np.int64]  # [S] the number of the combination of what the automata accept there; -1: no end at all
+    accepted: tuple[tuple[bool, ...], ...]  # by that number
+
+
+@lru_cache(maxsize=256)
+def _product(machines: tuple[Dfa, ...]) -> Product:
+    columns, inverse = np.unique(np.stack([m.class_of for m in machines]), axis=1, return_inverse=True)
+    tables = [m.table[:, column].tolist() for m, column in zip(machines, columns, strict=True)]
+    start = tuple([START] * len(machines))
+    numbers: dict[tuple[int, ...], int] = {start: START}
+    rows = [[DEAD] * columns.shape[1]]
+    todo = [start]
+    for states in todo:
+        if len(numbers) > MAX_PRODUCT_STATES:
+            raise GrammarError("what is asked of a string is too complex in combination")
+        row = []
+        for target in zip(*(table[state] for table, state in zip(tables, states, strict=True)), strict=True):
+            number = DEAD
+            if target[0] != DEAD:
+                found = numbers.get(target)
+                if found is None:
+                    found = numbers[target] = len(numbers) + 1
+                    todo.append(target)
+                number = found
+            row.append(number)
+        rows.append(row)
+    ends = np.full(len(rows), -1, np.int64)
+    combinations: dict[tuple[bool, ...], int] = {}
+    for states, number in numbers.items():
+        if machines[0].accepting[states[0]]:
+            accepted = tuple(bool(m.accepting[s]) for m, s in zip(machines[1:], states[1:], strict=True))
+            ends[number] = combinations.setdefault(accepted, len(combinations))
+    return Product(np.array(rows, np.int32), inverse.reshape(-1).astype(np.uint8), ends, tuple(combinations))
+
+
+def combinations(universe: Dfa, dfas: Sequence[Dfa]) -> tuple[tuple[bool, ...], ...]:
+    """Which of the automata can accept a text of the universe together, and the others not."""
+    return _product((universe, *dfas)).accepted
+
+
+def labelled_product(
+    universe: Dfa, dfas: Sequence[Dfa], label: Callable[[tuple[bool, ...]], int]
+) -> tuple[NDArray[np.int32], NDArray[np.uint8], NDArray[np.int32]] | None:
+    """What the universe accepts, with a label by which of the automata accept it too; label -1 is for what is not
+    accepted after all. The table, the classes of bytes, the label of each state; None when nothing is left.
+
+    Raises GrammarError when there are too many states.
+    """
+    product = _product((universe, *dfas))
+    by_number = np.array([*(label(accepted) for accepted in product.accepted), -1], np.int32)
+    labels = by_number[product.ends]
+    table = product.table
+    alive = labels >= 0
+    while True:
+        now = alive | alive[table].any(axis=1)
+        now[DEAD] = False
+        if (now == alive).all():
+            break
+        alive = now
+    if not alive[START]:
+        return None
+    return np.where(alive[table], table, DEAD), product.class_of, labels

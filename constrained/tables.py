@@ -1,0 +1,101 @@
+"""The arrays that hold an automaton's filled states, growing. Knows the layout; no front end, no token."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .actions import CLASSES, FILLED, HEAD, MAX_ARGUMENT, MOST, NUM_COLUMNS, RETURNS, ROW, UNBOUNDED, UNKNOWN
+from .errors import GrammarError
+
+Ints = NDArray[np.int32]
+T = TypeVar("T", bound=np.generic)
+MAX_STATES = 1 << 21  # of one grammar, however long its outputs
+_NEW_STATE = np.zeros(NUM_COLUMNS, np.int32)
+_NEW_STATE[[HEAD, RETURNS, MOST]] = -1, -1, UNBOUNDED
+
+
+class Tables:
+    """State 0 is dead; its row is all zeros, and the row of every state that has only edges."""
+
+    def __init__(self) -> None:
+        self.states: Ints = np.tile(_NEW_STATE, (256, 1))
+        self.edges: Ints = np.zeros((512, 3), np.int32)  # byte, action, next edge
+        self.classes: NDArray[np.uint8] = np.zeros((8, 256), np.uint8)  # row 0: all bytes alike
+        self.targets: Ints = np.zeros(1024, np.int32)  # actions
+        self.pushes: Ints = np.zeros((256, 2), np.int32)  # state, frame
+        self.returns: Ints = np.zeros(256, np.int32)  # states
+        self.num_states, self.num_edges, self.num_classes = 1, 0, 1
+        self.num_targets, self.num_pushes, self.num_returns = 1, 0, 0
+        self.states[0, FILLED] = 1
+
+    def new_states(self, number: int) -> int:
+        """The first of so many new states, not filled."""
+        first = self.num_states
+        self.num_states += number
+        if self.num_states > min(MAX_STATES, MAX_ARGUMENT):
+            raise GrammarError(f"the constraint is too complex: it needs more than {MAX_STATES} states")
+        if self.num_states > len(self.states):
+            more = np.tile(_NEW_STATE, (max(self.num_states, 2 * first) - first, 1))
+            self.states = np.concatenate([self.states[:first], more])
+        return first
+
+    def new_classes(self, class_of: NDArray[np.uint8]) -> int:
+        number = self.num_classes
+        self.num_classes += 1
+        self.classes = _grown(self.classes, self.num_classes)
+        self.classes[number] = class_of
+        return number
+
+    def new_targets(self, actions: Ints) -> int:
+        first = self.num_targets
+        self.num_targets += actions.size
+        self.targets = _grown(self.targets, self.num_targets)
+        self.targets[first : self.num_targets] = actions.reshape(-1)
+        return first
+
+    def new_push(self, state: int, frame: int) -> int:
+        number = self.num_pushes
+        self.num_pushes += 1
+        self.pushes = _grown(self.pushes, self.num_pushes)
+        self.pushes[number] = state, frame
+        return number
+
+    def new_returns(self, number: int) -> int:
+        first = self.num_returns
+        self.num_returns += number
+        self.returns = _grown(self.returns, self.num_returns)
+        self.returns[first : self.num_returns] = UNKNOWN
+        return first
+
+    def reserve_edges(self, number: int) -> None:
+        self.edges = _grown(self.edges, self.num_edges + number)
+
+    def set_edges(self, state: int, edges: Iterable[tuple[int, int]]) -> None:
+        """The (byte, action)s of a state that has none yet."""
+        first = self.num_edges
+        rows = [(byte, action, number) for number, (byte, action) in enumerate(edges, first + 1)]
+        if not rows:
+            return
+        last = first + len(rows)
+        self.edges = _grown(self.edges, last)
+        self.edges[first:last] = rows
+        self.edges[last - 1, 2] = -1
+        self.num_edges = last
+        self.states[state, HEAD] = first
+
+    def copy_row(self, state: int, source: int) -> None:
+        """What edges do not say is as in `source`, which is filled and has no edges."""
+        self.states[state, ROW] = self.states[source, ROW]
+        self.states[state, CLASSES] = self.states[source, CLASSES]
+
+
+def _grown(array: NDArray[T], length: int) -> NDArray[T]:
+    if length <= len(array):
+        return array
+    larger = np.empty((max(length, 2 * len(array)), *array.shape[1:]), array.dtype)
+    larger[: len(array)] = array
+    return larger

@@ -1,0 +1,157 @@
+"""Structural tags to states of the byte automaton, from the last part to the first: each is told what follows it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .automaton import Accepted, Automaton, State, WholeText
+from .budget import Budget
+from .cfg import Cfg, Terminal, cfg
+from .dfa import Dfa
+from .encode import encoded
+from .errors import GrammarError
+from .expression import choice, literal
+from .grammar_gbnf import gbnf_grammar
+from .grammar_states import grammar_start
+from .regex import parse_regex, searched
+from .schema import schema_start
+from .schema_numbers import AFTER
+from .subset import char_dfa
+from .tags_format import Const, Format, InOrder, OneOf, Pattern, Rules, Schema, Separated, Tag, Triggered
+from .tags_states import AfterTag, Content, Free, FreeText, Loop, Value, Within, WithinRules, words
+
+
+@dataclass(frozen=True)
+class Options:
+    """How the schemas inside are written."""
+
+    whitespace: str
+    order: str
+
+
+def tags_start(format: Format, options: Options, automaton: Automaton) -> State:
+    """The state before a text of the format. Raises GrammarError, with its pointer, for all that is in it."""
+    return _Builder(options, automaton).state(format, Accepted())
+
+
+class _Builder:
+    def __init__(self, options: Options, automaton: Automaton) -> None:
+        self._options = options
+        self._automaton = automaton
+
+    def state(self, format: Format, then: State) -> State:
+        match format:
+            case Const() | Tag() | OneOf():
+                return words(self._led(format, then), getattr(format, "pointer", ""))
+            case InOrder(parts=parts):
+                for part in reversed(parts):
+                    then = self.state(part, then)
+                return then
+            case Schema(schema=schema, pointer=pointer):
+                try:
+                    start = schema_start(schema, self._options.whitespace, self._options.order, self._automaton)
+                except GrammarError as error:
+                    raise GrammarError(error.reason, pointer=pointer + (error.pointer or "")) from None
+                return Value(start, then)
+            case Pattern() | Rules():
+                if not isinstance(then, Accepted):
+                    raise GrammarError("what follows must be the end of a tag", pointer=format.pointer)
+                return self._bounded(format, (), then)
+            case Triggered():
+                return self._triggered(format, then)
+            case Separated(tags=tags, separator=separator):
+                self._check_last(then, format.pointer)
+                return self._separated(format, tags, separator)
+
+    def _led(self, format: Format, then: State) -> tuple[tuple[bytes, State], ...]:
+        """The texts with which a format begins, and what follows each."""
+        match format:
+            case Const(text=text):
+                return ((text, then),)
+            case Tag(begin=begin):
+                return ((begin, self._content(format, then)),)
+            case InOrder(parts=(first, *rest)):
+                return self._led(first, self.state(InOrder(tuple(rest)), then))
+            case OneOf(parts=parts):
+                return tuple(option for part in parts for option in self._led(part, then))
+            case _:
+                pointer = getattr(format, "pointer", "")
+                raise GrammarError("alternatives must begin with constant strings", pointer=pointer)
+
+    def _content(self, tag: Tag, then: State) -> State:
+        if isinstance(tag.content, Pattern | Rules):
+            if b"" in tag.ends and not isinstance(then, Accepted):
+                raise GrammarError("text without an end", pointer=f"{tag.pointer}/end")
+            return self._bounded(tag.content, tag.ends, then)
+        ends = tuple((end, then) for end in tag.ends)
+        content = self.state(tag.content, words(ends, f"{tag.pointer}/end"))
+        if isinstance(content, Value) and not all(end[:1] and end[0] in AFTER for end in tag.ends):
+            first = self._automaton.edges_of(self._automaton.number(content.start))
+            if not first.keys().isdisjoint(b"-0123456789"):
+                raise GrammarError("a number does not end before this end string", pointer=f"{tag.pointer}/end")
+        return content
+
+    def _bounded(self, content: Pattern | Rules, ends: tuple[bytes, ...], then: State) -> State:
+        """Text up to one of the ends; without any, to the end of the whole output."""
+        ends = tuple(end for end in ends if end)
+        try:
+            if isinstance(content, Rules):
+                rules = gbnf_grammar(content.text)
+                return WithinRules(grammar_start(_ended(rules, ends)), then) if ends else grammar_start(rules)
+            dfa = _pattern(content, ends)
+        except GrammarError as error:
+            raise GrammarError(str(error), pointer=content.pointer, position=error.position) from None
+        if dfa.is_empty:
+            raise GrammarError("no text at all satisfies this", pointer=content.pointer)
+        return Within(Content(dfa, then)) if ends else WholeText(dfa)
+
+    def _check_last(self, then: State, pointer: str) -> None:
+        if not isinstance(then, Accepted):
+            raise GrammarError("nothing may follow tags that repeat", pointer=pointer)
+
+    def _triggered(self, format: Triggered, then: State) -> State:
+        self._check_last(then, format.pointer)
+        free = Free(format)
+        after: State = then if format.stop_after_first else FreeText(free, b"", True)
+        for trigger in format.triggers:
+            tags = [tag for tag in format.tags if tag.begin.startswith(trigger)]
+            free.tags[trigger] = tuple((tag.begin[len(trigger) :], self._content(tag, after)) for tag in tags)
+            words(free.tags[trigger], format.pointer)
+        return FreeText(free)
+
+    def _separated(self, format: Separated, tags: tuple[Tag, ...], separator: bytes) -> State:
+        if format.stop_after_first:
+            options = tuple((tag.begin, self._content(tag, Accepted())) for tag in tags)
+            return words(options, format.pointer, accepts=not format.at_least_one)
+        loop = Loop(separator, {})
+        contents = tuple((tag.begin, self._content(tag, AfterTag(loop))) for tag in tags)
+        loop.options.update(contents)
+        words(contents, format.pointer)
+        return words(contents, format.pointer, accepts=not format.at_least_one)
+
+
+def _pattern(content: Pattern, ends: tuple[bytes, ...]) -> Dfa:
+    budget = Budget()
+    chars = char_dfa(parse_regex("(?s).*" if content.pattern is None else content.pattern), budget)
+    if content.excludes:
+        excluded = choice(literal(text) for text in content.excludes)
+        chars = chars.minus(char_dfa(searched(excluded), budget), budget)
+    if ends:
+        chars = chars.up_to([end.decode() for end in ends], budget)
+    return encoded(chars, "utf8", budget)
+
+
+def _ended(rules: Cfg, ends: tuple[bytes, ...]) -> Cfg:
+    """The texts of the grammar, each with one of the ends."""
+    whole = len(rules.alternatives)
+    renamed = [
+        tuple(tuple(whole if symbol == 0 else symbol for symbol in rule) for rule in group)
+        for group in rules.alternatives
+    ]
+    budget = Budget()
+    terminals = [
+        Terminal(end.decode(), encoded(char_dfa(literal(end.decode()), budget), "utf8", budget), preferred=False)
+        for end in ends
+    ]
+    last = [(whole, -1 - len(rules.terminals) - number) for number in range(len(ends))]
+    return cfg((*rules.terminals, *terminals), [last, *renamed[1:], renamed[0]], rules.ignored)

@@ -1,0 +1,233 @@
+"""Structural tags as values, read from their JSON: xgrammar's and SGLang's `structures` and `triggers`, and the newer
+`format`. Says with a JSON pointer what is wrong or not supported; knows no automaton."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from .errors import GrammarError
+
+MAX_NESTING = 30
+
+
+@dataclass(frozen=True)
+class Const:
+    text: bytes
+
+
+@dataclass(frozen=True, eq=False)
+class Schema:
+    """A JSON value; `pointer` is where the schema stands."""
+
+    schema: Any
+    pointer: str
+
+
+@dataclass(frozen=True)
+class Pattern:
+    """A whole match of a Python pattern; None is any text."""
+
+    pattern: str | None
+    excludes: tuple[str, ...]
+    pointer: str
+
+
+@dataclass(frozen=True)
+class Rules:
+    """A text of a grammar, as llama.cpp writes them."""
+
+    text: str
+    pointer: str
+
+
+@dataclass(frozen=True)
+class Tag:
+    """One of `ends` is where the content first may end."""
+
+    begin: bytes
+    content: Format
+    ends: tuple[bytes, ...]
+    pointer: str
+
+
+@dataclass(frozen=True)
+class InOrder:
+    parts: tuple[Format, ...]
+
+
+@dataclass(frozen=True)
+class OneOf:
+    parts: tuple[Format, ...]
+    pointer: str
+
+
+@dataclass(frozen=True)
+class Triggered:
+    """Free text in which each trigger begins one of the tags that begin with it."""
+
+    triggers: tuple[bytes, ...]
+    tags: tuple[Tag, ...]
+    at_least_one: bool
+    stop_after_first: bool
+    excludes: tuple[bytes, ...]
+    pointer: str
+
+
+@dataclass(frozen=True)
+class Separated:
+    """Tags and nothing else."""
+
+    tags: tuple[Tag, ...]
+    separator: bytes
+    at_least_one: bool
+    stop_after_first: bool
+    pointer: str
+
+
+Format = Const | Schema | Pattern | Rules | Tag | InOrder | OneOf | Triggered | Separated
+
+
+def read_tags(spec: Mapping[str, Any] | str) -> Format:
+    """Raises GrammarError with the pointer into the specification."""
+    if isinstance(spec, str):
+        try:
+            spec = json.loads(spec)
+        except (ValueError, RecursionError) as error:
+            raise GrammarError(f"the structural tag is no JSON: {error}") from None
+    if not isinstance(spec, Mapping):
+        raise GrammarError("a structural tag must be an object", pointer="")
+    if "format" in spec:
+        return _Reader().format(spec["format"], "/format")
+    return _Reader().structures(spec)
+
+
+def _fail(message: str, pointer: str) -> NoReturn:
+    raise GrammarError(message, pointer=pointer)
+
+
+class _Reader:
+    def __init__(self) -> None:
+        self._depth = 0
+
+    def structures(self, spec: Mapping[str, Any]) -> Format:
+        tags = tuple(
+            Tag(
+                _bytes(item, "begin", f"/structures/{n}"),
+                Schema(_get(item, "schema", f"/structures/{n}"), f"/structures/{n}/schema"),
+                (_bytes(item, "end", f"/structures/{n}"),),
+                f"/structures/{n}",
+            )
+            for n, item in enumerate(_list(spec, "structures", ""))
+        )
+        triggers = _strings(spec, "triggers", "")
+        return _triggered(Triggered(triggers, tags, False, False, (), ""))
+
+    def format(self, spec: Any, pointer: str) -> Format:
+        self._depth += 1
+        if self._depth > MAX_NESTING:
+            _fail(f"formats nested deeper than {MAX_NESTING}", pointer)
+        found = self._format(spec, _get(spec, "type", pointer), pointer)
+        self._depth -= 1
+        return found
+
+    def _format(self, spec: Any, kind: Any, pointer: str) -> Format:
+        match kind:
+            case "const_string":
+                return Const(_bytes(spec, "value", pointer))
+            case "json_schema":
+                if spec.get("style", "json") != "json":
+                    _fail(f"the style {spec['style']!r} is not supported", f"{pointer}/style")
+                return Schema(_get(spec, "json_schema", pointer), f"{pointer}/json_schema")
+            case "any_text":
+                return Pattern(None, _texts(spec, "excludes", pointer), pointer)
+            case "regex":
+                return Pattern(_text(spec, "pattern", pointer), (), f"{pointer}/pattern")
+            case "grammar":
+                return Rules(_text(spec, "grammar", pointer), f"{pointer}/grammar")
+            case "tag":
+                return self._tag(spec, pointer)
+            case "sequence" | "or":
+                parts = tuple(
+                    self.format(part, f"{pointer}/elements/{n}")
+                    for n, part in enumerate(_list(spec, "elements", pointer))
+                )
+                return InOrder(parts) if kind == "sequence" else OneOf(parts, pointer)
+            case "triggered_tags":
+                found = Triggered(
+                    _strings(spec, "triggers", pointer), self._tags(spec, pointer), *_flags(spec, pointer),
+                    tuple(text.encode() for text in _texts(spec, "excludes", pointer)), pointer,
+                )  # fmt: skip
+                return _triggered(found)
+            case "tags_with_separator":
+                return Separated(
+                    self._tags(spec, pointer), _bytes(spec, "separator", pointer), *_flags(spec, pointer), pointer
+                )
+            case _:
+                _fail(f"the type {kind!r} is not supported", f"{pointer}/type")
+
+    def _tags(self, spec: Any, pointer: str) -> tuple[Tag, ...]:
+        tags = [self._tag(tag, f"{pointer}/tags/{n}") for n, tag in enumerate(_list(spec, "tags", pointer))]
+        return tuple(tags) if tags else _fail("there are no tags", f"{pointer}/tags")
+
+    def _tag(self, spec: Any, pointer: str) -> Tag:
+        ends = _get(spec, "end", pointer)
+        ends = _strings(spec, "end", pointer) if isinstance(ends, list) else (_bytes(spec, "end", pointer),)
+        content = self.format(_get(spec, "content", pointer), f"{pointer}/content")
+        return Tag(_bytes(spec, "begin", pointer), content, ends, pointer)
+
+
+def _triggered(found: Triggered) -> Triggered:
+    if b"" in found.triggers or b"" in found.excludes:
+        _fail("an empty trigger or exclusion", found.pointer)
+    for tag in found.tags:
+        if not any(tag.begin.startswith(trigger) for trigger in found.triggers):
+            _fail(f"no trigger begins the tag {tag.begin.decode()!r}", f"{tag.pointer}/begin")
+    for number, trigger in enumerate(found.triggers):
+        if not any(tag.begin.startswith(trigger) for tag in found.tags):
+            _fail(f"no tag begins with the trigger {trigger.decode()!r}", f"{found.pointer}/triggers/{number}")
+    return found
+
+
+def _get(spec: Any, key: str, pointer: str) -> Any:
+    if not isinstance(spec, Mapping):
+        _fail("not an object", pointer)
+    return spec[key] if key in spec else _fail(f"{key!r} is missing", pointer)
+
+
+def _text(spec: Any, key: str, pointer: str) -> str:
+    value = _get(spec, key, pointer)
+    if not isinstance(value, str) or any(0xD800 <= ord(character) <= 0xDFFF for character in value):
+        _fail(f"{key!r} must be a string of characters", f"{pointer}/{key}")
+    return value
+
+
+def _bytes(spec: Any, key: str, pointer: str) -> bytes:
+    return _text(spec, key, pointer).encode()
+
+
+def _list(spec: Any, key: str, pointer: str) -> list[Any]:
+    value = _get(spec, key, pointer)
+    if not isinstance(value, list) or not value:
+        _fail(f"{key!r} must be a list, not empty", f"{pointer}/{key}")
+    return value
+
+
+def _strings(spec: Any, key: str, pointer: str) -> tuple[bytes, ...]:
+    return tuple(text.encode() for text in _texts(spec, key, pointer)) or _fail(f"{key!r} is empty", f"{pointer}/{key}")
+
+
+def _texts(spec: Any, key: str, pointer: str) -> tuple[str, ...]:
+    if not spec.get(key):
+        return ()
+    found = _list(spec, key, pointer)
+    return tuple(_text({str(n): value}, str(n), f"{pointer}/{key}") for n, value in enumerate(found))
+
+
+def _flags(spec: Any, pointer: str) -> tuple[bool, bool]:
+    for key in ("at_least_one", "stop_after_first"):
+        if not isinstance(spec.get(key, False), bool):
+            _fail(f"{key!r} must be true or false", f"{pointer}/{key}")
+    return spec.get("at_least_one", False), spec.get("stop_after_first", False)

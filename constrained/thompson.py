@@ -1,0 +1,174 @@
+"""Expressions to nondeterministic automata over classes of characters (Thompson 1968), with edges that take no
+character, some of them only at certain places. Knows no bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Literal
+
+from .alphabet import Alphabet, alphabet_of
+from .budget import Budget
+from .charset import ALL, CharSet
+from .expression import Bytes, Chars, Choice, Expression, Look, Repeat, Sequence, TextEnd, TextStart
+
+
+@dataclass(frozen=True)
+class Around:
+    """Look-around as a guard: whether what automaton `number` accepts lies behind, or ahead, of the place."""
+
+    number: int
+    negated: bool
+
+
+Guard = Literal["start", "end"] | Around
+
+
+@dataclass
+class Part:
+    """An automaton within the whole: the pattern itself, or one look-around."""
+
+    entry: int
+    accept: int
+    ahead: bool
+
+
+@dataclass
+class CharNfa:
+    """`moves[s]` is (classes of characters, target) or None; `free[s]` are targets without a character; `guarded[s]`
+    targets without a character where a guard holds. What comes first is preferred: a state's move, then its free edges
+    in order. Inner look-around comes before outer in `arounds`."""
+
+    alphabet: Alphabet
+    moves: list[tuple[tuple[int, ...], int] | None] = field(default_factory=list)
+    free: list[list[int]] = field(default_factory=list)
+    guarded: dict[int, list[tuple[Guard, int]]] = field(default_factory=dict)
+    pattern: Part = field(default_factory=lambda: Part(0, 0, False))
+    arounds: list[Part] = field(default_factory=list)
+    absorbing: set[int] = field(default_factory=set)  # states of the pattern from which every text is accepted
+
+    @cached_property
+    def useful(self) -> frozenset[int]:
+        """States that take a character, pass a guard or accept."""
+        ends = (self.pattern.accept, *(around.accept for around in self.arounds))
+        return frozenset({s for s, move in enumerate(self.moves) if move is not None}.union(self.guarded, ends))
+
+
+def build_char_nfa(expression: Expression, budget: Budget) -> CharNfa:
+    """Raises GrammarError when it grows beyond the budget."""
+    sets = tuple(dict.fromkeys(_sets(expression)))
+    alphabet, classes = alphabet_of(sets)
+    builder = _Builder(CharNfa(alphabet), dict(zip(sets, classes, strict=True)), budget)
+    entry = builder.state()
+    builder.nfa.pattern = Part(entry, builder.add(expression, entry), False)
+    if isinstance(expression, Sequence) and expression.parts[-1:] == (Repeat(Chars(ALL), 0, None),):
+        builder.nfa.absorbing.add(builder.last_loop)
+    return builder.nfa
+
+
+def _sets(expression: Expression) -> Iterator[CharSet]:
+    todo = [expression]
+    while todo:
+        match todo.pop():
+            case Chars(ranges=ranges):
+                yield ranges
+            case Bytes(data=data):
+                yield from (((byte, byte),) for byte in data)
+            case Sequence(parts=parts) | Choice(parts=parts):
+                todo += parts
+            case Repeat(part=part) | Look(part=part):
+                todo.append(part)
+
+
+class _Builder:
+    def __init__(self, nfa: CharNfa, classes: dict[CharSet, tuple[int, ...]], budget: Budget) -> None:
+        self.nfa = nfa
+        self._classes = classes
+        self._budget = budget
+        self.last_loop = 0
+
+    def state(self) -> int:
+        number = len(self.nfa.free)
+        self.nfa.moves.append(None)
+        self.nfa.free.append([])
+        if number % 256 == 255:
+            self._budget.check(number)
+        return number
+
+    def add(self, expression: Expression, entry: int) -> int:
+        """Add what leads from `entry` over a match of the expression; the state where it ends. No edge leads back to
+        `entry` or on from the end."""
+        match expression:
+            case Chars(ranges=ranges):
+                return self._step(ranges, entry)
+            case Bytes(data=data):
+                assert data.isascii(), "bytes that are no characters"
+                for byte in data:
+                    entry = self._step(((byte, byte),), entry)
+                return entry
+            case Sequence(parts=parts):
+                for part in parts:
+                    entry = self.add(part, entry)
+                return entry
+            case Choice(parts=parts):
+                exit = self.state()
+                for part in parts:
+                    self._free(self.add(part, self._after(entry)), exit)
+                return exit
+            case Repeat():
+                return self._repeat(expression, entry)
+            case TextStart():
+                return self._guarded("start", entry)
+            case TextEnd():
+                return self._guarded("end", entry)
+            case Look(part=part, ahead=ahead, negated=negated):
+                begin = self.state()
+                around = Part(begin, self.add(part, begin), ahead)
+                self.nfa.arounds.append(around)
+                return self._guarded(Around(len(self.nfa.arounds) - 1, negated), entry)
+            case _:
+                raise AssertionError(f"{type(expression).__name__} is no part of a pattern")
+
+    def _free(self, source: int, target: int) -> None:
+        self.nfa.free[source].append(target)
+
+    def _after(self, source: int) -> int:
+        new = self.state()
+        self._free(source, new)
+        return new
+
+    def _guarded(self, guard: Guard, source: int) -> int:
+        target = self.state()
+        self.nfa.guarded.setdefault(source, []).append((guard, target))
+        return target
+
+    def _step(self, ranges: CharSet, source: int) -> int:
+        if self.nfa.moves[source] is not None:
+            source = self._after(source)
+        target = self.state()
+        self.nfa.moves[source] = (self._classes[ranges], target)
+        return target
+
+    def _repeat(self, repeat: Repeat, entry: int) -> int:
+        for _ in range(repeat.least):
+            entry = self.add(repeat.part, entry)
+        exit = self.state()
+        if repeat.most is None:
+            loop = self.last_loop = self._after(entry)
+            if repeat.lazy:
+                self._free(loop, exit)
+            self._free(self.add(repeat.part, self._after(loop) if repeat.lazy else loop), loop)
+            if not repeat.lazy:
+                self._free(loop, exit)
+            return exit
+        for _ in range(repeat.most - repeat.least):
+            if repeat.lazy:
+                self._free(entry, exit)
+                entry = self.add(repeat.part, self._after(entry))
+            else:
+                following = self.add(repeat.part, entry)
+                self._free(entry, exit)
+                entry = following
+        self._free(entry, exit)
+        return exit

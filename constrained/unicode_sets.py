@@ -1,0 +1,122 @@
+r"""Sets of code points by their properties: what `\p{...}` and Python's `\w` name.
+
+General categories come from the standard library's `unicodedata`. It knows no scripts and no binary properties: those
+are asked of the `regex` package, which tiktoken brings, where it is installed. Nothing is computed before it is used.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Iterable
+from functools import cache, lru_cache
+from itertools import groupby
+from typing import Any
+
+import numpy as np
+
+from .charset import MAX_CODE_POINT, CharSet, charset
+
+_LONG_NAMES = {
+    "Letter": "L", "Cased_Letter": "LC", "Uppercase_Letter": "Lu", "Lowercase_Letter": "Ll", "Titlecase_Letter": "Lt",
+    "Modifier_Letter": "Lm", "Other_Letter": "Lo", "Mark": "M", "Combining_Mark": "M", "Nonspacing_Mark": "Mn",
+    "Spacing_Mark": "Mc", "Enclosing_Mark": "Me", "Number": "N", "Decimal_Number": "Nd", "digit": "Nd",
+    "Letter_Number": "Nl", "Other_Number": "No", "Punctuation": "P", "punct": "P", "Connector_Punctuation": "Pc",
+    "Dash_Punctuation": "Pd", "Open_Punctuation": "Ps", "Close_Punctuation": "Pe", "Initial_Punctuation": "Pi",
+    "Final_Punctuation": "Pf", "Other_Punctuation": "Po", "Symbol": "S", "Math_Symbol": "Sm", "Currency_Symbol": "Sc",
+    "Modifier_Symbol": "Sk", "Other_Symbol": "So", "Separator": "Z", "Space_Separator": "Zs", "Line_Separator": "Zl",
+    "Paragraph_Separator": "Zp", "Other": "C", "Control": "Cc", "cntrl": "Cc", "Format": "Cf", "Surrogate": "Cs",
+    "Private_Use": "Co", "Unassigned": "Cn",
+}  # fmt: skip
+_BINARY = (
+    "Alphabetic Alpha Lowercase Lower Uppercase Upper White_Space space Cased Emoji Emoji_Presentation ID_Start IDS "
+    "ID_Continue IDC XID_Start XIDS XID_Continue XIDC Ideographic Ideo Hex_Digit Hex Math Dash Diacritic Dia"
+).split()
+
+
+def property_set(name: str) -> CharSet | None:
+    r"""What `\p{name}` means, in ECMA-262's spelling; None for what is not known here."""
+    if name == "Any":
+        return ((0, MAX_CODE_POINT),)
+    if name == "ASCII":
+        return ((0, 0x7F),)
+    key, equals, value = name.rpartition("=")
+    if key in ("", "General_Category", "gc") and (found := _category(_LONG_NAMES.get(value, value))) is not None:
+        return found
+    if (not equals and value in _BINARY) or (
+        key in ("Script", "sc", "Script_Extensions", "scx") and re.fullmatch("[A-Z][A-Za-z_]+", value)
+    ):
+        return _by_regex(name)
+    return None
+
+
+def python_class(letter: str) -> CharSet:
+    r"""The code points that Python's `\d`, `\w` or `\s` matches in a pattern without re.ASCII."""
+    return _runs(re.compile(rf"\{letter}+").finditer(_all_characters()))
+
+
+@lru_cache(maxsize=256)
+def case_variants(ranges: CharSet, ascii_only: bool) -> CharSet:
+    """The set with the other cases of its members, where those are single characters."""
+    found = list(ranges)
+    for code, others in _cases(ascii_only):
+        if any(low <= code <= high for low, high in ranges):
+            found += [(other, other) for other in others]
+    return charset(found)
+
+
+def _runs(matches: Iterable[re.Match[str]]) -> CharSet:
+    return tuple((match.start(), match.end() - 1) for match in matches)
+
+
+@cache
+def _all_characters() -> str:
+    return np.arange(MAX_CODE_POINT + 1, dtype="<u4").tobytes().decode("utf-32-le", "surrogatepass")
+
+
+@cache
+def _categories() -> dict[str, list[tuple[int, int]]]:
+    runs: dict[str, list[tuple[int, int]]] = {}
+    low = 0
+    for category, group in groupby(map(unicodedata.category, _all_characters())):
+        count = sum(1 for _ in group)
+        runs.setdefault(category, []).append((low, low + count - 1))
+        low += count
+    return runs
+
+
+@cache
+def _category(name: str) -> CharSet | None:
+    """`L` is every category that begins so; `LC` is cased letters."""
+    parts = ("Lu", "Ll", "Lt") if name == "LC" else tuple(part for part in _categories() if name in (part, part[0]))
+    return charset(pair for part in parts for pair in _categories()[part]) if parts else None
+
+
+@lru_cache(maxsize=64)
+def _by_regex(name: str) -> CharSet | None:
+    try:
+        import regex  # type: ignore[import-untyped, unused-ignore]
+    except ImportError:
+        return None
+    try:
+        pattern: Any = regex.compile(rf"\p{{{name}}}+")
+    except regex.error:
+        return None
+    return _runs(pattern.finditer(_all_characters()))
+
+
+@cache
+def _cases(ascii_only: bool) -> tuple[tuple[int, tuple[int, ...]], ...]:
+    """Each cased code point and the others that are the same but for case (Unicode's simple foldings)."""
+    same: dict[str, set[int]] = {}
+    cased = "[A-Za-z]" if ascii_only else "."
+    text = _all_characters()[:128] if ascii_only else _all_characters()
+    for character in re.findall(cased, text):
+        lower, upper = character.lower(), character.upper()
+        if lower == upper == character:
+            continue
+        key = upper.lower() if len(upper) == 1 else lower
+        same.setdefault(key if len(key) == 1 else character, set()).update(
+            ord(c) for c in (character, lower, upper) if len(c) == 1 and (not ascii_only or c.isascii())
+        )
+    return tuple((code, tuple(group - {code})) for group in same.values() for code in group if len(group) > 1)

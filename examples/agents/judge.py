@@ -1,0 +1,66 @@
+"""Branch, solve, merge: judge a short text point by point, each point by a branch of its own.
+
+    ramify run examples/agents/judge.py
+
+Branch: the model writes an outline of the topic, whose points are what the text is judged by. Solve: for each point a
+branch writes down what should be said, and another rates the text's sentence on it. Merge: the mean of the ratings.
+
+The sentence on a point is the one that shares most words with what should be said: the model that ships rates claims
+about the same thing well, and claims about different things badly.
+"""
+
+from functools import partial
+from statistics import mean
+
+from rich.console import Console
+from rich.table import Table
+
+import ramify
+from ramify import gen, select
+
+NUM_POINTS = 4
+OUTLINE = r"1\. [A-Z][a-z]+" + "".join(rf"\n{number}\. [A-Z][a-z]+" for number in range(2, NUM_POINTS + 1))
+HEADER = "Rate the answer from 1 (wrong) to 5 (right).\n"
+TASKS = [
+    ("Japan", "Japan is a country in Asia. The capital of Japan is Tokyo. People in Japan speak Japanese. "
+     "The currency of Japan is the yen."),
+    ("Japan", "Japan is a country in Asia. The capital of Japan is Oslo. People in Japan speak Japanese. "
+     "The currency of Japan is the euro."),
+]  # fmt: skip
+
+
+@ramify.function
+def judge(s, topic, text):
+    with s.copy() as planner:
+        planner += f"Write an outline about {topic}.\nOutline:\n" + gen("outline", max_tokens=40, regex=OUTLINE)
+    [outline] = s["outline"]  # a joined variable is the list of its branches' values, here of one
+    s["points"] = [line.partition(". ")[2] for line in outline.splitlines()]
+
+    experts = s.fork(NUM_POINTS)
+    experts += lambda index: (
+        f"Topic: {topic}\nOutline:\n{outline}\nExpand point {index + 1}:" + gen("expected", max_tokens=30, stop="\n")
+    )
+    experts.join()
+
+    sentences = [f"{sentence.strip()}." for sentence in text.split(".") if sentence.strip()]
+    s["said"] = [max(sentences, key=partial(num_shared, expected)) for expected in s["expected"]]
+    judges = s.fork(NUM_POINTS)
+    judges += [
+        f"{HEADER}Reference: {expected.strip()}\nAnswer: {said}\nRating:" + select("rating", [" 1", " 3", " 5"])
+        for expected, said in zip(s["expected"], s["said"], strict=True)
+    ]
+    judges.join()
+    s["score"] = mean(int(rating) for rating in s["rating"])
+
+
+def num_shared(one: str, other: str) -> int:
+    return len(set(one.split()) & set(other.split()))
+
+
+if __name__ == "__main__":
+    for topic, text in TASKS:
+        state = judge.run(topic=topic, text=text, temperature=0)
+        table = Table("point", "expected", "said", "rating", title=f"{topic}: {state['score']:g} of 5", title_style="")
+        for row in zip(state["points"], state["expected"], state["said"], state["rating"], strict=True):
+            table.add_row(*(cell.strip() for cell in row))
+        Console(width=120).print(table)

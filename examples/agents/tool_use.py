@@ -1,0 +1,68 @@
+"""Tools: the model calls Python functions, whose signatures constrain its arguments, and answers from their results.
+
+ramify run examples/agents/tool_use.py ["What is 12 plus 30?"]
+"""
+
+import json
+import sys
+
+from transcript import show
+
+import ramify
+from ramify import assistant, gen, system, user
+
+TEMPERATURES = {"Paris": 21, "Oslo": 4, "Cairo": 33}
+QUESTIONS = ["What is the weather in Oslo?", "What is 37 times 12?", "Add 250 and 78.", "Set a timer for 25 minutes."]
+
+
+def get_weather(city: str) -> dict[str, object]:
+    """Get the weather of a city"""
+    temperature = TEMPERATURES.get(city, 15)
+    return {"weather": "snowy" if temperature < 5 else "sunny", "temperature": temperature}
+
+
+def add(a: int, b: int) -> dict[str, object]:
+    """Add two numbers"""
+    return {"result": a + b}
+
+
+def multiply(a: int, b: int) -> dict[str, object]:
+    """Multiply two numbers"""
+    return {"result": a * b}
+
+
+def set_timer(minutes: int) -> dict[str, object]:
+    """Set a timer"""
+    return {"status": "ok"}
+
+
+TOOLS = [get_weather, add, multiply, set_timer]
+
+
+def described() -> str:
+    """The tools as this model's chat template lists them: a line each, with the types of the arguments."""
+    lines = []
+    for tool in ramify.tool_schemas(TOOLS):
+        function = tool["function"]
+        types = {name: schema["type"] for name, schema in function["parameters"]["properties"].items()}
+        lines.append(function | {"parameters": types})
+    return "\n".join(json.dumps(line) for line in lines)
+
+
+@ramify.function
+def tool_use(s, question):
+    s += system(f"You are a helpful assistant.\n\nTools:\n{described()}")
+    s += user(question)
+    s += assistant("<tool_call>\n" + gen("call", max_tokens=80, tools=TOOLS, tool_result="\n</tool_call>"))
+    s += user(json.dumps(s["call"]))  # the variable is what the function returned
+    s += assistant(gen("answer", max_tokens=40))
+
+
+if __name__ == "__main__":
+    asked = sys.argv[1:] or QUESTIONS
+    states = tool_use.run_batch([{"question": question} for question in asked], temperature=0)
+    show(states[0])
+    for question, state in zip(asked, states, strict=True):
+        made = state.get_meta_info("call")["tool_call"]
+        arguments = ", ".join(f"{name}={value!r}" for name, value in made["arguments"].items())
+        print(f"\n{question}\n  {made['name']}({arguments}) -> {made['result_text']}\n  {state['answer']}")

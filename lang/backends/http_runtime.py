@@ -1,0 +1,227 @@
+"""A ramify runtime reached over its native HTTP routes, for where only HTTP passes.
+
+A state keeps token ids: its text is tokenised once, by the runtime, and what was generated goes back as the ids that
+were generated. Each gen is one request, and one more when there is new text to tokenise.
+"""
+
+from __future__ import annotations
+
+import secrets
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from ...runtime.protocol import choices, session
+from ...runtime.protocol.core import CoreStats, ModelInfo
+from ...runtime.protocol.decisions import DecisionAnswer, Question
+from ...runtime.protocol.errors import RequestError
+from ...runtime.protocol.sampling import TokenLogprob
+from .channel import LocalChannel
+from .http_client import HttpClient
+from .model import Call, Generated, Method, OnText
+from .native_body import common_length, sampling_body, sequence_of
+from .transcript import Part, Transcript
+
+MAX_THREADS = 256  # requests at once
+MAX_REMEMBERED = 4096  # texts whose ids are kept
+
+
+class HttpRuntime:
+    """Programs on it give what they give over ZMQ, with these differences: every gen is a round trip; nobody tells the
+    runtime what a program will still need; a special token's name in any text means that token; `decide` is refused.
+
+    The routes know no chat template, so roles need `roles`: for each the text before and after a message's content.
+    Raises RequestError for a `url` that is none; a runtime that is not there fails the programs that run.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        api_key: str | None = None,
+        *,
+        roles: Mapping[str, tuple[str, str]] | None = None,
+        timeout: float = 600.0,
+    ) -> None:
+        self._http = HttpClient(url, api_key, timeout)
+        self._roles = dict(roles or {})
+        self._lock = threading.Lock()
+        self._channel: LocalChannel | None = None
+        self._remembered: dict[tuple[str, bool], list[int]] = {}
+
+    def connection(self) -> LocalChannel:
+        with self._lock:
+            if self._channel is None:
+                self._channel = LocalChannel(self, MAX_THREADS)
+            return self._channel
+
+    def close(self) -> None:
+        """End every program that runs on it."""
+        with self._lock:
+            if self._channel is not None:
+                self._channel.close()
+        self._http.close()
+
+    # As a model
+
+    def begin_role(self, role: str) -> str:
+        return self._role(role)[0]
+
+    def end_role(self, role: str) -> str:
+        return self._role(role)[1]
+
+    def generate(self, transcript: Transcript, gen: session.Gen, on_text: OnText, call: Call) -> Generated:
+        ids = self._ids(transcript.parts, call)
+        body: dict[str, Any] = {"input_ids": ids, "sampling_params": {**sampling_body(gen.sampling), "n": gen.n}}
+        if gen.logprobs is not None:
+            body |= {
+                "return_logprob": True,
+                "top_logprobs_num": gen.logprobs.num_top,
+                "return_text_in_logprobs": gen.token_texts,
+                "logprob_start_len": -1 if gen.logprobs.prompt_from is None else gen.logprobs.prompt_from,
+            }
+        if gen.stream and gen.n == 1:
+            answers = [self._streamed(body, on_text, call)]
+        else:
+            answer = self._http.post("/generate", body, call)
+            answers = answer if isinstance(answer, list) else [answer]
+        ended = [self._whole_tokens(sequence_of(answer, gen), call) for answer in answers]
+        first, rest = ended[0]
+        parts = [Part("generated", first.text[: len(first.text) - len(rest)], tuple(first.ids))]
+        parts += [Part("text", rest)] * bool(rest)
+        return Generated([sequence for sequence, _ in ended], tuple(parts))
+
+    def select(self, transcript: Transcript, select: session.Select, call: Call) -> session.Choice:
+        """As the runtime does it: a choice's tokens are those after the run that all have in common, and all choices
+        are scored in one batch."""
+        before, text = self._split(transcript.parts, call)
+        at_start = not before
+        alone = self._tokenize([text], at_start, call)[0]
+        encoded = self._tokenize([text + choice for choice in select.choices], at_start, call)
+        start = common_length([alone, *encoded])
+        for choice, ids in zip(select.choices, encoded, strict=True):
+            if len(ids) == start:
+                raise RequestError(f"choice {choice!r} adds no token", param="choices")
+        logprobs, asked, cached = self._scored([before + ids for ids in encoded], len(before) + start, call)
+        unconditional = None
+        if select.method == "unconditional_likelihood_normalized":
+            bos = self._tokenize([""], True, call)[0]
+            unconditional, more, _ = self._scored([bos + ids[start:] for ids in encoded], len(bos), call)
+            asked += more
+        values = [[token.logprob for token in tokens] for tokens in logprobs]
+        others = [[token.logprob for token in tokens] for tokens in unconditional or []]
+        scores = choices.scores(select.method, values, others)
+        index = choices.decide(scores, select.temperature, secrets.randbits(63) if select.seed is None else select.seed)
+        return session.Choice(
+            index=index,
+            text=select.choices[index],
+            scores=scores,
+            normalized_prompt_logprobs=choices.token_length_normalized(values),
+            token_logprobs=logprobs,
+            unconditional_logprobs=unconditional,
+            prompt_tokens=asked,
+            cached_tokens=cached,
+        )
+
+    def decide(self, transcript: Transcript, questions: tuple[Question, ...], call: Call) -> list[DecisionAnswer]:
+        raise RequestError(
+            "the runtime's native HTTP routes answer no decisions; connect by ZMQ",
+            param="questions",
+            code="unsupported",
+        )
+
+    def tell(self, method: Method, number: int) -> session.Reply:
+        match method:
+            case "info":
+                return session.Reply(number, info=msgspec.convert(self._http.get("/get_model_info"), ModelInfo))
+            case "stats":
+                return session.Reply(number, stats=msgspec.convert(self._http.get("/get_server_info"), CoreStats))
+            case "flush_cache":
+                self._http.post("/flush_cache", None, Call())
+                return session.Reply(number)
+
+    # Texts and ids
+
+    def _ids(self, parts: tuple[Part, ...], call: Call) -> list[int]:
+        before, text = self._split(parts, call)
+        return before + self._tokenize([text], not before, call)[0] if text or not before else before
+
+    def _split(self, parts: tuple[Part, ...], call: Call) -> tuple[list[int], str]:
+        """The ids up to the last generated ones, and the text after them."""
+        ids: list[int] = []
+        text = ""
+        for part in parts:
+            if part.ids is None:
+                text += part.text
+                continue
+            if text or not ids:
+                ids += self._tokenize([text], not ids, call)[0]
+            ids += part.ids
+            text = ""
+        return ids, text
+
+    def _tokenize(self, texts: list[str], at_start: bool, call: Call) -> list[list[int]]:
+        """All that are not remembered in one request."""
+        unknown = [text for text in dict.fromkeys(texts) if (text, at_start) not in self._remembered]
+        fresh: dict[str, list[int]] = {}
+        if unknown:
+            answer = self._http.post("/tokenize", {"prompt": unknown, "add_special_tokens": at_start}, call)
+            fresh = dict(zip(unknown, answer["tokens"], strict=True))
+        with self._lock:
+            known = {text: fresh[text] if text in fresh else self._remembered[text, at_start] for text in texts}
+            for text, ids in fresh.items():
+                if len(self._remembered) >= MAX_REMEMBERED:
+                    del self._remembered[next(iter(self._remembered))]
+                self._remembered[text, at_start] = ids
+        return [known[text] for text in texts]
+
+    def _whole_tokens(self, sequence: session.Sequence, call: Call) -> tuple[session.Sequence, str]:
+        """A stop string may have cut a token: then the ids end before it, and the rest of the text goes on as text."""
+        matched, ids = sequence.finish.matched, sequence.ids
+        if not isinstance(matched, str):
+            return sequence, ""
+        ends = [0, *range(max(1, len(ids) - len(matched.encode()) - 1), len(ids) + 1)]
+        texts = self._http.post("/detokenize", {"tokens": [ids[:end] for end in ends]}, call)["text"]
+        end, text = max((end, text) for end, text in zip(ends, texts, strict=True) if sequence.text.startswith(text))
+        logprobs = None if sequence.logprobs is None else sequence.logprobs[:end]
+        return msgspec.structs.replace(sequence, ids=ids[:end], logprobs=logprobs), sequence.text[len(text) :]
+
+    def _role(self, role: str) -> tuple[str, str]:
+        if role not in self._roles:
+            raise RequestError(
+                f"the runtime's native HTTP routes know no chat template, and HttpRuntime(roles=...) says nothing of "
+                f"role {role!r}: give the text before and after its messages, or connect by ZMQ",
+                param="roles",
+                code="unsupported",
+            )
+        return self._roles[role]
+
+    # Requests
+
+    def _streamed(self, body: dict[str, Any], on_text: OnText, call: Call) -> dict[str, Any]:
+        last: dict[str, Any] = {"text": ""}
+
+        def on_event(event: dict[str, Any]) -> None:
+            nonlocal last
+            if piece := event["text"][len(last["text"]) :]:
+                on_text(piece)
+            last = event
+
+        self._http.stream("/generate", {**body, "stream": True}, call, on_event)
+        return last
+
+    def _scored(self, prompts: list[list[int]], start: int, call: Call) -> tuple[list[list[TokenLogprob]], int, int]:
+        """The log-probabilities from `start` on, and how many tokens were asked for and found in the cache."""
+        body = {
+            "input_ids": prompts,
+            "sampling_params": {"max_new_tokens": 0, "temperature": 0.0},
+            "return_logprob": True,
+            "logprob_start_len": start,
+        }
+        answers = self._http.post("/generate", body, call)
+        entries = [answer["meta_info"]["input_token_logprobs"] for answer in answers]
+        # Only the very first token of a sequence has no probability: it counts the same for all.
+        logprobs = [[TokenLogprob(entry[0] or 0.0, entry[1]) for entry in tokens] for tokens in entries]
+        metas = [answer["meta_info"] for answer in answers]
+        return logprobs, sum(meta["prompt_tokens"] for meta in metas), sum(meta["cached_tokens"] for meta in metas)

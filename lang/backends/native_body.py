@@ -1,0 +1,79 @@
+"""The native API's bodies and answers as the protocol's own values. Sends nothing."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import msgspec
+
+from ...runtime.protocol import session
+from ...runtime.protocol.core import Finish
+from ...runtime.protocol.sampling import Constraint, SamplingParams, TokenLogprob
+
+_CONSTRAINTS = {"regex": "regex", "json_schema": "json_schema", "grammar": "ebnf", "structural_tag": "structural_tag"}
+
+
+def sampling_body(sampling: SamplingParams) -> dict[str, Any]:
+    """`sampling_params` of the native API."""
+    body = msgspec.to_builtins(sampling)
+    del body["constraint"]
+    body["sampling_seed"] = body.pop("seed")
+    body["logit_bias"] = {str(token): bias for token, bias in sampling.logit_bias.items()}
+    if sampling.constraint is not None:
+        body |= _constraint_body(sampling.constraint)
+    return {name: value for name, value in body.items() if value is not None}
+
+
+def _constraint_body(constraint: Constraint) -> dict[str, str]:
+    if constraint.kind == "choices":
+        return {"regex": "|".join(re.escape(choice) for choice in json.loads(constraint.source))}
+    return {_CONSTRAINTS[constraint.kind]: constraint.source}
+
+
+def sequence_of(answer: dict[str, Any], gen: session.Gen) -> session.Sequence:
+    meta = answer["meta_info"]
+    reason = meta["finish_reason"]
+    matched = reason.get("matched")
+    ids = list(answer["output_ids"])
+    if isinstance(matched, int):
+        ids = ids[:-1]
+    texts: dict[int, str] = {}
+    return session.Sequence(
+        text=answer["text"],
+        ids=ids,
+        prompt_tokens=meta["prompt_tokens"],
+        completion_tokens=meta["completion_tokens"],
+        cached_tokens=meta["cached_tokens"],
+        finish=Finish(reason["type"], matched),
+        logprobs=_logprobs(meta, "output", texts) if gen.logprobs is not None else None,
+        prompt_logprobs=_logprobs(meta, "input", texts)
+        if gen.logprobs is not None and gen.logprobs.prompt_from is not None
+        else None,
+        seconds=meta["e2e_latency"],
+        num_retractions=meta["num_retractions"],
+        token_texts=texts if gen.token_texts else None,
+    )
+
+
+def _logprobs(meta: dict[str, Any], which: str, texts: dict[int, str]) -> list[Any]:
+    """TokenLogprob for each token, None for a prompt's first; what the tokens add to the text goes into `texts`."""
+    tokens = meta[f"{which}_token_logprobs"]
+    tops = meta.get(f"{which}_top_logprobs") or [None] * len(tokens)
+    for _, token, text in [*tokens, *(entry for top in tops for entry in top or ())]:
+        if text is not None:
+            texts[token] = text
+    return [
+        None if logprob is None else TokenLogprob(logprob, token, [(value, id) for value, id, _ in top or ()])
+        for (logprob, token, _), top in zip(tokens, tops, strict=True)
+    ]
+
+
+def common_length(lists: list[list[int]]) -> int:
+    length = 0
+    for column in zip(*lists, strict=False):
+        if len(set(column)) > 1:
+            break
+        length += 1
+    return length

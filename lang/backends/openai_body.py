@@ -1,0 +1,90 @@
+"""Sampling parameters as an OpenAI-compatible endpoint takes them. What it has no name for is refused, never dropped.
+
+Knows the three families of endpoints and the fields that each adds to OpenAI's; sends nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any, Literal
+
+import msgspec
+
+from ...runtime.protocol.errors import RequestError
+from ...runtime.protocol.sampling import Constraint, SamplingParams
+
+Dialect = Literal["openai", "sglang", "vllm"]
+DIALECTS: tuple[Dialect, ...] = ("openai", "sglang", "vllm")
+
+_COMMON = {
+    "temperature": "temperature",
+    "top_p": "top_p",
+    "frequency_penalty": "frequency_penalty",
+    "presence_penalty": "presence_penalty",
+    "seed": "seed",
+    "stop": "stop",
+    "logit_bias": "logit_bias",
+}
+_EXTRA = {
+    "top_k": "top_k",
+    "min_p": "min_p",
+    "repetition_penalty": "repetition_penalty",
+    "min_new_tokens": "min_tokens",
+    "stop_token_ids": "stop_token_ids",
+    "ignore_eos": "ignore_eos",
+    "no_stop_trim": "no_stop_trim",
+    "skip_special_tokens": "skip_special_tokens",
+}
+_FIELDS: dict[Dialect, dict[str, str]] = {
+    "openai": _COMMON,
+    "sglang": _COMMON | _EXTRA,
+    "vllm": _COMMON | {name: field for name, field in _EXTRA.items() if name != "no_stop_trim"},
+}
+_DEFAULTS = SamplingParams()
+
+
+def sampling_body(sampling: SamplingParams, dialect: Dialect, *, in_chat: bool) -> dict[str, Any]:
+    """All but the number of tokens. Raises RequestError naming a parameter that the endpoint does not know."""
+    fields = _FIELDS[dialect]
+    body: dict[str, Any] = {"temperature": sampling.temperature}
+    for name in SamplingParams.__struct_fields__:
+        value = getattr(sampling, name)
+        if name in ("max_new_tokens", "constraint") or value == getattr(_DEFAULTS, name):
+            continue
+        if name not in fields:
+            raise RequestError(
+                f"{name} = {value!r}: an endpoint of dialect {dialect!r} has no such parameter",
+                param=name,
+                code="unsupported",
+            )
+        body[fields[name]] = msgspec.to_builtins(value, str_keys=True)
+    if sampling.constraint is not None:
+        body |= _constraint_body(sampling.constraint, dialect, in_chat)
+    return body
+
+
+def _constraint_body(constraint: Constraint, dialect: Dialect, in_chat: bool) -> dict[str, Any]:
+    kind, source = constraint.kind, constraint.source
+    if kind == "json_schema" and in_chat:
+        schema = {"name": "output", "schema": json.loads(source), "strict": True}
+        return {"response_format": {"type": "json_schema", "json_schema": schema}}
+    match dialect, kind:
+        case "vllm", "regex" | "grammar":
+            return {"structured_outputs": {kind: source}}
+        case "vllm", "json_schema":
+            return {"structured_outputs": {"json": json.loads(source)}}
+        case "vllm", "choices":
+            return {"structured_outputs": {"choice": json.loads(source)}}
+        case "sglang", "regex" | "json_schema":
+            return {kind: source}
+        case "sglang", "choices":
+            return {"regex": "|".join(re.escape(choice) for choice in json.loads(source))}
+        case "sglang", "grammar":
+            return {"ebnf": source}
+    where = "chat" if in_chat else "completions"
+    raise RequestError(
+        f"an endpoint of dialect {dialect!r} cannot constrain {where} to a {kind}: {source[:80]!r}",
+        param=kind,
+        code="unsupported",
+    )

@@ -1,0 +1,154 @@
+"""A backend that answers from a script: for doctests, for tests of programs, and for showing how one runs."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from ...runtime.protocol import choices, decisions
+from ...runtime.protocol import session as protocol
+from ...runtime.protocol.core import Finish
+from ...runtime.protocol.decisions import DecisionAnswer, Question
+from ...runtime.protocol.errors import RamifyError, RequestError
+from ...runtime.protocol.sampling import TokenLogprob
+from . import roles
+from .channel import LocalChannel
+from .model import Call, Generated, Method, OnText
+from .transcript import Part, Transcript
+
+_UNLIKELY = -1e9  # a log-probability whose exponential is 0
+
+
+class Scripted:
+    """Programs run on it get these answers, in the order in which they ask: in one thread, so a test can rely on it.
+
+    >>> import ramify
+    >>> @ramify.function
+    ... def capital(s, country):
+    ...     s += f"The capital of {country} is" + ramify.gen("city", stop=".")
+    ...     s += ". It is" + ramify.select("size", [" big", " small"])
+    >>> state = capital.run("France", backend=ramify.Scripted([" Paris", " big"]))
+    >>> state["city"], state["size"]
+    (' Paris', ' big')
+
+    `answers` is a sequence, or a function of the text before (chat roles are shown by ChatML's marks). Each answer is a
+    str; for a gen with n > 1 a list of n, for a streamed gen maybe the list of its pieces; for a select the choice or
+    its index; for each question of a decide the answer's label; or an exception, which the program then raises.
+    What is generated ends before the gen's first stop string. Raises RequestError in the program when the script has
+    ended or an answer does not fit. `prompts` lists the texts that were before, for tests to look at.
+    """
+
+    def __init__(self, answers: Iterable[Any] | Callable[[str], Any]) -> None:
+        self.prompts: list[str] = []
+        self._answers = answers if callable(answers) else _in_turn(tuple(answers))
+        self._lock = threading.Lock()
+        self._channel: LocalChannel | None = None
+
+    def connection(self) -> LocalChannel:
+        with self._lock:
+            if self._channel is None:
+                self._channel = LocalChannel(self, num_threads=0)
+            return self._channel
+
+    def close(self) -> None:
+        """End every program that runs on it."""
+        with self._lock:
+            if self._channel is not None:
+                self._channel.close()
+
+    # As a model
+
+    def begin_role(self, role: str) -> str:
+        return roles.begin(role)
+
+    def end_role(self, role: str) -> str:
+        return roles.end(role)
+
+    def generate(self, transcript: Transcript, gen: protocol.Gen, on_text: OnText, call: Call) -> Generated:
+        answer = self._next(transcript)
+        texts = [answer] if isinstance(answer, str) else answer
+        if not _is_texts(texts) or (len(texts) != gen.n and (gen.n > 1 or not texts)):
+            raise RequestError(f"a gen of {gen.n} is answered by {answer!r}", param="answers")
+        if gen.n == 1:
+            texts = ["".join(texts)] if not gen.stream else texts
+        whole = texts if gen.n > 1 else ["".join(texts)]
+        sequences = [_sequence(transcript, text, gen.sampling.stop) for text in whole]
+        left = len(sequences[0].text)
+        for piece in texts if gen.stream and gen.n == 1 else ():
+            if left:
+                on_text(piece[:left])
+            left = max(0, left - len(piece))
+        return Generated(sequences, (Part("generated", sequences[0].text),))
+
+    def select(self, transcript: Transcript, select: protocol.Select, call: Call) -> protocol.Choice:
+        answer = self._next(transcript)
+        index = select.choices.index(answer) if answer in select.choices else answer
+        if type(index) is not int or not 0 <= index < len(select.choices):
+            raise RequestError(f"a select among {list(select.choices)} is answered by {answer!r}", param="answers")
+        logprobs = [[TokenLogprob(0.0 if place == index else -1.0, 0)] for place in range(len(select.choices))]
+        means = choices.token_length_normalized([[token.logprob for token in tokens] for tokens in logprobs])
+        return protocol.Choice(
+            index=index,
+            text=select.choices[index],
+            scores=means,
+            normalized_prompt_logprobs=means,
+            token_logprobs=logprobs,
+            unconditional_logprobs=logprobs if select.method == "unconditional_likelihood_normalized" else None,
+        )
+
+    def decide(self, transcript: Transcript, questions: tuple[Question, ...], call: Call) -> list[DecisionAnswer]:
+        decisions.check(questions)
+        return [_decided(question, self._next(transcript)) for question in questions]
+
+    def tell(self, method: Method, number: int) -> protocol.Reply:
+        return protocol.Reply(number)
+
+    def _next(self, transcript: Transcript) -> Any:
+        self.prompts.append(transcript.text)
+        answer = self._answers(transcript.text)
+        if isinstance(answer, RamifyError):
+            raise answer
+        if isinstance(answer, BaseException):
+            raise RequestError(f"{type(answer).__name__}: {answer}", code="scripted")
+        return answer
+
+
+def _in_turn(answers: Sequence[Any]) -> Callable[[str], Any]:
+    rest = iter(answers)
+
+    def answer(prompt: str) -> Any:
+        for value in rest:
+            return value
+        raise RequestError(
+            f"the script has {len(answers)} answers, and one more is asked for, after {prompt[-80:]!r}",
+            param="answers",
+            code="script_ended",
+        )
+
+    return answer
+
+
+def _is_texts(texts: Any) -> bool:
+    return isinstance(texts, list | tuple) and all(isinstance(text, str) for text in texts)
+
+
+def _sequence(transcript: Transcript, text: str, stops: tuple[str, ...]) -> protocol.Sequence:
+    """Tokens are counted in words, the script's only ones."""
+    found = [(text.index(stop), stop) for stop in stops if stop in text]
+    end, matched = min(found) if found else (len(text), None)
+    return protocol.Sequence(
+        text=text[:end],
+        ids=[],
+        prompt_tokens=len(transcript.text.split()),
+        completion_tokens=len(text[:end].split()),
+        cached_tokens=0,
+        finish=Finish("stop", matched),
+    )
+
+
+def _decided(question: Question, label: Any) -> DecisionAnswer:
+    labels = decisions.labels(question)
+    if label not in labels:
+        raise RequestError(f"a question with the answers {labels} is answered by {label!r}", param="answers")
+    return decisions.answer(question, [0.0 if one == label else _UNLIKELY for one in labels])

@@ -1,0 +1,53 @@
+"""API speculative execution: one over-long call, of whose text the program's later pieces are then taken.
+
+A chat or completion endpoint computes a prompt again at every call. Where gens end at stop strings, the model is
+likely to write what the program would append after them anyway; as long as it does, its text is the answer to the
+later gens too. What is taken is distributed as if it had been asked for: a text, given the text before it.
+Source: SGLang (Zheng et al. 2024), section 4.3. Pure; calls nothing.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from ...runtime.protocol.core import Finish
+from ...runtime.protocol.sampling import SamplingParams
+from ...runtime.protocol.session import Gen
+from .transcript import Foretold
+
+
+def can_take(gen: Gen) -> bool:
+    """Whether the end of what `gen` asks for can be seen in a text alone, and nothing but the text is wanted."""
+    sampling = gen.sampling
+    return (
+        gen.n == 1
+        and gen.logprobs is None
+        and bool(sampling.stop)
+        and sampling.constraint is None
+        and not sampling.stop_token_ids
+        and not sampling.min_new_tokens
+        and not sampling.ignore_eos
+        and not sampling.no_stop_trim
+    )
+
+
+def manner(sampling: SamplingParams) -> SamplingParams:
+    """How text is drawn, whatever ends it: only text drawn in the same manner can be taken."""
+    return msgspec.structs.replace(sampling, stop=(), max_new_tokens=0)
+
+
+def take(ahead: Foretold, gen: Gen) -> tuple[str, Finish, Foretold | None] | None:
+    """What `gen` would have generated, why it would have ended, and what is left. None when the text does not tell.
+
+    A token is at least one byte, so a text of no more bytes than `max_new_tokens` has not too many tokens.
+    """
+    if ahead.sampling != manner(gen.sampling):
+        return None
+    found = [(ahead.text.index(stop), -len(stop), stop) for stop in gen.sampling.stop if stop in ahead.text]
+    if not found and not ahead.ended:
+        return None
+    end, _, stop = min(found) if found else (len(ahead.text), 0, None)
+    if len((ahead.text[:end] + (stop or "")).encode()) > gen.sampling.max_new_tokens:
+        return None
+    left = None if stop is None else Foretold(ahead.text[end:], ahead.sampling, ahead.ended)
+    return ahead.text[:end], Finish("stop", stop), left

@@ -1,0 +1,86 @@
+"""Where a program's own functions decide how its text goes on: tools, and choices methods.
+
+The runtime stops at an `Ask`; when what comes before it is answered, the function is called, beside the program, and
+its text supplied. Knows threads and event loops; nothing of what the functions do.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from typing import Any
+
+from ..runtime.protocol.errors import ErrorInfo, RamifyError, RequestError
+from ..runtime.protocol.session import Done, Supply
+from .execution import Execution
+from .log import Log
+
+MAX_THREADS = 32  # of functions at work in the whole process; more wait their turn
+
+Callback = Callable[[Done], str | Coroutine[Any, Any, str]]  # what an operation answered -> the text that goes on
+
+
+def ask_when_answered(execution: Execution, state: int, log: Log, operation: int, callback: Callback) -> None:
+    """Call back with the answer to `operation`, and supply the Ask that follows it. What it raises fails the state."""
+
+    def answered() -> None:
+        if len(log.done) <= operation:
+            return  # it failed, and the Ask with it
+        done = log.done[operation]
+        with contextlib.suppress(RuntimeError):  # the loop, or the interpreter, has ended: nobody waits
+            if execution.loop is not None:
+                execution.loop.call_soon_threadsafe(_start, execution, state, operation, callback, done)
+            else:
+                _threads().submit(_call, execution, state, operation, callback, done)
+
+    log.when(operation + 1, answered)
+
+
+def _call(execution: Execution, state: int, operation: int, callback: Callback, done: Done) -> None:
+    try:
+        text = callback(done)
+        if inspect.isawaitable(text):
+            import asyncio
+
+            text = asyncio.run(_awaited(text))
+    except BaseException as error:
+        _fail(execution, state, operation, error)
+    else:
+        execution.supply(Supply(state=state, op=operation + 1, text=text))
+
+
+def _start(execution: Execution, state: int, operation: int, callback: Callback, done: Done) -> None:
+    """On the loop of an async program, which must not block: a function that is not async gets a thread."""
+    import asyncio
+
+    async def call() -> None:
+        try:
+            text = await asyncio.wrap_future(_threads().submit(callback, done))
+            if inspect.isawaitable(text):
+                text = await text
+        except BaseException as error:
+            _fail(execution, state, operation, error)
+            if not isinstance(error, Exception):
+                raise
+        else:
+            execution.supply(Supply(state=state, op=operation + 1, text=text))
+
+    execution.keep(asyncio.get_running_loop().create_task(call()))
+
+
+async def _awaited(text: Coroutine[Any, Any, str]) -> str:
+    return await text
+
+
+def _fail(execution: Execution, state: int, operation: int, error: BaseException) -> None:
+    if not isinstance(error, RamifyError):
+        error = RequestError(f"{type(error).__name__}: {error}", code="function_failed")
+    execution.supply(Supply(state=state, op=operation + 1, error=ErrorInfo.of(error)))
+
+
+@cache
+def _threads() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(MAX_THREADS, thread_name_prefix="ramify-function")

@@ -1,0 +1,128 @@
+"""How a select decides: the three methods that the runtime knows by name, and what a method of one's own is.
+
+Names and arguments are SGLang's. Knows log-probabilities; the built-in arithmetic is `protocol.choices`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, get_args
+
+from ..runtime.protocol import choices as methods
+from ..runtime.protocol import session
+from ..runtime.protocol.errors import RequestError
+from .meta import meta_of_choice
+
+TokenLogprobs = Sequence[Any]  # of one choice: tuples of log-probability, token id, text or None
+
+
+@dataclass(frozen=True)
+class ChoicesDecision:
+    """What a method returns: one of the choices, and what `get_meta_info` is to tell besides."""
+
+    decision: str
+    meta_info: dict[str, Any] | None = None
+
+
+class ChoicesSamplingMethod:
+    """A method of one's own may be a subclass, or any callable that takes these keyword arguments.
+
+    `requires_unconditional_logprobs`: the log-probabilities without context are computed for it too.
+    """
+
+    requires_unconditional_logprobs: bool = False
+
+    def __call__(
+        self,
+        *,
+        choices: Sequence[str],
+        normalized_prompt_logprobs: Sequence[float],
+        input_token_logprobs: Sequence[TokenLogprobs],
+        output_token_logprobs: Sequence[TokenLogprobs],
+        unconditional_token_logprobs: Sequence[TokenLogprobs] | None = None,
+    ) -> ChoicesDecision:
+        """`normalized_prompt_logprobs`: the mean over each choice's tokens, whose own are in `input_token_logprobs`;
+        nothing is generated, so that `output_token_logprobs` is empty for each choice."""
+        raise NotImplementedError
+
+
+class BuiltIn(ChoicesSamplingMethod):
+    """A method that the runtime knows: it decides there, without a round trip. Called here it decides the same."""
+
+    def __init__(self, name: session.ChoicesMethod) -> None:
+        self.name: session.ChoicesMethod = name
+        self.requires_unconditional_logprobs = name == "unconditional_likelihood_normalized"
+        self.__name__ = name
+
+    def __repr__(self) -> str:
+        return f"<choices method {self.name}>"
+
+    def __call__(
+        self,
+        *,
+        choices: Sequence[str],
+        normalized_prompt_logprobs: Sequence[float],
+        input_token_logprobs: Sequence[TokenLogprobs],
+        output_token_logprobs: Sequence[TokenLogprobs] = (),
+        unconditional_token_logprobs: Sequence[TokenLogprobs] | None = None,
+    ) -> ChoicesDecision:
+        scores = methods.scores(self.name, _values(input_token_logprobs), _values(unconditional_token_logprobs or []))
+        return ChoicesDecision(choices[methods.decide(scores)], {"scores": scores})
+
+
+token_length_normalized = BuiltIn("token_length_normalized")
+greedy_token_selection = BuiltIn("greedy_token_selection")
+unconditional_likelihood_normalized = BuiltIn("unconditional_likelihood_normalized")
+
+_BY_NAME = {
+    method.name: method
+    for method in (token_length_normalized, greedy_token_selection, unconditional_likelihood_normalized)
+}
+assert set(_BY_NAME) == set(get_args(session.ChoicesMethod))
+
+Method = Callable[..., ChoicesDecision]
+
+
+def method_of(given: Any) -> Method:
+    """A method by its name, or a callable as it is. Raises RequestError for anything else."""
+    if isinstance(given, str) and given in _BY_NAME:
+        return _BY_NAME[given]
+    if not callable(given):
+        raise RequestError(
+            f"choices_method must be a callable or one of {', '.join(_BY_NAME)}, got {given!r}", param="choices_method"
+        )
+    return given  # type: ignore[no-any-return]
+
+
+@dataclass(frozen=True)
+class Deciding:
+    """Asks a method of the user's own what it decides on the scores that the runtime has computed."""
+
+    choices: tuple[str, ...]
+    method: Method
+    meta: dict[str, Any]  # filled with the decision's, for whoever reads the variable
+
+    def __call__(self, done: session.Done) -> str:
+        assert done.choice is not None
+        scored = meta_of_choice(done.choice)
+        decision = self.method(
+            choices=list(self.choices),
+            normalized_prompt_logprobs=scored["normalized_prompt_logprobs"],
+            input_token_logprobs=scored["input_token_logprobs"],
+            output_token_logprobs=[[] for _ in self.choices],
+            unconditional_token_logprobs=scored.get("unconditional_token_logprobs"),
+        )
+        if not isinstance(decision, ChoicesDecision) or decision.decision not in self.choices:
+            raise RequestError(
+                f"the choices method {self.method!r} must return a ChoicesDecision of one of {list(self.choices)}, "
+                f"got {decision!r}",
+                param="choices_method",
+            )
+        self.meta.update(decision.meta_info or {})
+        self.meta["index"] = self.choices.index(decision.decision)
+        return decision.decision
+
+
+def _values(choices: Sequence[TokenLogprobs]) -> list[list[float]]:
+    return [[entry[0] for entry in tokens] for tokens in choices]

@@ -1,0 +1,53 @@
+"""A trace as events of the Chrome trace format, which Perfetto reads too: a track a state, an arrow a fork or join.
+
+Source: the Trace Event Format. Timestamps are microseconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .trace import Event, Trace
+
+
+def chrome_events(trace: Trace, process: int = 0) -> Iterator[dict[str, Any]]:
+    """`process` numbers the run, so that several can stand in one file."""
+
+    def event(phase: str, state: int, name: str, seconds: float, **more: Any) -> dict[str, Any]:
+        return {"ph": phase, "pid": process, "tid": state, "name": name, "ts": round(seconds * 1e6, 3), **more}
+
+    yield event("M", 0, "process_name", 0.0, args={"name": trace.title})
+    begins = {state.number: next((one.start for one in state.events), None) for state in trace.states}
+    ends = {state.number: max((one.end or one.start for one in state.events), default=0.0) for state in trace.states}
+    for state in trace.states:
+        title = "program" if state.parent is None else f"state {state.number}, of {state.parent}"
+        yield event("M", state.number, "thread_name", 0.0, args={"name": title})
+        for index, one in enumerate(state.events):
+            end = one.start if one.end is None else one.end
+            name = one.name or one.kind
+            duration = round((end - one.start) * 1e6, 3)
+            yield event("X", state.number, name, one.start, dur=duration, cat=one.kind, args=_arguments(one))
+            if one.first_text is not None and one.end is not None:
+                for part, start, until in (("prefill", one.start, one.first_text), ("decode", one.first_text, one.end)):
+                    yield event("X", state.number, part, start, dur=round((until - start) * 1e6, 3), cat="stream")
+            for other in one.states:
+                arrow = {"id": f"{process}.{state.number}.{index}.{other}", "cat": one.kind}
+                if one.kind == "fork" and (begin := begins.get(other)) is not None:
+                    yield event("s", state.number, "fork", end, **arrow)
+                    yield event("f", other, "fork", begin, bp="e", **arrow)
+                elif one.kind in ("join", "gather") and ends[other] <= end:
+                    yield event("s", other, "join", ends[other], **arrow)
+                    yield event("f", state.number, "join", end, bp="e", **arrow)
+
+
+def _arguments(event: Event) -> dict[str, Any]:
+    """What is shown of an event when it is selected."""
+    arguments: dict[str, Any] = {"label": event.label, "place": event.place, "text": event.text}
+    if event.tokens is not None:
+        arguments["prompt_tokens"] = event.tokens.prompt
+        arguments["cached_tokens"] = event.tokens.cached
+        arguments["completion_tokens"] = event.tokens.completion
+    arguments |= {"samples": event.samples, "runtime_seconds": event.seconds, "error": event.error}
+    return {name: value for name, value in arguments.items() if value is not None}

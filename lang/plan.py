@@ -1,0 +1,221 @@
+"""A program traced: its states, what each is given to do, and what that tells before anything runs.
+
+Knows operations and where they were written; knows neither programs nor runtimes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import TYPE_CHECKING, Any, Literal
+
+from ..runtime.protocol import session
+from .log import Log
+from .symbols import shown
+
+if TYPE_CHECKING:
+    from .state import ProgramState
+
+Kind = Literal["text", "role", "gen", "select", "ask", "decide", "fork", "join", "gather"]
+_GENERATIONS = ("gen", "select", "decide")
+
+
+@dataclass(frozen=True)
+class Step:
+    """`name` is the variable that it makes; `states` are those that it forks or joins, by their number in the plan."""
+
+    kind: Kind
+    label: str
+    place: str  # file:line
+    operation: session.Operation | None = None  # None for what does not travel: variables gathered
+    name: str | None = None
+    states: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class PlannedState:
+    number: int
+    parent: int | None
+    steps: tuple[Step, ...]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a call of a program does, as far as that is known before it runs: `is_whole` says whether to the end.
+
+    `print(plan)` shows it as a tree. `{name}` stands for an argument, as far as the text depends on it in no other way
+    than containing it. `run` and `run_batch` are those of the program: they record again, so that arguments may
+    differ from the example's, and send what was recorded as one message.
+    """
+
+    title: str
+    states: tuple[PlannedState, ...]  # the program's own first
+    stops_at: str | None  # where the program reads what was generated: from there on it is recorded piece by piece
+    run: Callable[..., ProgramState]
+    run_batch: Callable[..., Any]
+
+    @property
+    def is_whole(self) -> bool:
+        return self.stops_at is None
+
+    @property
+    def num_generations(self) -> int:
+        return sum(step.kind in _GENERATIONS for step in self.steps())
+
+    @property
+    def width(self) -> int:
+        """How many branches there may be at once, at most."""
+        return self._width(0)
+
+    @property
+    def variables(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(step.name for step in self.steps() if step.name is not None))
+
+    @property
+    def static_prefix(self) -> tuple[session.Operation, ...]:
+        """What every call begins with, whatever its arguments are; of a text, the part before the first of them."""
+        operations: list[session.Operation] = []
+        for step in self.states[0].steps:
+            match step.operation:
+                case session.Text(text=text):
+                    operations.append(session.Text(static := text.partition("\ue000")[0]))
+                    if static != text:
+                        break
+                case session.RoleBegin() | session.RoleEnd():
+                    operations.append(step.operation)
+                case _:
+                    break
+        return tuple(operations)
+
+    def steps(self) -> Iterator[Step]:
+        for state in self.states:
+            yield from state.steps
+
+    def __str__(self) -> str:
+        counts = f"{len(self.states)} states, {self.num_generations} generations, width {self.width}"
+        lines = [f"{self.title}: {counts}", *self._tree(0, "")]
+        if self.stops_at is not None:
+            lines.append(f"... and on from what is generated, at {self.stops_at}")
+        return "\n".join(lines)
+
+    def print_graph(self) -> None:
+        print(self)
+
+    def to_mermaid(self) -> str:
+        """The same as a flowchart in Mermaid's language: a node a step, an edge to what follows, forks and joins."""
+        lines = ["flowchart TD"]
+        last: dict[int, str | None] = {0: None}  # node after which a state goes on
+        after: dict[int, list[str]] = {}  # a join's nodes, by the state they wait for
+        for state in self.states:
+            for index, step in enumerate(state.steps):
+                node = f"s{state.number}_{index}"
+                label = step.label.replace('"', "'").replace("\n", "\\n")
+                lines.append(f'    {node}["{label}"]')
+                if (previous := last.get(state.number)) is not None:
+                    lines.append(f"    {previous} --> {node}")
+                last[state.number] = node
+                if step.kind == "fork":
+                    last.update(dict.fromkeys(step.states, node))
+                elif step.kind in ("join", "gather"):
+                    for child in step.states:
+                        after.setdefault(child, []).append(node)
+        for child, nodes in after.items():
+            lines += [f"    {last[child]} -.-> {node}" for node in nodes if last.get(child) is not None]
+        return "\n".join(lines)
+
+    def _width(self, number: int) -> int:
+        """Of a state with the branches below it: forks that have been joined are no more."""
+        live: dict[int, int] = {}
+        widest = 1
+        for step in self.states[number].steps:
+            if step.kind == "fork":
+                live.update((child, self._width(child)) for child in step.states)
+                widest = max(widest, sum(live.values()))
+            elif step.kind in ("join", "gather"):
+                for child in step.states:
+                    live.pop(child, None)
+        return widest
+
+    def _tree(self, number: int, indent: str) -> Iterator[str]:
+        """What a line of the program says is a line here; forks are followed by their branches."""
+        lines = [list(group) for _, group in groupby(self.states[number].steps, key=_line)]
+        for index, steps in enumerate(lines):
+            is_last = index == len(lines) - 1
+            step = steps[-1]
+            where = step.place.rpartition("/")[2]
+            said = " · ".join(step.label for step in steps)
+            yield f"{indent}{'└─' if is_last else '├─'} {said}   ({where})"
+            if step.kind == "fork":
+                below = indent + ("   " if is_last else "│  ")
+                for place, child in enumerate(step.states):
+                    yield f"{below}{'└─' if child == step.states[-1] else '├─'} branch {place}"
+                    yield from self._tree(child, below + ("   " if child == step.states[-1] else "│  "))
+
+
+def states_of(recorded: Sequence[tuple[int, Log]]) -> tuple[PlannedState, ...]:
+    """What was recorded, with states numbered from 0 in the order in which they came to be."""
+    index = {number: place for place, (number, _) in enumerate(recorded)}
+    of_log = {id(log): place for place, (_, log) in enumerate(recorded)}
+    parents: dict[int, int] = {}
+    planned = []
+    for place, (_, log) in enumerate(recorded):
+        steps: list[Step] = []
+        joins = list(log.joins)
+        for op, operation in enumerate(log.operations):
+            steps += _gathered(joins, op, of_log)
+            step = _step(operation, log.places[op], log.names.get(op), index)
+            if step.kind == "fork":
+                parents.update(dict.fromkeys(step.states, place))
+            steps.append(step)
+        steps += _gathered(joins, len(log.operations), of_log)
+        planned.append((place, steps))
+    return tuple(PlannedState(place, parents.get(place), tuple(steps)) for place, steps in planned)
+
+
+def _line(step: Step) -> tuple[str, Kind | None, tuple[int, ...]]:
+    return step.place, step.kind if step.states else None, step.states  # what forks or joins stands alone
+
+
+def _gathered(joins: list[tuple[int, tuple[Log, ...], str]], op: int, of_log: dict[int, int]) -> list[Step]:
+    """The joins that come before operation `op`, taken from `joins`."""
+    steps = []
+    while joins and joins[0][0] <= op:
+        _, logs, place = joins.pop(0)
+        steps.append(Step("gather", f"join x{len(logs)}", place, states=tuple(of_log[id(log)] for log in logs)))
+    return steps
+
+
+def _step(operation: session.Operation, place: str, name: str | None, index: dict[int, int]) -> Step:
+    called = "" if name is None else f" {name}"
+    match operation:
+        case session.Text(text=text):
+            return Step("text", f"text {shown(text)!r}", place, operation)
+        case session.RoleBegin(role=role):
+            return Step("role", f"{role}:", place, operation)
+        case session.RoleEnd():
+            return Step("role", "end", place, operation)
+        case session.Gen(sampling=sampling, n=n):
+            options = [f"max_tokens={sampling.max_new_tokens}", f"temperature={sampling.temperature:g}"]
+            options += [f"n={n}"] * (n > 1)
+            if sampling.constraint is not None:
+                options.append(f"{sampling.constraint.kind}={_short(shown(sampling.constraint.source))}")
+            return Step("gen", f"gen{called} ({', '.join(options)})", place, operation, name)
+        case session.Select(choices=choices):
+            return Step("select", f"select{called} {shown(_short(repr(list(choices))))}", place, operation, name)
+        case session.Decide(questions=questions):
+            return Step("decide", f"decide {name} ({len(questions)} questions)", place, operation, name)
+        case session.Ask():
+            return Step("ask", "call of the program's own function", place, operation)
+        case session.Fork(children=children):
+            states = tuple(index[child] for child in children)
+            return Step("fork", f"fork x{len(children)}", place, operation, states=states)
+        case session.Concatenate(children=children):
+            states = tuple(index[child] for child in children)
+            return Step("join", f"join x{len(children)}, appended", place, operation, states=states)
+        case session.Sync():
+            return Step("ask", "sync", place, operation)
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -1,0 +1,141 @@
+"""Calling a program's function without a runtime, to see what it would do. Knows calls and recordings."""
+
+from __future__ import annotations
+
+import inspect
+import threading
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass
+from itertools import count
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
+
+from ..runtime.protocol.errors import RamifyError, RequestError
+from ..runtime.protocol.session import ToFrontend
+from .check import check
+from .execution import Execution, Waits
+from .expr import Gen
+from .log import Log
+from .place import place_of
+from .plan import PlannedState, states_of
+from .reader import UndefinedVariable
+from .recorder import Recorder
+from .state import ProgramState
+from .symbols import substituted, symbol
+
+if TYPE_CHECKING:
+    from ..runtime.protocol.client import Listener
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """`stops_at`: where the function read what only a run can give; None: it ended."""
+
+    logs: list[tuple[int, Log]]
+    stops_at: str | None
+
+
+class Nowhere:
+    """A channel on which nothing is ever sent."""
+
+    def __init__(self) -> None:
+        self._numbers = count(1)
+
+    def attach(self, listener: Listener) -> int:
+        return next(self._numbers)
+
+    def detach(self, state: int) -> None:
+        """There is nothing to forget."""
+
+    def send(self, message: ToFrontend) -> None:
+        raise AssertionError(f"a trace sends nothing, but {message!r}")
+
+    def call(self, method: Literal["info", "stats", "flush_cache"]) -> NoReturn:
+        raise RequestError("a program that is traced has no runtime to ask", param=method)
+
+
+def trace(
+    function: Callable[..., Any], arguments: Mapping[str, Any], missing: frozenset[str], defaults: Gen
+) -> tuple[tuple[PlannedState, ...], str | None]:
+    """The states of a call, and where it stops to be known.
+
+    Arguments that are `missing` are symbols. Those that are given as strings are too where that makes no difference:
+    the function is called twice, and what it does with symbols must be what it does with the values. Raises
+    RequestError, with the program's line, for what can be told wrong.
+    """
+    symbols = {name: symbol(name) for name in missing}
+    recorded = _recorded(function, {**arguments, **symbols}, missing, defaults)
+    check([log for _, log in recorded.logs], is_whole=recorded.stops_at is None)
+    texts = {name: value for name, value in arguments.items() if isinstance(value, str)}
+    if texts:
+        try:
+            abstract = _recorded(function, {**arguments, **symbols, **{n: symbol(n) for n in texts}}, missing, defaults)
+        except Exception:
+            return states_of(recorded.logs), recorded.stops_at  # it looks into a value, and finds another one there
+        if _agree(abstract, recorded, texts):
+            return states_of(abstract.logs), abstract.stops_at
+    return states_of(recorded.logs), recorded.stops_at
+
+
+def run_coroutine(coroutine: Coroutine[Any, Any, Any]) -> Any:
+    """To its end, also where an event loop runs already. Raises what it raises."""
+    import asyncio
+
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(coroutine)
+    outcome: list[Any] = []
+
+    def run() -> None:
+        try:
+            outcome.extend((asyncio.run(coroutine), None))
+        except BaseException as error:
+            outcome.extend((None, error))
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    result, error = outcome
+    if error is not None:
+        raise error
+    return result
+
+
+def _recorded(
+    function: Callable[..., Any], arguments: Mapping[str, Any], missing: frozenset[str], defaults: Gen
+) -> Recorded:
+    execution = Execution(Nowhere(), deferred=True, may_wait=False)
+    state = ProgramState(Recorder.open(execution), defaults=defaults)
+    stops_at: str | None = None
+    try:
+        result = function(state, **arguments)
+        if inspect.iscoroutine(result):
+            run_coroutine(result)
+    except Waits as wait:
+        stops_at = wait.place
+    except UndefinedVariable as error:
+        raise RequestError(
+            f"{place_of(error.__traceback__)}: {error.args[0]}", param=error.name, code="invalid_program"
+        ) from None
+    except RamifyError:
+        raise
+    except Exception as error:
+        if not missing:
+            raise
+        raise RequestError(
+            f"{place_of(error.__traceback__)}: {type(error).__name__}: {error}; the program looks into an argument: "
+            f"give an example of {', '.join(sorted(missing))}",
+            code="invalid_program",
+        ) from error
+    return Recorded(list(execution.attached), stops_at)
+
+
+def _agree(abstract: Recorded, concrete: Recorded, values: Mapping[str, str]) -> bool:
+    if abstract.stops_at != concrete.stops_at or len(abstract.logs) != len(concrete.logs):
+        return False
+    return all(
+        [substituted(operation, values) for operation in a.operations]
+        == [substituted(operation, {}) for operation in b.operations]
+        and (a.places, a.names) == (b.places, b.names)
+        for (_, a), (_, b) in zip(abstract.logs, concrete.logs, strict=True)
+    )

@@ -1,0 +1,117 @@
+"""What of the cache comes and goes, told to routers and viewers. Knows nodes; knows nothing of why.
+
+A whole page is named by a 64-bit hash of its tokens and of the hash of the page before it, so a name stands for the
+page's whole prefix, namespace included, and is the same in every process. Unfinished pages are not told.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Literal
+
+from .packed import TOKEN_BYTES, unpack
+from .siblings import Branch
+from .tree import Node, Root
+
+TierName = Literal["device", "host"]
+
+
+@dataclass(frozen=True)
+class Stored:
+    """Pages came to a tier: one hash for each, and their tokens. `parent` is the page before the first one."""
+
+    namespace: str
+    parent: int | None  # None: the first page begins the prefix
+    hashes: list[int]
+    tokens: list[int]
+    tier: TierName
+
+
+@dataclass(frozen=True)
+class Removed:
+    """Pages left a tier. Their prefixes stay where else they are."""
+
+    hashes: list[int]
+    tier: TierName
+
+
+@dataclass(frozen=True)
+class Cleared:
+    """Nothing is cached any more, in any namespace, on any tier."""
+
+
+Event = Stored | Removed | Cleared
+
+
+def page_hash(parent: int | None, tokens: bytes | bytearray, namespace: str) -> int:
+    """`tokens`: one page, packed."""
+    before = namespace.encode() if parent is None else parent.to_bytes(8, "little")
+    # The two kinds of beginnings are told apart by the key.
+    kind = b"root" if parent is None else b"page"
+    digest = blake2b(blake2b(before, digest_size=16, key=kind).digest() + tokens, digest_size=8)
+    return int.from_bytes(digest.digest(), "little")
+
+
+class EventLog:
+    """Collects events until they are taken. Keeps the hashes of a node's pages on the node."""
+
+    def __init__(self, page_size: int) -> None:
+        self._page_bytes = page_size * TOKEN_BYTES
+        self._events: list[Event] = []
+
+    def take(self) -> list[Event]:
+        events, self._events = self._events, []
+        return events
+
+    def stored(self, node: Node) -> None:
+        """Tell the node's whole pages that are not told yet."""
+        first = len(node.hashes)
+        num_whole = len(node.run) // self._page_bytes
+        if first == num_whole:
+            return
+        namespace = _namespace(node)
+        parent = _before(node) if first == 0 else node.hashes[-1]
+        above = parent
+        for at in range(first * self._page_bytes, num_whole * self._page_bytes, self._page_bytes):
+            above = page_hash(above, node.run[at : at + self._page_bytes], namespace)
+            node.hashes.append(above)
+        self._store(node, namespace, parent, first)
+
+    def removed(self, node: Node, num_pages: int) -> None:
+        """Tell that the node's last `num_pages` pages go, before they do."""
+        at = len(node.pages) - num_pages
+        hashes = node.hashes[at:]
+        del node.hashes[at:]
+        if hashes:
+            self._events.append(Removed(hashes, _tier(node.on_host)))
+
+    def moved(self, node: Node) -> None:
+        """Tell that the node has changed its tier."""
+        if node.hashes:
+            self._store(node, _namespace(node), _before(node), 0)
+            self._events.append(Removed(list(node.hashes), _tier(not node.on_host)))
+
+    def cleared(self) -> None:
+        """Tell that everything is gone; what has not been taken yet does not matter any more."""
+        self._events = [Cleared()]
+
+    def _store(self, node: Node, namespace: str, parent: int | None, first: int) -> None:
+        tokens = unpack(node.run[first * self._page_bytes : len(node.hashes) * self._page_bytes])
+        self._events.append(Stored(namespace, parent, node.hashes[first:], tokens, _tier(node.on_host)))
+
+
+def _tier(on_host: bool) -> TierName:
+    return "host" if on_host else "device"
+
+
+def _before(node: Node) -> int | None:
+    return node.parent.hashes[-1] if isinstance(node.parent, Node) else None
+
+
+def _namespace(node: Node) -> str:
+    branch: Branch = node
+    while isinstance(branch, Node):
+        branch = branch.parent
+    assert isinstance(branch, Root)
+    return branch.namespace

@@ -1,0 +1,197 @@
+"""The pages of the device and of the host: who gives them up, and what is copied where. Knows nothing of leases.
+
+Copies are a log, in the order of the decisions: whoever owns the memory makes them one after the other, before
+anything is written that was decided later. So a page may be promised to somebody else while a copy still has to read
+it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import count
+from typing import NamedTuple
+
+from .claims import Claims
+from .events import EventLog
+from .eviction import EvictionHeap
+from .pool import PagePool
+from .strategies import Strategy
+from .tree import Node, RadixTree
+
+
+class Copy(NamedTuple):
+    """The first `num_tokens` slots of page `source` are needed at the start of page `target` too."""
+
+    source: int
+    target: int
+    num_tokens: int
+
+
+@dataclass
+class CacheStats:
+    """Totals since start."""
+
+    num_queried_tokens: int = 0
+    num_hit_tokens: int = 0
+    num_host_hit_tokens: int = 0  # of them, those that were on the host
+    num_evicted_pages: int = 0  # forgotten for want of room, on whichever tier they were last
+    num_demoted_pages: int = 0  # device to host
+    num_promoted_pages: int = 0  # host to device
+
+
+class Tiers:
+    """Device pages [0, num_pages), host pages [num_pages, num_pages + num_host_pages).
+
+    A leaf of the device's part of the tree gives up as many pages as are needed, the last ones first. They go to the
+    host when there is one, which makes room for them among what the strategy would give up before them.
+    """
+
+    def __init__(
+        self,
+        tree: RadixTree,
+        num_pages: int,
+        num_host_pages: int,
+        strategy: Strategy,
+        stats: CacheStats,
+        events: EventLog | None,
+    ) -> None:
+        self.device = PagePool(num_pages)
+        self.host = PagePool(num_host_pages, first=num_pages)
+        tickets = count()
+        self.device_heap = EvictionHeap(strategy, tickets)
+        self.host_heap = EvictionHeap(strategy, tickets)
+        self.claims = Claims()
+        self.copies: list[Copy] = []
+        self._tree = tree
+        self._key = strategy.key
+        self._stats = stats
+        self._events = events
+
+    @property
+    def num_available(self) -> int:
+        """Device pages that can be had now: free ones, and those that can leave."""
+        return self.device.num_free + self._tree.num_device_pages - self._tree.num_held_pages
+
+    def take(self, num_pages: int) -> list[int]:
+        """Device pages, with whatever has to leave for them."""
+        self.make_room(num_pages)
+        return self.device.take(num_pages)
+
+    def make_room(self, num_pages: int, keep: int | None = None) -> None:
+        """Have `num_pages` device pages free. `keep` is a page that stays where it is; it is the first of a node."""
+        num_missing = num_pages - self.device.num_free
+        kept: Node | None = None
+        while num_missing > 0:
+            node = self.device_heap.pop()
+            assert node is not None, "there are unpinned pages, but no evictable leaf"
+            num_given = min(num_missing, len(node.pages) - (node.pages[0] == keep))
+            if num_given == 0:
+                kept = node
+                continue
+            num_missing -= num_given
+            self._demote(node, num_given, keep)
+        if kept is not None:
+            self.device_heap.offer(kept)
+
+    def promote(self, node: Node) -> None:
+        """Copy a held node's pages up. Its parent is on the device."""
+        pages = self.take(len(node.pages))
+        page_size = self._tree.page_size
+        self.copies += [Copy(low, high, page_size) for low, high in zip(node.pages, pages, strict=True)]
+        self._stats.num_promoted_pages += len(pages)
+        self.move_up(node, pages)
+
+    def move_up(self, node: Node, pages: list[int]) -> None:
+        """The node's content is in these device pages, or will be: no need for the host's."""
+        self.host_heap.withdraw(node)
+        self.host.give_back(self._tree.move(node, pages))
+        if self._events is not None:
+            self._events.moved(node)
+
+    def split(self, node: Node, num_pages: int) -> Node:
+        upper = self._tree.split(node, num_pages)
+        if node.on_host:
+            # What the device has of this path is claimed through its deepest node.
+            self.claims.share(node, upper)
+        return upper
+
+    def offer(self, node: Node) -> None:
+        (self.host_heap if node.on_host else self.device_heap).offer(node)
+
+    def forget(self, leaf: Node) -> None:
+        """Remove a leaf, and free its pages."""
+        parent = leaf.parent
+        self.claims.leave(leaf, parent)
+        if self._events is not None:
+            self._events.removed(leaf, len(leaf.pages))
+        (self.host if leaf.on_host else self.device).give_back(self._tree.remove(leaf))
+        if isinstance(parent, Node):
+            self.offer(parent)
+
+    def _demote(self, node: Node, num_pages: int, keep: int | None) -> None:
+        """The node's last `num_pages` pages leave the device: down, as far as there is room, or for good."""
+        num_lost = num_pages - self._host_room(num_pages, self._key(node), keep)
+        if num_lost:
+            self._drop(node, num_lost)
+        num_down = num_pages - num_lost
+        if not num_down:
+            return
+        upper: Node | None = None
+        if num_down < len(node.pages):
+            upper = self.split(node, len(node.pages) - num_down)
+        self._move_down(node)
+        if upper is not None:
+            self.offer(upper)
+        elif isinstance(node.parent, Node):
+            self.offer(node.parent)
+
+    def _move_down(self, node: Node) -> None:
+        pages = self.host.take(len(node.pages))
+        page_size = self._tree.page_size
+        self.copies += [Copy(high, low, page_size) for high, low in zip(node.pages, pages, strict=True)]
+        num_short = len(pages) * page_size - node.num_tokens
+        if num_short:
+            self.copies[-1] = self.copies[-1]._replace(num_tokens=page_size - num_short)
+        self._stats.num_demoted_pages += len(pages)
+        self.device_heap.withdraw(node)
+        self.device.give_back(self._tree.move(node, pages))
+        if self._events is not None:
+            self._events.moved(node)
+        self.claims.share(node, node.parent)
+        if len(node.children) == 1:
+            self._join(node)
+        self.host_heap.offer(node)
+
+    def _join(self, node: Node) -> None:
+        """Pages that leave one by one would leave a node each: undo the split where nothing tells the parts apart."""
+        (child,) = node.children.values()
+        alike = child.family == node.family and child.claims == node.claims and child.priority == node.priority
+        if alike and not child.holds:
+            self._tree.join(node)
+            self.claims.leave(child, node)
+
+    def _host_room(self, num_pages: int, key: tuple[int, ...], keep: int | None) -> int:
+        """How many host pages, at most `num_pages`, can be had of those that are free or go before `key` does."""
+        kept: list[Node] = []
+        while self.host.num_free < num_pages and (leaf := self.host_heap.pop()) is not None:
+            num_given = min(num_pages - self.host.num_free, len(leaf.pages) - (leaf.pages[0] == keep))
+            if self._key(leaf) > key or num_given == 0:
+                kept.append(leaf)
+                if num_given:
+                    break
+                continue
+            self._drop(leaf, num_given)
+        for leaf in kept:
+            self.host_heap.offer(leaf)
+        return min(num_pages, self.host.num_free)
+
+    def _drop(self, leaf: Node, num_pages: int) -> None:
+        """The leaf's last pages go for good."""
+        self._stats.num_evicted_pages += num_pages
+        if num_pages == len(leaf.pages):
+            self.forget(leaf)
+            return
+        if self._events is not None:
+            self._events.removed(leaf, num_pages)
+        (self.host if leaf.on_host else self.device).give_back(self._tree.cut(leaf, num_pages))
+        self.offer(leaf)

@@ -1,0 +1,254 @@
+"""A plan log played again: to see that every plan comes out the same, or what other settings would have done.
+
+What a token is depends on its request and its position, not on the schedule, so a log answers for any schedule. Knows
+no model and no sockets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from .grammars import Grammars
+from .protocol.core import Abort, CoreStats, FromCore, Generate, GetStats, RequestFailed, Tokens
+from .protocol.errors import RequestError
+from .protocol.sampling import Constraint, TokenLogprob
+from .scheduler.plan import ForwardPlan, ForwardResult, Row, RowResult
+from .scheduler.plan_log import Computed, Entry, Handled, Header, Planned
+from .scheduler.scheduler import Scheduler, make_cache
+
+
+@dataclass
+class Figures:
+    """What a run came to. Waits are from a request's arrival to its first row, in steps."""
+
+    num_computed: int = 0
+    waits: list[int] = field(default_factory=list)
+    stats: CoreStats | None = None
+
+    @property
+    def mean_wait(self) -> float:
+        return sum(self.waits) / len(self.waits) if self.waits else 0.0
+
+
+class Difference(Exception):
+    """A plan came out otherwise than it was logged."""
+
+
+def replay(entries: Iterable[Entry]) -> Figures:
+    """Plan everything again. Raises Difference at the first plan that is not the logged one, RequestError for a log
+    that makes no sense."""
+    player = _Player(*_first(iter(entries)))
+    plan: ForwardPlan | None = None
+    for entry in player.entries:
+        match entry:
+            case Handled(owner=owner, message=message):
+                player.handle(message, owner)
+            case Planned(plan=logged, settled=settled):
+                player.grammars.settle(settled)
+                plan = player.plan()
+                if plan != logged:
+                    raise Difference(_difference(plan, logged))
+            case Computed(result=result):
+                if plan is None or result.step != plan.step:
+                    raise RequestError(f"the log has a result of step {result.step} without its plan", param="file")
+                player.commit(plan, result)
+                plan = None
+            case Header():
+                raise RequestError("the log has two headers", param="file")
+    return player.figures()
+
+
+def what_if(entries: Sequence[Entry], **changes: Any) -> Figures:
+    """Run the logged requests under other settings: fields of CoreConfig, None for those that stay.
+
+    Requests arrive at the steps at which they did. One that was aborted ends with the last token that the log has.
+    """
+    header, rest = _first(iter(entries))
+    given = {name: value for name, value in changes.items() if value is not None}
+    num_pages = given.get("num_pages") or header.num_pages
+    config = msgspec.structs.replace(header.config, **given)
+    player = _Player(msgspec.structs.replace(header, config=config, num_pages=num_pages), iter(rest))
+    known = _Results()
+    arrivals: list[tuple[int, Handled]] = []
+    num_steps = 0
+    logged: ForwardPlan | None = None
+    for entry in player.entries:
+        match entry:
+            case Handled(message=Abort() | GetStats()):
+                pass
+            case Handled():
+                arrivals.append((num_steps, entry))
+            case Planned(plan=plan) if plan is not None:
+                num_steps += 1
+                logged = plan
+            case Computed(result=result) if logged is not None:
+                known.learn(logged, result)
+    arrivals.reverse()
+    while arrivals or not player.scheduler.idle:
+        if player.scheduler.idle:
+            player.num_steps = max(player.num_steps, arrivals[-1][0])
+        while arrivals and arrivals[-1][0] <= player.num_steps:
+            _, entry = arrivals.pop()
+            player.handle(entry.message, entry.owner)
+        player.grammars.settle(player.scheduler.compiling)
+        plan = player.plan()
+        if plan is None:
+            continue
+        for row in plan.rows:
+            if not known.has(row):
+                player.handle(Abort(row.rid), player.owners[row.rid])
+        player.commit(plan, ForwardResult(step=plan.step, rows=[known.of(row) for row in plan.rows]))
+    return player.figures()
+
+
+class _Player:
+    """A scheduler as the log's, and what happens to it."""
+
+    def __init__(self, header: Header, entries: Iterable[Entry]) -> None:
+        vocabulary = header.vocabulary()
+        self.entries = entries
+        self.grammars = _Settled(Grammars(vocabulary.token_bytes, vocabulary.eos_ids))
+        self.scheduler = Scheduler(
+            header.config,
+            cache=make_cache(
+                header.config,
+                num_pages=header.num_pages,
+                num_host_pages=header.num_host_pages,
+                page_size=header.page_size,
+            ),
+            vocabulary=vocabulary,
+            grammars=self.grammars,
+            context_length=header.context_length,
+        )
+        self.owners: dict[str, bytes] = {}
+        self.num_steps = 0
+        self._arrived: dict[str, int] = {}
+        self._figures = Figures()
+
+    def handle(self, message: Any, owner: bytes) -> None:
+        if isinstance(message, Generate):
+            self.grammars.rid = message.rid
+            self.owners[message.rid] = owner
+            self._arrived[message.rid] = self.num_steps
+        self._end(self.scheduler.handle(message, 0.0, owner))
+
+    def plan(self) -> ForwardPlan | None:
+        plan = self.scheduler.plan(0.0)
+        self._end(self.scheduler.answers())
+        if plan is not None:
+            self._figures.num_computed += plan.num_tokens
+            for row in plan.rows:
+                if (step := self._arrived.pop(row.rid, None)) is not None:
+                    self._figures.waits.append(self.num_steps - step)
+            self.num_steps += 1
+        return plan
+
+    def commit(self, plan: ForwardPlan, result: ForwardResult) -> None:
+        self._end(self.scheduler.commit(plan, result, 0.0))
+
+    def figures(self) -> Figures:
+        self._figures.stats = self.scheduler.stats()
+        return self._figures
+
+    def _end(self, answers: list[FromCore]) -> None:
+        for answer in answers:
+            if isinstance(answer, RequestFailed) or (isinstance(answer, Tokens) and answer.finish is not None):
+                self.owners.pop(answer.rid, None)
+                self._arrived.pop(answer.rid, None)
+
+
+class _Settled:
+    """Grammars that are ready when the log says so. `rid` is set to whose grammar is asked for next."""
+
+    def __init__(self, grammars: Grammars) -> None:
+        self._grammars = grammars
+        self._waiting: dict[str, tuple[Constraint, Future[Any]]] = {}
+        self.rid = ""
+
+    def get(self, constraint: Constraint) -> Future[Any]:
+        future: Future[Any] = Future()
+        self._waiting[self.rid] = constraint, future
+        return future
+
+    def settle(self, rids: Iterable[str]) -> None:
+        for rid in rids:
+            constraint, future = self._waiting.pop(rid)
+            compiled = self._grammars.get(constraint)
+            error = compiled.exception()
+            if error is None:
+                future.set_result(compiled.result())
+            else:
+                future.set_exception(error)
+
+
+class _Results:
+    """What the model said, by request and position."""
+
+    def __init__(self) -> None:
+        self._tokens: dict[tuple[str, int], RowResult] = {}
+        self._scores: dict[tuple[str, int], TokenLogprob] = {}
+
+    def learn(self, plan: ForwardPlan, result: ForwardResult) -> None:
+        for row, row_result in zip(plan.rows, result.rows, strict=True):
+            if row.sample is not None:
+                self._tokens[row.rid, _end(row)] = row_result
+            if row.score is not None:
+                for at, score in enumerate(row_result.scores, row.first_position + row.score.first):
+                    self._scores[row.rid, at] = score
+
+    def has(self, row: Row) -> bool:
+        return (row.sample is None or (row.rid, _end(row)) in self._tokens) and all(
+            (row.rid, at) in self._scores for at in _scored(row)
+        )
+
+    def of(self, row: Row) -> RowResult:
+        """What is not known is made up: the request has been aborted."""
+        nothing = RowResult(token=None if row.sample is None else 0)
+        sampled = self._tokens.get((row.rid, _end(row)), nothing) if row.sample is not None else nothing
+        scores = [self._scores.get((row.rid, at), TokenLogprob(0.0, 0)) for at in _scored(row)]
+        return RowResult(token=sampled.token, logprob=sampled.logprob, scores=scores)
+
+
+def _end(row: Row) -> int:
+    return row.first_position + len(row.tokens)
+
+
+def _scored(row: Row) -> range:
+    if row.score is None:
+        return range(0)
+    first = row.first_position + row.score.first
+    return range(first, first + len(row.score.targets))
+
+
+def _first(entries: Any) -> tuple[Header, Iterable[Entry]]:
+    header = next(entries, None)
+    if not isinstance(header, Header):
+        raise RequestError("the log is empty", param="file")
+    return header, entries
+
+
+def _difference(plan: ForwardPlan | None, logged: ForwardPlan | None) -> str:
+    """Where two plans part, in words."""
+    if plan is None or logged is None:
+        there, here = ("nothing" if each is None else f"step {each.step}" for each in (logged, plan))
+        return f"logged: {there}; now: {here}"
+    if plan.copies != logged.copies:
+        return f"step {logged.step}: copies\n  logged {logged.copies}\n  now    {plan.copies}"
+    for place, (row, before) in enumerate(zip(plan.rows, logged.rows, strict=False)):
+        for name in Row.__struct_fields__:
+            if getattr(row, name) != getattr(before, name):
+                return (
+                    f"step {logged.step}, row {place}, request {before.rid!r}: {name}\n"
+                    f"  logged {_short(getattr(before, name))}\n  now    {_short(getattr(row, name))}"
+                )
+    return f"step {logged.step}: {len(logged.rows)} rows logged, {len(plan.rows)} now"
+
+
+def _short(value: object, width: int = 200) -> str:
+    text = repr(value)
+    return text if len(text) <= width else f"{text[:width]}..."

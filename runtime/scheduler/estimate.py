@@ -1,0 +1,52 @@
+"""How long outputs get: learned from those that have ended, for admitting no more than will fit. Knows no pages.
+
+A request that stops by itself gives no warning, so each is expected to end like one of the recent ones that got as far
+as it has: not all like their mean, since outputs that end at different times need less memory together than outputs
+that end at once. More carefully after a retraction, which says that too much was admitted.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right, insort
+from collections import deque
+from itertools import accumulate
+
+RECENT = 256  # outputs that are remembered
+PRIOR = 2  # so many imagined ones, of a random share of what they might, until real ones are seen
+MOST_CAREFUL = 2.0
+
+
+class OutputLengths:
+    """Counts tokens. Depends on what was observed in which order, never on time."""
+
+    def __init__(self) -> None:
+        self._recent: deque[int] = deque()
+        self._sorted: list[int] = []
+        self._sums: list[int] = [0]  # of the first so many of `_sorted`
+        self._care = 1.0
+
+    def ended(self, num_tokens: int) -> None:
+        """An output is over after so many tokens."""
+        if len(self._recent) == RECENT:
+            oldest = self._recent.popleft()
+            del self._sorted[bisect_right(self._sorted, oldest) - 1]
+        self._recent.append(num_tokens)
+        insort(self._sorted, num_tokens)
+        self._sums = [0, *accumulate(self._sorted)]
+        self._care = max(1.0, self._care * 0.95)
+
+    def retracted(self) -> None:
+        """Somebody had to give up its place."""
+        self._care = min(MOST_CAREFUL, 1.2 * self._care)
+
+    def remaining(self, num_tokens: int, most: int, luck: float) -> int:
+        """What an output that has `num_tokens` tokens, and can get `most` more, may be expected to add: as much as one
+        of those that got as far, the one at `luck` in [0, 1) of them by length."""
+        at = bisect_right(self._sorted, num_tokens)
+        num_longer = len(self._sorted) - at
+        place = luck * (num_longer + PRIOR)
+        if place < num_longer:
+            expected = float(self._sorted[at + int(place)] - num_tokens)
+        else:
+            expected = most * (place - num_longer) / PRIOR
+        return min(most, round(self._care * expected))

@@ -1,0 +1,147 @@
+"""What a scheduler was told, planned and was given, as lines of JSON: enough to decide everything again.
+
+A value format and the scheduler that writes it. Knows no model; the results stand for it.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterable, Iterator
+from typing import IO
+
+import msgspec
+
+from ..protocol.config import CoreConfig
+from ..protocol.core import Abort, EndStates, FlushCache, FromCore, Generate, GetStats, ToCore
+from ..protocol.errors import RequestError
+from .plan import ForwardPlan, ForwardResult
+from .scheduler import Scheduler
+from .vocabulary import VocabularyFacts
+
+VERSION = 1
+MAX_BYTES = 8 << 30  # a log ends here, lest it fill the disk; what it has can be played
+
+
+class Header(msgspec.Struct, frozen=True, kw_only=True, tag="header"):
+    """The first line: what the scheduler was made of."""
+
+    version: int
+    config: CoreConfig
+    num_pages: int
+    num_host_pages: int
+    page_size: int
+    context_length: int
+    token_bytes: list[str | None]  # base64
+    eos_ids: list[int]
+
+    @classmethod
+    def of(
+        cls,
+        config: CoreConfig,
+        vocabulary: VocabularyFacts,
+        *,
+        num_pages: int,
+        num_host_pages: int,
+        page_size: int,
+        context_length: int,
+    ) -> Header:
+        encoded = [None if data is None else base64.b64encode(data).decode() for data in vocabulary.token_bytes]
+        return cls(
+            version=VERSION,
+            config=config,
+            num_pages=num_pages,
+            num_host_pages=num_host_pages,
+            page_size=page_size,
+            context_length=context_length,
+            token_bytes=encoded,
+            eos_ids=sorted(vocabulary.eos_ids),
+        )
+
+    def vocabulary(self) -> VocabularyFacts:
+        decoded = [None if data is None else base64.b64decode(data) for data in self.token_bytes]
+        return VocabularyFacts(len(decoded), decoded, frozenset(self.eos_ids))
+
+
+class Handled(msgspec.Struct, frozen=True, tag="message"):
+    owner: bytes
+    message: Generate | EndStates | Abort | FlushCache | GetStats
+
+
+class Planned(msgspec.Struct, frozen=True, tag="plan"):
+    """`settled`: whose grammars were ready, or wrong, when the scheduler looked."""
+
+    plan: ForwardPlan | None
+    settled: list[str]
+
+
+class Computed(msgspec.Struct, frozen=True, tag="result"):
+    result: ForwardResult
+
+
+Entry = Header | Handled | Planned | Computed
+
+
+class LoggingScheduler:
+    """A scheduler that writes what it does, one line an event, each one whole before the next begins."""
+
+    def __init__(self, scheduler: Scheduler, header: Header, file: IO[bytes], *, max_bytes: int = MAX_BYTES) -> None:
+        self._scheduler = scheduler
+        self._file = file
+        self._num_left = max_bytes
+        self._encoder = msgspec.json.Encoder()
+        self._write(header)
+
+    @property
+    def idle(self) -> bool:
+        return self._scheduler.idle
+
+    @property
+    def pending_grammars(self) -> bool:
+        return self._scheduler.pending_grammars
+
+    def handle(self, message: ToCore, now: float, owner: bytes = b"") -> list[FromCore]:
+        assert isinstance(message, Generate | EndStates | Abort | FlushCache | GetStats)
+        self._write(Handled(owner, message))
+        return self._scheduler.handle(message, now, owner)
+
+    def plan(self, now: float) -> ForwardPlan | None:
+        was_idle, compiling = self._scheduler.idle, self._scheduler.compiling
+        plan = self._scheduler.plan(now)
+        settled = sorted(compiling - self._scheduler.compiling)
+        if settled or not was_idle:
+            self._write(Planned(plan, settled))
+        return plan
+
+    def answers(self) -> list[FromCore]:
+        return self._scheduler.answers()
+
+    def commit(self, plan: ForwardPlan, result: ForwardResult, now: float) -> list[FromCore]:
+        self._write(Computed(result))
+        return self._scheduler.commit(plan, result, now)
+
+    def _write(self, entry: Entry) -> None:
+        line = self._encoder.encode(entry) + b"\n"
+        self._num_left -= len(line)
+        if self._num_left >= 0:
+            self._file.write(line)
+            self._file.flush()  # a core that dies leaves what it was about to compute
+
+
+def read_log(lines: Iterable[bytes]) -> Iterator[Entry]:
+    """The entries of a log; one that was cut off in its last line ends before it.
+
+    Raises RequestError, naming the line, when it is no such log or of another version.
+    """
+    decoder: msgspec.json.Decoder[Entry] = msgspec.json.Decoder(Entry)
+    for number, line in enumerate(lines, 1):
+        if not line.endswith(b"\n"):
+            break  # the process ended while it wrote
+        try:
+            entry = decoder.decode(line)
+        except (msgspec.DecodeError, msgspec.ValidationError) as error:
+            raise RequestError(f"line {number} is no entry of a plan log: {error}", param="file") from None
+        if isinstance(entry, Header) != (number == 1):
+            raise RequestError("the file does not begin with a plan log's header", param="file")
+        if isinstance(entry, Header) and entry.version != VERSION:
+            raise RequestError(f"the log has version {entry.version}, this is version {VERSION}", param="file")
+        yield entry

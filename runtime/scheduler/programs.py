@@ -1,0 +1,77 @@
+"""The programs that are alive: which came first, and what their states claim of the cache. Knows no queue."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from ...radix.cache import PrefixCache
+from .request import Request
+
+MAX_PROGRAMS = 1 << 16  # a frontend that forgets to end them costs no more memory than this
+MAX_CLAIMS = 1 << 16
+
+
+@dataclass
+class _Program:
+    rank: int
+    has_begun: bool = False
+    states: set[int] = field(default_factory=set)  # that claim something
+
+
+class Programs:
+    """A program is alive from its first request until it is told to have ended, or is the oldest of too many."""
+
+    def __init__(self, cache: PrefixCache) -> None:
+        self._cache = cache
+        self._alive: OrderedDict[str, _Program] = OrderedDict()
+        self._num_claims = 0
+
+    def rank(self, family: str, serial: int) -> int:
+        """Smaller for programs that came earlier: the number of their first request."""
+        program = self._alive.get(family)
+        if program is None:
+            program = self._alive[family] = _Program(serial)
+            self._forget_oldest()
+        return program.rank
+
+    def begin(self, request: Request) -> None:
+        """One of its requests has got a place."""
+        program = None if request.family is None else self._alive.get(request.family)
+        if program is not None:
+            program.has_begun = True
+
+    def has_begun(self, request: Request) -> bool:
+        """Whether some request of the program has had a place, or this one before it was retracted."""
+        program = None if request.family is None else self._alive.get(request.family)
+        return request.num_retractions > 0 or (program is not None and program.has_begun)
+
+    def keep(self, request: Request) -> None:
+        """Note what the request's states will ask for again, of what it has published."""
+        program = None if request.family is None else self._alive.get(request.family)
+        if program is None:
+            return
+        assert request.lease is not None
+        for claim in request.message.claims:
+            num_tokens = request.num_computed if claim.num_tokens is None else claim.num_tokens
+            self._cache.claim(request.lease, (request.family, claim.state), max(0, num_tokens), request.rank)
+            self._num_claims += claim.state not in program.states
+            program.states.add(claim.state)
+        self._forget_oldest()
+
+    def end(self, family: str, states: Iterable[int] | None = None) -> None:
+        """These states, or all of the program's and it with them, ask for nothing any more."""
+        program = self._alive.get(family)
+        if program is None:
+            return
+        if states is None:
+            del self._alive[family]
+        for state in program.states.intersection(program.states if states is None else states):
+            program.states.remove(state)
+            self._num_claims -= 1
+            self._cache.drop_claim((family, state))
+
+    def _forget_oldest(self) -> None:
+        while len(self._alive) > MAX_PROGRAMS or self._num_claims > MAX_CLAIMS:
+            self.end(next(iter(self._alive)))

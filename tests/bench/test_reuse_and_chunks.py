@@ -1,0 +1,45 @@
+"""The benches of the cache and of chunked prefill run by their documented commands and write whole figures."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import ramify
+
+BENCH = Path(ramify.__file__).parent / "bench"
+
+
+def run(path: Path, script: str, *arguments: str) -> tuple[str, dict[str, Any]]:
+    command = [sys.executable, "-P", str(BENCH / script), *arguments, "--json", str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=150)
+    assert done.returncode == 0, done.stderr
+    return done.stdout, json.loads(path.read_text())
+
+
+def test_prefix_reuse_compares_the_cache_with_none_and_with_the_optimum(tmp_path: Path) -> None:
+    tiny = ["--size", "0.05", "--length", "0.1", "--pause", "0.01", "--repeat", "1"]
+    printed, figures = run(tmp_path / "figures.json", "prefix_reuse.py", *tiny)
+    assert len(figures["runtime"]) == 6
+    assert len(figures["scheduler"]) == 18
+    for row in figures["runtime"]:
+        # Everything but a page's worth here and there: two requests may compute the same few tokens at once.
+        assert 90 <= row["of optimum %"] <= 100
+        assert row["TTFT, off / on"] > 0
+        assert f"| {row['workload']} |" in printed
+    for row in figures["scheduler"]:
+        assert 98 <= row["ample: of optimum %"] <= 100
+        assert row["program"] - 1e-9 <= row["bound"] <= row["optimum %"] + 1e-9
+
+
+def test_chunked_prefill_compares_budgets_with_none(tmp_path: Path) -> None:
+    load = ["--streams", "2", "--prompts", "2", "--prompt-tokens", "300", "--budgets", "64", "--repeat", "1"]
+    printed, figures = run(tmp_path / "figures.json", "chunked_prefill.py", *load)
+    assert [row["prefill budget"] for row in figures["rows"]] == ["64", "2050 (no chunks)"]
+    for row in figures["rows"]:
+        assert 0 < row["ITL p50 ms"] <= row["p99"] <= row["max"]
+        assert row["prompt tok/s"] > 0
+        assert f"| {row['prefill budget']} |" in printed

@@ -1,0 +1,193 @@
+"""Whatever the cache holds and however requests are scheduled, every one gets what it gets alone without a cache.
+
+On the model that ships, in float32. Tokens, texts and reasons to finish are compared exactly, log-probabilities within
+`TOLERANCE`: a matrix product over other rows, or attention over another split of the keys, adds the same numbers in
+another order. The largest difference seen is 3e-5.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+import ramify
+from ramify import gen
+
+from .mix import Case, Closed, Cut, Outcome, Target, make_mix, make_writers, run_alone, run_together
+
+TOLERANCE = 1e-4
+AMPLE, QUARTER = 2048, 96  # pages for everything in the mix; for at most a quarter of it
+SETTINGS: dict[str, dict[str, Any]] = {
+    "64 pages": {"num_pages": 64},
+    "chunks, fcfs, lru": {
+        "num_pages": QUARTER,
+        "prefill_budget": 40,
+        "max_running": 16,
+        "order": "fcfs",
+        "eviction": "lru",
+    },
+    "lpm, lfu": {"num_pages": QUARTER, "order": "lpm", "eviction": "lfu"},
+    "dfs, priority": {"num_pages": QUARTER, "order": "dfs", "eviction": "priority"},
+    "host memory": {"num_pages": 64, "host_kv_memory": 0.01},
+}
+
+
+def start(**settings: Any) -> ramify.Runtime:
+    return ramify.Runtime(port=0, dtype="float32", log_level="error", **settings)
+
+
+@pytest.fixture(scope="module")
+def references() -> Iterator[list[Target]]:
+    """Two runtimes without a cache."""
+    settings = {"prefix_cache": False, "num_pages": AMPLE}
+    with start(**settings) as one, start(**settings) as two, Target(one) as first, Target(two) as second:
+        yield [first, second]
+
+
+@dataclass(frozen=True)
+class Expected:
+    cases: list[Case]
+    outcomes: list[Outcome]
+
+    def check(self, outcomes: Sequence[Outcome]) -> None:
+        for case, outcome, whole in zip(self.cases, outcomes, self.outcomes, strict=True):
+            match case:
+                case Cut():
+                    num = len(outcome.exact)
+                    assert outcome.exact == whole.exact["output_ids"][:num], case
+                    assert outcome.logprobs == pytest.approx(whole.logprobs[:num], abs=TOLERANCE), case
+                case Closed():
+                    _, [[text, _]] = whole.exact
+                    assert outcome.exact
+                    assert text.startswith(outcome.exact), case
+                case _:
+                    assert outcome.exact == whole.exact, case
+                    assert outcome.logprobs == pytest.approx(whole.logprobs, abs=TOLERANCE), case
+
+
+@pytest.fixture(scope="module")
+def mix(references: list[Target]) -> Expected:
+    cases = make_mix(200, references[0].encode)
+    return Expected(cases, run_alone(cases, references))
+
+
+def check_pages(target: Target) -> dict[str, Any]:
+    """The runtime's figures once it is idle: no page is lost, now or when the cache is emptied."""
+    stats = target.idle_stats()
+    assert stats["num_free_pages"] + stats["num_cached_pages"] == stats["num_pages"]
+    return stats
+
+
+def check_flush(target: Target) -> None:
+    target.flush()
+    stats = target.idle_stats()
+    assert (stats["num_free_pages"], stats["num_cached_pages"]) == (stats["num_pages"], 0)
+
+
+def test_without_a_cache(mix: Expected, references: list[Target]) -> None:
+    mix.check(run_together(mix.cases, references[0]))
+    stats = check_pages(references[0])
+    assert stats["num_cached_pages"] == stats["num_cached_tokens"] == 0
+
+
+def test_with_a_cache_that_fills_and_is_full(mix: Expected) -> None:
+    with start(num_pages=AMPLE) as runtime, Target(runtime) as target:
+        mix.check(run_together(mix.cases, target))
+        cold = check_pages(target)
+        assert cold["num_cached_pages"] >= 4 * QUARTER
+        assert cold["num_evicted_pages"] == 0
+        mix.check(run_together(mix.cases, target))
+        warm = check_pages(target)
+        assert warm["num_cached_tokens"] - cold["num_cached_tokens"] > cold["num_cached_tokens"]
+        check_flush(target)
+
+
+@pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
+def test_under_other_settings(mix: Expected, settings: dict[str, Any]) -> None:
+    with start(**settings) as runtime, Target(runtime) as target:
+        mix.check(run_together(mix.cases, target))
+        stats = check_pages(target)
+        assert stats["num_cached_tokens"] > 0
+        assert stats["num_evicted_pages"] > 3 * stats["num_pages"]  # what is cached has to go, many times over
+        if "host_kv_memory" in settings:
+            assert stats["num_demoted_pages"] > stats["num_promoted_pages"] > 0
+        check_flush(target)
+
+
+def test_outputs_that_have_to_give_up_their_pages_go_on_where_they_were(references: list[Target]) -> None:
+    cases = make_writers(16, references[0].encode)
+    expected = Expected(cases, run_alone(cases, references))
+    with start(num_pages=32) as runtime, Target(runtime) as target:
+        expected.check(run_together(cases, target))
+        assert check_pages(target)["num_retractions"] > 0
+        check_flush(target)
+
+
+def test_every_turn_reuses_all_but_one_token_of_the_turn_before(url: str, runtime: ramify.Runtime) -> None:
+    with Target(runtime) as target:
+        target.flush()
+        history = target.encode("Question: What is the capital of France?\nAnswer:")
+        for num_output in (21, 1, 5, 16, 3, 32):  # ends at many places in a page
+            answer = target.generate(history, max_new_tokens=num_output, ignore_eos=True)
+            history += answer["output_ids"]
+            again = target.generate([*history, history[1]], max_new_tokens=1)
+            assert again["meta_info"]["cached_tokens"] == len(history) - 1
+            history.append(history[1])
+
+
+@pytest.mark.usefixtures("backend")
+def test_branches_reuse_all_but_one_token_of_what_they_were_forked_from() -> None:
+    texts = [" alpha beta gamma delta:", " one two three four:", " xylophone yard zebra you:"]
+
+    @ramify.function
+    def ask(s: ramify.ProgramState) -> None:
+        s += "Three ways to go on from the river." + gen("way", max_tokens=9, temperature=0, ignore_eos=True)
+        s.sync()
+        for index, text in enumerate(texts):
+            fork = s.fork(1)
+            fork += text + gen(f"alone {index}", max_tokens=4, temperature=0, ignore_eos=True)
+            fork.join()
+            s[f"done {index}"] = fork[0][f"alone {index}"]  # waits
+        forks = s.fork(len(texts))
+        forks += [text + " and" + gen("together", max_tokens=4, temperature=0, ignore_eos=True) for text in texts]
+        forks.join()
+
+    ramify.flush_cache()
+    state = ask.run()
+    way = state.get_meta_info("way")
+    held = way["prompt_tokens"] + way["completion_tokens"]
+    first, *others = [state.get_meta_info(f"alone {index}")[0]["cached_tokens"] for index in range(len(texts))]
+    assert first == held - 1
+    # The first branch has computed the token that was missing, the others find it; of the branch's own they share none.
+    assert others == [held] * len(others)
+    for index, meta in enumerate(state.get_meta_info("together")):
+        alone = state.get_meta_info(f"alone {index}")[0]
+        assert meta["cached_tokens"] == alone["prompt_tokens"]
+
+
+def test_prompt_logprobs_on_a_hit_equal_those_of_a_cold_run(runtime: ramify.Runtime) -> None:
+    def ask(start: int, ids: list[int]) -> tuple[list[float], int]:
+        body = {
+            "input_ids": ids,
+            "sampling_params": {"max_new_tokens": 0},
+            "return_logprob": True,
+            "logprob_start_len": start,
+        }
+        meta = target.http.post("/generate", json=body).json()["meta_info"]
+        entries = meta["input_token_logprobs"]
+        assert [entry[1] for entry in entries] == ids[start:]
+        return [entry[0] for entry in entries if entry[0] is not None], meta["cached_tokens"]
+
+    with Target(runtime) as target:
+        ids = target.encode("Ada lives near a river and reads about spiders. " * 6)
+        for start in (0, 1, 15, 16, 17, len(ids) // 2, len(ids) - 1):
+            target.flush()
+            cold, num_cached = ask(start, ids)
+            assert num_cached == 0
+            for _ in range(2):
+                warm, num_cached = ask(start, ids)
+                assert warm == pytest.approx(cold, abs=TOLERANCE)
+                assert num_cached == max(start - 1, 0)  # only what is asked is computed again

@@ -1,0 +1,128 @@
+"""Peers behind our interface: the same masks where both define the language, the same steps back, the same ends."""
+
+from __future__ import annotations
+
+import random
+import sys
+
+import numpy as np
+import pytest
+
+from ramify.constrained import Choices, Constraint, Grammar, GrammarError, JsonSchema, Regex, StructuralTag
+from ramify.constrained.backends import BackendName, Compile, backend
+
+from .walks import EOS, VOCABULARY
+
+SCHEMA = JsonSchema(
+    {"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"], "additionalProperties": False}
+)
+CALL = {"structures": [{"begin": "<f>", "schema": {"type": "boolean"}, "end": "</f>"}], "triggers": ["<f"]}
+GBNF = 'root ::= "(" root ")" | [ab]+'
+LARK = 'start: "(" start ")" | /[ab]+/'
+CASES: list[tuple[BackendName, Constraint, str]] = [
+    ("llguidance", Regex(r"(ab|c)[0-9]{1,3}é?"), "ab12é"),
+    ("llguidance", Choices(["ab", "abc", 'q"é']), 'q"é'),
+    ("llguidance", SCHEMA, '{"a":true}'),
+    ("llguidance", Grammar(LARK), "((ab))"),
+    ("xgrammar", Regex(r"(ab|c)[0-9]{1,3}é?"), "ab12é"),
+    ("xgrammar", Choices(["ab", "abc", 'q"é']), 'q"é'),
+    ("xgrammar", SCHEMA, '{"a":true}'),
+    ("xgrammar", Grammar(GBNF, "gbnf"), "((ab))"),
+    ("xgrammar", StructuralTag(CALL), "x<f>true</f>y"),
+    ("outlines", Regex(r"(ab|c)[0-9]{1,3}d?"), "ab12d"),
+    ("outlines", Choices(["abc", "ab", "q.é"]), "q.é"),
+    ("outlines", SCHEMA, '{"a":true}'),
+]
+_backends: dict[BackendName, Compile] = {}
+
+
+PACKAGES = {"llguidance": "llguidance", "xgrammar": "xgrammar", "outlines": "outlines_core"}
+
+
+def compiler(name: BackendName) -> Compile:
+    if name in PACKAGES:
+        pytest.importorskip(PACKAGES[name], exc_type=ImportError)  # the extra `backends`
+    if name not in _backends:
+        _backends[name] = backend(name, VOCABULARY, whitespace="compact")
+    return _backends[name]
+
+
+# xgrammar's free text is valid UTF-8 byte by byte; ours is any bytes.
+@pytest.mark.parametrize(("name", "constraint", "text"), [c for c in CASES if not isinstance(c[1], StructuralTag)])
+@pytest.mark.parametrize("seed", range(4))
+def test_a_peers_masks_are_ours(name: BackendName, constraint: Constraint, text: str, seed: int) -> None:
+    ours, theirs = (compiler(each)(constraint).matcher() for each in ("native", name))
+    rng = random.Random(seed)
+    masks = np.zeros((2, VOCABULARY.num_words), np.int32)
+    for byte in [*text.encode()][: rng.randrange(len(text.encode()) + 1)]:
+        assert ours.accept(byte) == theirs.accept(byte) is True
+    for _ in range(8):
+        ours.mask(masks[0])
+        theirs.mask(masks[1])
+        assert not (masks[1] & ~masks[0]).any()
+        if name != "llguidance" or not ours.forced():  # which holds forced text to one way to write it
+            assert (masks[0] == masks[1]).all()
+        assert ours.is_accepting() == theirs.is_accepting()
+        bits = np.flatnonzero(np.unpackbits(masks[1].view(np.uint8), bitorder="little"))
+        if not len(bits):
+            break
+        token = int(rng.choice(bits))
+        assert not theirs.accept(next(t for t in range(256) if not masks[0][t >> 5] >> (t & 31) & 1))
+        assert ours.accept(token)
+        assert theirs.accept(token)
+
+
+@pytest.mark.parametrize(("name", "constraint", "text"), CASES)
+def test_a_step_back_is_as_if_never_taken(name: BackendName, constraint: Constraint, text: str) -> None:
+    matcher = compiler(name)(constraint).matcher()
+    data = text.encode()
+    before = np.zeros((len(data) + 1, VOCABULARY.num_words), np.int32)
+    for position, byte in enumerate(data):
+        matcher.mask(before[position])
+        assert matcher.accept(byte)
+    matcher.mask(before[-1])
+    assert matcher.is_accepting()
+    assert matcher.accept(EOS)
+    assert not matcher.accept(data[0])
+    after = np.ones(VOCABULARY.num_words, np.int32)
+    matcher.mask(after)
+    assert not after.any()
+    matcher.rollback(3)
+    matcher.mask(after)
+    assert (after == before[len(data) - 2]).all()
+    assert matcher.accept(data[-2])
+
+
+@pytest.mark.parametrize("name", ["llguidance", "xgrammar"])
+def test_forced_bytes_begin_with_ours(name: BackendName) -> None:
+    forced = [compiler(each)(SCHEMA).matcher().forced() for each in ("native", name)]
+    assert forced[0] == b'{"a":'
+    assert forced[0].startswith(forced[1])
+    assert forced[1]
+
+
+@pytest.mark.parametrize(
+    ("name", "constraint"),
+    [
+        ("outlines", Grammar(LARK)),
+        ("outlines", Regex("a(b")),
+        ("outlines", JsonSchema({"allOf": 3})),
+        ("llguidance", StructuralTag(CALL)),
+        ("llguidance", Grammar(GBNF, "gbnf")),
+        ("llguidance", JsonSchema({"not": {}})),
+        ("llguidance", Regex("a(b")),
+        ("xgrammar", Grammar(LARK)),
+        ("xgrammar", Regex("a(b")),
+        ("xgrammar", Grammar("root = 1", "gbnf")),
+    ],
+)
+def test_what_a_peer_does_not_know_is_refused(name: BackendName, constraint: Constraint) -> None:
+    with pytest.raises(GrammarError, match=name):
+        compiler(name)(constraint)
+
+
+def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "outlines_core", None)
+    monkeypatch.delitem(sys.modules, "ramify.constrained.backend_outlines", raising=False)
+    with pytest.raises(ImportError, match="outlines_core"):
+        backend("outlines", VOCABULARY)

@@ -1,0 +1,266 @@
+"""Formats accept what their RFCs allow: judged by jsonschema's checker (with whatever validators are installed), the
+standard library, `idna`, and examples from the RFCs."""
+
+from __future__ import annotations
+
+import calendar
+import datetime
+import ipaddress
+import json
+import random
+import re
+import warnings
+
+import idna
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jsonschema import FormatChecker
+
+from ramify.constrained.char_dfa import START, CharDfa
+from ramify.constrained.encode import encoded
+from ramify.constrained.formats import PATTERNS
+from ramify.constrained.string_dfas import format_chars
+
+JUDGED = sorted(set(PATTERNS) & set(FormatChecker.checkers) - {"time"})  # the time of draft 3 has no offset
+
+
+def of(name: str) -> CharDfa:
+    found = format_chars(name)
+    assert found is not None
+    return found
+
+
+def sampled(chars: CharDfa, rng: random.Random) -> str:
+    """A text of the language: a random walk that takes to the shortest way to the end after a while."""
+    state, text = START, ""
+    limit = rng.choice([3, 10, 30, 80])
+    while not (chars.accepting[state] and (len(text) >= limit or rng.random() < 0.1)):
+        ways = [(label, int(target)) for label, target in enumerate(chars.table[state]) if target]
+        if not ways:
+            break
+        label, after = rng.choice(ways)
+        if len(text) > limit:
+            tail = CharDfa(chars.alphabet, chars.table, chars.accepting)
+            label, after = min(ways, key=lambda way: (_distance(tail, way[1]), rng.random()))
+        low, high = rng.choice(chars.alphabet.members(label))
+        text += chr(rng.randint(low, min(high, low + 40)))
+        state = after
+    return text
+
+
+def _distance(chars: CharDfa, state: int) -> int:
+    seen, frontier, steps = {state}, {state}, 0
+    while not any(chars.accepting[s] for s in frontier):
+        frontier = {int(t) for s in frontier for t in chars.table[s] if t} - seen
+        seen |= frontier
+        steps += 1
+    return steps
+
+
+@pytest.mark.parametrize("name", JUDGED)
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(seed=st.integers(0, 2**32))
+def test_jsonschema_agrees_with_whatever_is_accepted(name: str, seed: int) -> None:
+    text = sampled(of(name), random.Random(seed))
+    assert of(name).accepts(text)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # of re, about doubled punctuation
+        assert FormatChecker().conforms(text, name), text
+
+
+@given(year=st.integers(0, 9999), month=st.integers(0, 13), day=st.integers(0, 32))
+def test_dates_are_those_of_the_calendar(year: int, month: int, day: int) -> None:
+    exists = year > 0 and 1 <= month <= 12 and 1 <= day <= calendar.monthrange(year, month)[1]
+    text = f"{year:04}-{month:02}-{day:02}"
+    assert of("date").accepts(text) == exists
+    assert of("date-time").accepts(f"{text}T00:00:00Z") == exists
+
+
+@given(
+    moment=st.datetimes(
+        timezones=st.just(datetime.UTC)
+        | st.integers(-1439, 1439).map(lambda minutes: datetime.timezone(datetime.timedelta(minutes=minutes)))
+    )
+)
+def test_every_moment_is_a_date_time(moment: datetime.datetime) -> None:
+    assert of("date-time").accepts(moment.isoformat())
+
+
+@given(address=st.ip_addresses())
+def test_every_address_is_one(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> None:
+    name = f"ipv{address.version}"
+    assert of(name).accepts(str(address))
+    assert of(name).accepts(address.exploded)
+
+
+@given(
+    text=st.text("01259abcf:.", max_size=14) | st.lists(st.sampled_from(["1", "ab", "", "", "1.2.3.4"])).map(":".join)
+)
+def test_addresses_are_those_of_ipaddress(text: str) -> None:
+    for name, kind in (("ipv4", ipaddress.IPv4Address), ("ipv6", ipaddress.IPv6Address)):
+        try:
+            kind(text)
+        except ValueError:
+            assert not of(name).accepts(text)
+        else:
+            assert of(name).accepts(text)
+
+
+@settings(max_examples=200, deadline=None, derandomize=True)
+@given(seed=st.integers(0, 2**32))
+def test_an_international_hostname_can_be_encoded(seed: int) -> None:
+    text = sampled(of("idn-hostname"), random.Random(seed))
+    assert len(idna.encode(text)) <= 253
+
+
+@pytest.mark.parametrize(
+    "pattern", [".*", "^[a-z]+$", r"^(foo|bar)\d{2,}$", "[A-Za-z0-9_-]+", "(?:a|(bc)*?)+?x", "é{3}"]
+)
+def test_everyday_patterns_are_regexes(pattern: str) -> None:
+    assert of("regex").accepts(pattern)
+
+
+@settings(max_examples=300, deadline=None, derandomize=True)
+@given(text=st.text("ab0[]()-^$|*+?{},\\d.", max_size=8))
+def test_a_regex_that_is_accepted_compiles(text: str) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        if of("regex").accepts(text):
+            re.compile(text)
+
+
+EXAMPLES = {
+    "date": (
+        ["2024-02-29", "2000-02-29", "1999-12-31"],
+        ["1900-02-29", "2023-02-29", "2024-04-31", "0000-01-01", "24-1-1"],
+    ),
+    "time": (["08:30:06Z", "08:30:06.283185z", "23:59:59+23:59"], ["24:00:00Z", "08:30:06", "23:59:60Z", "8:30:06Z"]),
+    "date-time": (["1963-06-19t08:30:06.28z", "1990-12-31T15:59:59-08:00"], ["1963-06-19 08:30:06Z", "06/19/1963"]),
+    "duration": (
+        ["P4DT12H30M5S", "PT36H", "P1DT12H", "P2W", "P4Y", "PT0S", "P1Y2M3DT4H5M6S"],
+        ["P", "PT", "P1", "PT1D", "P1D2H", "P2D1Y", "P2S", "P1Y2W", "4D", "P1YT", "P0.5D"],
+    ),
+    "email": (
+        [
+            "joe.bloggs@example.com",
+            "te~st@example.com",
+            '"joe..bloggs"@example.com',
+            "a@[127.0.0.1]",
+            "a@[IPv6:::1]",
+            "a@b",
+            "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa@b.c",
+        ],
+        [
+            "2962",
+            ".a@b.c",
+            "a.@b.c",
+            "a..b@c.d",
+            "a@-b.c",
+            "a@b..c",
+            "a b@c",
+            "a@[127.0.0.300]",
+            "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa@b.c",
+            '"a"b@c',
+        ],
+    ),
+    "idn-email": (["실례@실례.테스트", "joe@example.com"], ["2962", "実例.@x"]),
+    "hostname": (
+        [
+            "www.example.com",
+            "a",
+            "a-b.c",
+            "1a",
+            "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa",
+            "a.b.c.d.e.f.g",
+        ],
+        [
+            "-a.b",
+            "a-",
+            "a_b",
+            "a..b",
+            ".a",
+            "a.",
+            "",
+            "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa",
+            "xn--x",
+            "ab--c",
+            "a b",
+        ],
+    ),
+    "idn-hostname": (
+        ["실례.테스트", "bücher.example", "www.example.com"],
+        ["〮실례", "-é", "é-", "bücher..de", "שלום1a"],
+    ),
+    "ipv4": (["192.168.0.1", "0.0.0.0"], ["127.0.0", "256.1.1.1", "01.1.1.1", "1.1.1.1.1", "0x7f000001"]),
+    "ipv6": (
+        ["::", "::1", "1::", "::ffff:192.168.0.1", "1:2:3:4:5:6:7:8", "1:2:3:4:5:6:7::", "fe80::a"],
+        ["12345::", "1::2::3", ":2:3:4:5:6:7:8", "1:2:3:4:5:6:7:8:9", "fe80::a%eth1", "::1/64", "1:2", ":::"],
+    ),
+    "uri": (
+        [
+            "http://foo.bar/?baz=qux#quux",
+            "urn:oasis:names",
+            "mailto:J.D@example.com",
+            "http://[2001:db8::7]/c=GB?one",
+            "tel:+1-816",
+            "http://user:p%20w@h:80/",
+            "file:///etc",
+            "http://-.~_!$&'()*+,;=:%40:80%2f::::::@example.com",
+            "a:",
+        ],
+        [
+            "//foo.bar/",
+            "/abc",
+            "abc",
+            "http:// x",
+            ":// x",
+            "bar,baz:foo",
+            "http://a b",
+            "\\\\W\\f",
+            "http://[::1",
+            "h:%2",
+            "h:é",
+            "http://a[b",
+            "1a:b",
+        ],
+    ),
+    "uri-reference": (
+        ["//foo.bar/?baz#q", "/abc", "abc", "", "#frag", "a/b:c", "../x", "http://a"],
+        ["\\\\WINDOWS\\f", "#a\\b", ":a", "1:b"],
+    ),
+    "iri": (["http://ƒøø.ßår/?∂éœ=πîx#πîüx", "http://[2001::7]"], ["/abc", "bar,baz:é"]),
+    "iri-reference": (["//ƒøø.ßår/", "#ƒrägmênt", "âππ"], ["\\\\WINDOWS\\", "#ƒ\\"]),
+    "uuid": (
+        ["2EB8AA08-aa98-11EA-B4AA-73B441D16380", "00000000-0000-0000-0000-000000000000"],
+        [
+            "2eb8aa08-aa98-11ea-b4aa-73b441d1638",
+            "2eb8aa08aa9811eab4aa73b441d16380",
+            "2eb8-aa08-aa98-11ea-b4aa73b44-1d16380",
+        ],
+    ),
+    "uri-template": (
+        ["http://example.com/d/{term:1}/{term}", "{?x,y*}", "", "{+a.b}", "é"],
+        ["{term:1", "}", "{}", "{a:0}", "{=a}"],
+    ),
+    "json-pointer": (["", "/", "/foo/0", "/a~1b", "/m~0n", "/é", "/ "], ["a", "/~", "/~2", "#/a", "/foo/bar~"]),
+    "relative-json-pointer": (
+        ["1", "0/foo/bar", "2/0/baz", "0#", "120/a"],
+        ["/foo", "-1/a", "0##", "01/a", "", "+1/a"],
+    ),
+    "regex": (["([abc])+\\s+$", "a|b"], ["^(abc]", "a**", "(", "[b-a]", "\\", "*"]),
+}
+
+
+@pytest.mark.parametrize("name", PATTERNS)
+def test_the_examples_of_the_rfcs(name: str) -> None:
+    accepted, refused = EXAMPLES[name]
+    dfa = encoded(of(name), "json_string")
+    assert [text for text in accepted if not of(name).accepts(text)] == []
+    assert [text for text in refused if of(name).accepts(text)] == []
+    assert [text for text in accepted if not dfa.accepts(json.dumps(text)[1:-1].encode())] == []
+    assert [text for text in refused if dfa.accepts(json.dumps(text)[1:-1].encode())] == []
+
+
+def test_other_formats_are_not_known() -> None:
+    assert format_chars("color") is None

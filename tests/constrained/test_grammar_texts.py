@@ -1,0 +1,204 @@
+"""Grammars accept what Lark's Earley parser accepts, and their masks hold exactly the tokens that lead on."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from lark import Lark
+from lark.exceptions import LarkError
+
+from ramify.constrained import CompiledGrammar, Grammar, GrammarError, compile_constraint
+from ramify.constrained.earley import EarleySets
+from ramify.constrained.grammar_gbnf import gbnf_grammar
+from ramify.constrained.grammar_lark import lark_grammar
+
+from .grammar_texts import GBNF, LARK
+from .walks import TOKENS, VOCABULARY, accepts, allowed
+
+CASES = [("lark", name) for name in LARK] + [("gbnf", name) for name in GBNF]
+_compiled: dict[tuple[str, str], tuple[CompiledGrammar, Lark]] = {}
+
+
+def grammar_and_judge(syntax: str, name: str) -> tuple[CompiledGrammar, Lark]:
+    if (syntax, name) not in _compiled:
+        if syntax == "lark":
+            text = judged = LARK[name][0]
+            judge = Lark(judged, parser="earley", lexer="dynamic")
+        else:
+            text, judged = GBNF[name][:2]
+            judge = Lark(judged, parser="earley", lexer="dynamic_complete")
+        grammar = compile_constraint(Grammar(text, "lark" if syntax == "lark" else "gbnf"), VOCABULARY)
+        _compiled[syntax, name] = grammar, judge
+    return _compiled[syntax, name]
+
+
+def texts_of(syntax: str, name: str) -> tuple[list[str], str]:
+    return (LARK[name] if syntax == "lark" else GBNF[name])[-2:]  # type: ignore[return-value]
+
+
+def parses(judge: Lark, text: str) -> bool:
+    try:
+        judge.parse(text)
+    except LarkError:
+        return False
+    return True
+
+
+@st.composite
+def mutated(draw: st.DrawFn, texts: list[str], letters: str) -> str:
+    """A text of the grammar, or nearly."""
+    text = draw(st.sampled_from(texts))
+    for _ in range(draw(st.integers(0, 3))):
+        at = draw(st.integers(0, len(text)))
+        cut = draw(st.integers(0, 2))
+        piece = draw(st.text(st.sampled_from(letters), max_size=2) | st.sampled_from(texts))
+        text = text[:at] + piece + text[at + cut :]
+    return text[:60]
+
+
+@pytest.mark.parametrize(("syntax", "name"), CASES)
+@settings(max_examples=50, deadline=None, derandomize=True)
+@given(data=st.data())
+def test_a_text_is_accepted_when_lark_parses_it(syntax: str, name: str, data: st.DataObject) -> None:
+    grammar, judge = grammar_and_judge(syntax, name)
+    text = data.draw(mutated(*texts_of(syntax, name)))
+    assert accepts(grammar, text.encode()) == parses(judge, text), text
+
+
+@pytest.mark.parametrize(("syntax", "name"), CASES)
+def test_the_examples_are_as_lark_says(syntax: str, name: str) -> None:
+    grammar, judge = grammar_and_judge(syntax, name)
+    verdicts = {text: accepts(grammar, text.encode()) for text in texts_of(syntax, name)[0]}
+    assert verdicts == {text: parses(judge, text) for text in verdicts}
+    assert sum(verdicts.values()) > len(verdicts) / 2
+
+
+@pytest.mark.parametrize(("syntax", "name"), CASES)
+@settings(max_examples=6, deadline=None, derandomize=True)
+@given(seed=st.integers(0, 2**32), data=st.data())
+def test_a_mask_holds_the_tokens_whose_bytes_lead_on(syntax: str, name: str, seed: int, data: st.DataObject) -> None:
+    grammar, _ = grammar_and_judge(syntax, name)
+    rng = random.Random(seed)
+    matcher = grammar.matcher()
+    text = data.draw(st.sampled_from(texts_of(syntax, name)[0])).encode()
+    for byte in text[: rng.randrange(len(text) + 1)]:
+        if not matcher.accept(byte):
+            break
+    for _ in range(4):
+        expected = []
+        for number, token in enumerate(TOKENS):
+            if not token or number in VOCABULARY.eos_ids:
+                continue
+            steps = 0
+            while steps < len(token) and matcher.accept(token[steps]):
+                steps += 1
+            matcher.rollback(steps)
+            if steps == len(token):
+                expected.append(number)
+        ends = sorted(VOCABULARY.eos_ids) if matcher.is_accepting() else []
+        assert allowed(matcher, VOCABULARY) == sorted(expected + ends)
+        if not expected:
+            break
+        assert matcher.accept(rng.choice(expected))
+
+
+@pytest.mark.parametrize(("syntax", "name"), CASES)
+@settings(max_examples=8, deadline=None, derandomize=True)
+@given(seed=st.integers(0, 2**32))
+def test_what_is_drawn_from_the_masks_parses(syntax: str, name: str, seed: int) -> None:
+    grammar, judge = grammar_and_judge(syntax, name)
+    rng = random.Random(seed)
+    matcher, output, last = grammar.matcher(), b"", b"" if grammar.matcher().is_accepting() else None
+    for _ in range(25):
+        tokens = allowed(matcher, VOCABULARY)
+        assert tokens, output
+        token = rng.choice(tokens)
+        assert matcher.accept(token)
+        if token in VOCABULARY.eos_ids:
+            break
+        output += TOKENS[token] or b""
+        if matcher.is_accepting():
+            last = output
+    if last is not None:
+        assert parses(judge, last.decode())
+
+
+@pytest.mark.parametrize(
+    ("text", "syntax", "position", "words"),
+    [
+        ("start: (", "lark", 8, ["Unclosed", "^"]),
+        ("start: A", "lark", None, ["A"]),
+        ("start: b", "lark", None, ["'b'"]),
+        ("begin: \"a\"", "lark", None, ["start"]),
+        ("start: A\nA: /a*/", "lark", None, ["A", "empty"]),
+        ("start: A\nA: /ab(?=c)/", "lark", None, ["A", "look-around"]),
+        ("start: A\nA: /(a)\\1/", "lark", 3, ["A", r"\1", "^"]),
+        ("start: A\n%declare A", "lark", None, ["A", "declared"]),
+        ("%import .secrets (x)\nstart: x", "lark", 9, ["imports"]),
+        ("start: x\n%import passwords.x", "lark", 17, ["imports"]),
+        ("start: x\nx: x \"a\"", "lark", None, ["no text at all"]),
+        ("start: \"a\"~5..2", "lark", None, ["5"]),
+        ("root ::= a", "gbnf", 9, ["no rule a", "^"]),
+        ("root ::= \"a", "gbnf", 9, ["never closed"]),
+        ("root ::= [a", "gbnf", 9, ["never closed"]),
+        ("root ::= (\"a\"", "gbnf", 9, ["never closed"]),
+        ("root ::= [b-a]", "gbnf", 10, ["wrong way"]),
+        ("root ::= \"\\q\"", "gbnf", 10, ["escape"]),
+        ("root ::= <think>", "gbnf", 9, ["tokens"]),
+        ("root ::= \"a\" )", "gbnf", 13, ["part of a rule"]),
+        ("root ::= \"a\"{3,2}", "gbnf", 12, ["upside down"]),
+        ("root = \"a\"", "gbnf", 0, ["::="]),
+        ("root ::= \"a\"\nroot ::= \"b\"", "gbnf", 13, ["twice"]),
+        ("main ::= \"a\"", "gbnf", None, ["'root'"]),
+        ("root ::= root \"a\"", "gbnf", None, ["no text at all"]),
+    ],
+)  # fmt: skip
+def test_mistakes_are_refused_where_they_are(text: str, syntax: str, position: int | None, words: list[str]) -> None:
+    with pytest.raises(GrammarError) as caught:
+        compile_constraint(Grammar(text, "lark" if syntax == "lark" else "gbnf"), VOCABULARY)
+    assert caught.value.position == position
+    assert all(word in str(caught.value) for word in words), str(caught.value)
+
+
+HOSTILE = [
+    ("start: " + " ".join(f'["{letter}"]' for letter in "abcdefghijklmnopqrstuvwxyz" * 4), "lark"),
+    ('start: ((("a" b)~900)~900)~900\nb: "b"', "lark"),
+    ('start: t{"a"}\nt{x}: x t{t{x}} | x', "lark"),
+    ("start: " + "(" * 500 + '"a"' + ")" * 500, "lark"),
+    ("start: A\nA: /(a|b)*a(a|b){24}/", "lark"),
+    ('root ::= (((("a" root?){900}){900}){900}){900}', "gbnf"),
+    ("root ::= " + "(" * 500 + '"a"' + ")" * 500, "gbnf"),
+    ("root ::= a0\n" + "\n".join(f"a{n} ::= a{n + 1} a{n + 1}" for n in range(60)) + '\na60 ::= "x"', "gbnf"),
+    ("root ::= [ab]* [a] [ab]{24}", "gbnf"),
+    ("root ::= r0\n" + "\n".join(f'r{n} ::= r{n + 1} "x" | "y"' for n in range(2000)) + '\nr2000 ::= "z"', "gbnf"),
+]
+
+
+@pytest.mark.parametrize(("text", "syntax"), HOSTILE)
+def test_a_hostile_grammar_is_refused_or_small(text: str, syntax: str) -> None:
+    try:
+        grammar = lark_grammar(text) if syntax == "lark" else gbnf_grammar(text)
+    except GrammarError:
+        return
+    assert sum(len(rule) for group in grammar.alternatives for rule in group) < 300_000
+
+
+def test_regular_grammars_are_finite_automata() -> None:
+    """Neither left nor right recursion makes new states as the text grows."""
+    for text in ('start: "a" start | "b"', 'start: start "a" | "b"', "start: (A B?)+\nA: /a/\nB: /b/"):
+        sets = EarleySets(lark_grammar(text))
+        reached = {sets.start}
+        for _ in range(30):
+            reached |= {sets.after(frozenset({(n, t)})) for n in reached for t in sets.expected(n)}
+        assert len(reached) < 12
+
+
+def test_an_ambiguous_text_is_read_in_polynomial_time_or_refused() -> None:
+    grammar, _ = grammar_and_judge("lark", "left recursive and ambiguous")
+    assert accepts(grammar, b"a+aa" * 20)
+    hopeless = compile_constraint(Grammar('start: start start start | start start | "a"'), VOCABULARY)
+    with pytest.raises(GrammarError, match="too ambiguous"):
+        accepts(hopeless, b"a" * 500)

@@ -1,0 +1,179 @@
+"""Every keyword in every combination: a text is accepted exactly when jsonschema calls its value valid."""
+
+from __future__ import annotations
+
+import json
+import random
+from typing import Any
+
+import jsonschema
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from ramify.constrained import GrammarError, JsonSchema, compile_constraint
+
+from .walks import VOCABULARY, accepts, allowed, compiled_or_none
+
+NAMES = st.sampled_from(["a", "b", "ab", "c/d", "é", ""])
+SCALARS = st.sampled_from([None, True, False, 0, 1, 2, 3, 1.5, -1, 1.0, "", "a", "b", "ab", "é", "c/d", "1"])
+VALUES = st.recursive(
+    SCALARS, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(NAMES, inner, max_size=3), max_leaves=5
+)
+TYPES = st.sampled_from(["null", "boolean", "integer", "number", "string", "array", "object"])
+COUNTS = st.integers(0, 3)
+PATTERNS = st.sampled_from(["a", "^a", "b$", "^.$", "^(?!a)", "é"])
+
+
+def keywords(inner: st.SearchStrategy[Any]) -> dict[str, st.SearchStrategy[Any]]:
+    schemas = st.lists(inner, min_size=1, max_size=3)
+    return {
+        "type": TYPES | st.lists(TYPES, min_size=1, max_size=3, unique=True),
+        "enum": st.lists(VALUES, min_size=1, max_size=3),
+        "const": VALUES,
+        "minLength": COUNTS,
+        "maxLength": COUNTS,
+        "pattern": PATTERNS,
+        "minimum": st.integers(-1, 3),
+        "exclusiveMaximum": st.integers(-1, 3),
+        "multipleOf": st.sampled_from([1, 2, 0.5]),
+        "properties": st.dictionaries(NAMES, inner, max_size=3),
+        "patternProperties": st.dictionaries(PATTERNS, inner, max_size=2),
+        "additionalProperties": inner,
+        "propertyNames": inner,
+        "required": st.lists(NAMES, max_size=2, unique=True),
+        "minProperties": COUNTS,
+        "maxProperties": COUNTS,
+        "dependentRequired": st.dictionaries(NAMES, st.lists(NAMES, max_size=2, unique=True), max_size=2),
+        "dependentSchemas": st.dictionaries(NAMES, inner, max_size=1),
+        "items": inner,
+        "prefixItems": schemas,
+        "contains": inner,
+        "minContains": COUNTS,
+        "maxContains": COUNTS,
+        "minItems": COUNTS,
+        "maxItems": COUNTS,
+        "uniqueItems": st.booleans(),
+        "allOf": schemas,
+        "anyOf": schemas,
+        "oneOf": schemas,
+        "not": inner,
+        "if": inner,
+        "then": inner,
+        "else": inner,
+        "unevaluatedProperties": inner,
+        "unevaluatedItems": inner,
+    }
+
+
+@st.composite
+def schemas(draw: st.DrawFn, inner: st.SearchStrategy[Any]) -> Any:
+    table = keywords(inner)
+    chosen = draw(st.lists(st.sampled_from(sorted(table)), min_size=1, max_size=4, unique=True))
+    return {name: draw(table[name]) for name in chosen}
+
+
+SCHEMAS = st.recursive(st.booleans() | st.fixed_dictionaries({"type": TYPES}), schemas, max_leaves=6)
+
+
+@settings(deadline=None, max_examples=300, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@given(schema=SCHEMAS, values=st.lists(VALUES, min_size=1, max_size=6), spaced=st.booleans())
+def test_a_value_is_accepted_exactly_when_it_is_valid(schema: Any, values: list[Any], spaced: bool) -> None:
+    judge = jsonschema.Draft202012Validator(schema)
+    grammar = compiled_or_none(JsonSchema(schema), VOCABULARY)
+    for value in values:
+        text = json.dumps(value, ensure_ascii=spaced, separators=None if spaced else (",", ":"))
+        accepted = grammar is not None and accepts(grammar, text.encode())
+        assert accepted == judge.is_valid(value), text
+
+
+@settings(deadline=None, max_examples=100, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@given(schema=SCHEMAS, seed=st.integers(0, 2**32))
+def test_where_an_output_may_end_it_is_valid(schema: Any, seed: int) -> None:
+    grammar = compiled_or_none(JsonSchema(schema), VOCABULARY)
+    if grammar is None:
+        return
+    judge, rng = jsonschema.Draft202012Validator(schema), random.Random(seed)
+    matcher, output = grammar.matcher(), b""
+    for _ in range(60):
+        if matcher.is_accepting():
+            assert judge.is_valid(json.loads(output)), output
+        tokens = [token for token in allowed(matcher, VOCABULARY) if token not in VOCABULARY.eos_ids]
+        if not tokens:
+            break
+        token = rng.choice(tokens)
+        assert matcher.accept(token)
+        output += VOCABULARY.tokens[token] or b""
+
+
+DRAFT_4 = {"$schema": "http://json-schema.org/draft-04/schema#"}
+DRAFT_7 = {"$schema": "http://json-schema.org/draft-07/schema#"}
+
+
+@pytest.mark.parametrize(
+    ("schema", "valid", "invalid"),
+    [
+        ({**DRAFT_4, "type": "integer", "minimum": 1, "exclusiveMinimum": True}, ["2"], ["1", "2.0"]),
+        ({**DRAFT_4, "enum": [[None], {"a": 1}]}, ["[null]", '{"a":1}'], ["[1]", '{"a":2}']),
+        ({**DRAFT_7, "items": [{"type": "null"}], "additionalItems": False}, ["[null]", "[]"], ["[1]", "[null,1]"]),
+        ({**DRAFT_7, "$ref": "#/definitions/a", "type": "null", "definitions": {"a": {"type": "string"}}}, ['"x"'], []),
+        ({**DRAFT_7, "dependencies": {"a": ["b"]}}, ['{"b":1}', '{"a":1,"b":2}'], ['{"a":1}']),
+        ({"definitions": {"a": {"$id": "x.json", "type": "null"}}, "$ref": "x.json"}, ["null"], ["1"]),
+        ({"$defs": {"a": {"$anchor": "here", "type": "null"}}, "items": {"$ref": "#here"}}, ["[null]"], ["[1]"]),
+        ({"items": {"$ref": "#"}, "maxItems": 1}, ["[[[]]]", "3"], ["[[1,2]]"]),
+        ({"type": "string", "format": "date"}, ['"2024-02-29"'], ['"2023-02-29"', '"x"']),
+        ({"type": "string", "format": "unheard of"}, ['"x"'], ["1"]),
+        ({"type": "string", "x-unknown": 3}, ['"x"'], ["1"]),
+    ],
+)
+def test_dialects_and_references(schema: Any, valid: list[str], invalid: list[str]) -> None:
+    grammar = compile_constraint(JsonSchema(schema), VOCABULARY)
+    assert [text for text in valid + invalid if accepts(grammar, text.encode())] == valid
+
+
+def test_properties_come_in_the_schemas_order_when_it_is_asked_for() -> None:
+    schema = {"properties": {"b": {}, "a": {}, "c": {}}, "required": ["a"], "type": "object"}
+    grammar = compile_constraint(JsonSchema(schema), VOCABULARY, order="schema")
+    assert accepts(grammar, b'{"a":1}')
+    assert accepts(grammar, b'{"b":1,"a":1,"c":2,"z":3}')
+    for text in (b'{"a":1,"b":1}', b'{"c":1,"a":1}', b'{"z":1,"a":1}', b'{"a":1,"z":1,"c":1}'):
+        assert not accepts(grammar, text)
+        assert accepts(compile_constraint(JsonSchema(schema), VOCABULARY), text)
+
+
+def test_a_name_that_a_schema_mentions_comes_once() -> None:
+    grammar = compile_constraint(JsonSchema({"properties": {"a": {}}}), VOCABULARY)
+    assert not accepts(grammar, b'{"a":1,"a":2}')
+    assert not accepts(compile_constraint(JsonSchema({"minProperties": 2}), VOCABULARY), b'{"x":1,"x":2}')
+
+
+def test_items_are_compared_by_value_at_every_depth() -> None:
+    unique = {"uniqueItems": True}
+    grammar = compile_constraint(JsonSchema({**unique, "items": {**unique, "items": unique}}), VOCABULARY)
+    for text in (b"[[0],[],{}]", b"[[[1],[2]],[[1]]]", b'[{"a":1},{"a":2}]'):
+        assert accepts(grammar, text), text
+    for text in (b"[[0],[0.0]]", b'[{"a":1,"b":2},{"b":2,"a":1}]', b'["a","\\u00e9","\xc3\xa9"]', b"[[[1],[1]]]"):
+        assert not accepts(grammar, text), text
+
+
+def test_too_many_combinations_of_what_is_unevaluated_are_refused() -> None:
+    branches = [{"properties": {f"p{n}": {"type": "integer"}}, "required": [f"p{n}"]} for n in range(12)]
+    with pytest.raises(GrammarError, match="too many combinations") as caught:
+        compile_constraint(JsonSchema({"anyOf": branches, "unevaluatedProperties": False}), VOCABULARY)
+    assert caught.value.pointer == "/unevaluatedProperties"
+
+
+def test_a_large_schema_costs_where_a_text_comes_to_it() -> None:
+    branches = [{"properties": {"kind": {"const": f"k{n}"}, f"p{n}": {"type": "integer"}}} for n in range(60)]
+    schema = {"type": "object", "required": ["kind"], "oneOf": [{**b, "additionalProperties": False} for b in branches]}
+    grammar = compile_constraint(JsonSchema(schema), VOCABULARY)
+    assert accepts(grammar, b'{"kind":"k7","p7":1}')
+    assert accepts(grammar, b'{"p7":1,"kind":"k7"}')
+    assert not accepts(grammar, b'{"kind":"k7","p8":1}')
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_schema_comes_as_an_object_or_as_its_text(seed: int) -> None:
+    schema = {"type": "array", "items": {"const": seed}}
+    assert accepts(compile_constraint(JsonSchema(schema), VOCABULARY), f"[{seed}]".encode())
+    assert accepts(compile_constraint(JsonSchema(json.dumps(schema)), VOCABULARY), f"[{seed}]".encode())

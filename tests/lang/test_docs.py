@@ -1,0 +1,37 @@
+"""The reference names what there is, and nothing that there is not."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from pathlib import Path
+
+import pytest
+
+import ramify
+
+REFERENCE = (Path(ramify.__file__).parent / "docs/language.md").read_text()
+
+
+@pytest.mark.parametrize("name", [name for name in ramify.__all__ if name != "__version__"])
+def test_the_reference_names_every_public_name(name: str) -> None:
+    stem = re.sub(r"^(system|user|assistant)(_begin|_end)?$", lambda found: f"user{found[2] or ''}", name)
+    assert re.search(rf"\b{stem}\b", REFERENCE), name
+
+
+@pytest.mark.parametrize("kind", [ramify.Program, ramify.ProgramState, ramify.ForkGroup, ramify.Plan])
+def test_the_reference_names_every_public_method(kind: type) -> None:
+    methods = [name for name, member in vars(kind).items() if not name.startswith("_") and callable(member)]
+    assert methods
+    for name in methods:
+        assert re.search(rf"\b{name}\b", REFERENCE), f"{kind.__name__}.{name}"
+
+
+@pytest.mark.parametrize("function", [ramify.gen, ramify.select])
+def test_the_signatures_in_the_reference_are_those_of_the_code(function: object) -> None:
+    parameters = inspect.signature(function).parameters.values()  # type: ignore[arg-type]
+    written = re.search(rf"^{function.__name__}\((.*?)\)$", REFERENCE, re.DOTALL | re.MULTILINE)  # type: ignore[attr-defined]
+    assert written is not None
+    of_code = [f"{one.name}={getattr(one.default, 'name', None) or repr(one.default)}" for one in parameters]
+    said = re.sub(r"\s+", " ", written[1]).replace('"', "'")
+    assert said == ", ".join(of_code).replace('"', "'")

@@ -1,0 +1,74 @@
+"""What the cache stores and removes, as a subscriber hears it, and the plan log of a real run."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import zmq
+from typer.testing import CliRunner
+
+import ramify
+from ramify.cli import app
+from ramify.runtime.cache_events import END_OF_REPLAY, replay_address
+from ramify.runtime.protocol.errors import RequestError
+
+
+@ramify.function
+def asks(s: Any, topic: str) -> None:
+    s += f"The capital of {topic} is"
+    s += ramify.gen("answer", max_tokens=24, ignore_eos=True)
+
+
+def test_a_subscriber_hears_every_page_and_can_ask_for_what_it_missed() -> None:
+    with tempfile.TemporaryDirectory(prefix="rf") as folder:
+        address, log = f"ipc://{folder}/events", Path(folder) / "plans.jsonl"
+        with ramify.Runtime(num_pages=256, kv_events=address, log_plans=str(log), log_level="error") as runtime:
+            context = zmq.Context()
+            try:
+                for topic in ("France", "Peru", "France"):
+                    asks.run(topic, backend=runtime)
+                batches = replayed(context, replay_address(address))
+            finally:
+                context.term()
+        events = [event for batch in batches for event in batch[1]]
+        stored = [event for event in events if event["type"] == "BlockStored"]
+        known: set[int] = set()
+        for event in stored:
+            assert len(event["token_ids"]) == len(event["block_hashes"]) * event["block_size"]
+            assert event["parent_block_hash"] is None or event["parent_block_hash"] in known
+            assert not known & set(event["block_hashes"]), "the same prefix is stored once"
+            known.update(event["block_hashes"])
+        assert len(known) >= 3
+        result = CliRunner().invoke(app, ["bench", "replay", str(log)])
+        assert result.exit_code == 0, result.output
+        assert "all as logged" in result.output
+        changed = CliRunner().invoke(app, ["bench", "replay", str(log), "--no-prefix-cache"])
+        assert changed.exit_code == 0, changed.output
+
+
+def replayed(context: Any, address: str) -> list[Any]:
+    socket = context.socket(zmq.DEALER)
+    socket.linger = 0
+    socket.rcvtimeo = 10_000
+    socket.connect(address)
+    socket.send_multipart([b"", (0).to_bytes(8, "big")])
+    batches = []
+    try:
+        while True:
+            _, number, batch = socket.recv_multipart()
+            if number == END_OF_REPLAY:
+                return batches
+            assert int.from_bytes(number, "big") == len(batches), "no batch is missing"
+            batches.append(msgspec.msgpack.decode(batch))
+    finally:
+        socket.close()
+
+
+@pytest.mark.parametrize("address", ["nonsense", "udp://127.0.0.1:1", "tcp://127.0.0.1"])
+def test_an_address_that_cannot_be_is_named(address: str) -> None:
+    with pytest.raises(RequestError, match="kv_events"):
+        replay_address(address)

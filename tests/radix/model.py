@@ -1,0 +1,264 @@
+"""A naive model of the prefix cache: a dictionary of token sequences, and what every slot of both tiers holds.
+
+It drives a cache like a scheduler and an engine would, and judges every answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+
+from ramify.radix.cache import Copy, Lease, PrefixCache
+from ramify.radix.eviction import EvictionHeap
+from ramify.radix.invariants import check_invariants, path
+from ramify.radix.packed import unpack
+from ramify.radix.strategies import StrategyName
+from ramify.radix.tree import Node, Root
+
+from .mirror import Mirror, cached
+
+PAGE_SIZE = 4
+
+
+@dataclass(eq=False)
+class Sequence:
+    """A running sequence: what it is, and how much of it is computed."""
+
+    tokens: list[int]
+    namespace: str
+    lease: Lease
+    num_computed: int
+
+
+@dataclass
+class Claim:
+    namespace: str
+    tokens: list[int]
+    rank: int
+    num_moved: int  # pages that had left their tier when it was made
+
+
+def common(a: list[int], b: list[int]) -> int:
+    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+
+
+def spelled(node: Node) -> list[int]:
+    return unpack(b"".join(part.run for part in path(node)))
+
+
+def namespace_of(node: Node) -> str:
+    root = path(node)[0].parent
+    assert isinstance(root, Root)
+    return root.namespace
+
+
+def goes_first(strategy: str, leaves: list[Node]) -> list[Node]:
+    """Those of the leaves that the strategy's own words allow to go."""
+    if strategy == "program":
+        unclaimed = [leaf for leaf in leaves if not leaf.claims]
+        private = [leaf for leaf in unclaimed if leaf.family is not None]
+        leaves = private or unclaimed or leaves
+        if not unclaimed:
+            seniority = {id(leaf): min((leaf.claims or {}).values()) for leaf in leaves}
+            leaves = [leaf for leaf in leaves if seniority[id(leaf)] == max(seniority.values())]
+    if strategy == "lfu":
+        leaves = [leaf for leaf in leaves if leaf.num_hits == min(other.num_hits for other in leaves)]
+    if strategy == "priority":
+        leaves = [leaf for leaf in leaves if leaf.priority == min(other.priority for other in leaves)]
+    return [leaf for leaf in leaves if leaf.last_used == min(other.last_used for other in leaves)]
+
+
+class Model:
+    def __init__(self, num_pages: int, num_host_pages: int, strategy: StrategyName, enabled: bool) -> None:
+        self.cache = PrefixCache(
+            num_pages, PAGE_SIZE, enabled, num_host_pages=num_host_pages, strategy=strategy, events=True
+        )
+        self.known: dict[str, list[list[int]]] = {}  # every published sequence by namespace, never forgotten
+        # What the KV of a slot stands for: the token and everything before it, whole.
+        self.slots: dict[int, tuple[int, ...]] = {}
+        self.due: list[Copy] = []  # copies, decided but not made
+        self.live: list[Sequence] = []
+        self.claims: dict[int, Claim] = {}
+        self.mirror = Mirror(PAGE_SIZE)
+        self.flushed = False
+        self.watch(self.cache.tiers.device_heap, on_host=False)
+        self.watch(self.cache.tiers.host_heap, on_host=True)
+
+    def watch(self, heap: EvictionHeap, on_host: bool) -> None:
+        """Compare each victim with a search of all leaves; those without a ticket have been looked at already."""
+        pop: Callable[[], Node | None] = heap.pop
+
+        def watched() -> Node | None:
+            nodes = [node for node in self.cache.tree.nodes() if node.on_host == on_host]
+            leaves = [node for node in nodes if node.evictable and node.ticket is not None]
+            victim = pop()
+            assert victim in goes_first(self.cache.strategy, leaves) if leaves else victim is None
+            return victim
+
+        heap.pop = watched  # type: ignore[method-assign]
+
+    @property
+    def num_lost(self) -> int:
+        return self.cache.stats.num_evicted_pages + self.flushed
+
+    @property
+    def num_moved(self) -> int:
+        return self.num_lost + self.cache.stats.num_demoted_pages
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        cache = self.cache
+        return (cache.num_free, cache.num_cached, cache.num_host_cached, cache.num_available, self.num_moved)
+
+    def slot(self, lease: Lease, position: int) -> int:
+        return lease.pages[position // PAGE_SIZE] * PAGE_SIZE + position % PAGE_SIZE
+
+    def settle(self) -> None:
+        """Make the copies that are due, in order. Nothing may be written before."""
+        self.slots = self.settled()
+        self.due = []
+
+    def settled(self) -> dict[int, tuple[int, ...]]:
+        """What the slots will hold once the copies are made."""
+        self.due += self.cache.take_copies()
+        slots = dict(self.slots)
+        for copy in self.due:
+            assert copy.source != copy.target
+            for offset in range(copy.num_tokens):
+                slots[copy.target * PAGE_SIZE + offset] = slots[copy.source * PAGE_SIZE + offset]
+        return slots
+
+    def acquire(
+        self,
+        tokens: list[int],
+        namespace: str,
+        limit: int | None,
+        more: int,
+        spare: int,
+        priority: int,
+        family: str | None,
+    ) -> Sequence | None:
+        cap = len(tokens) if limit is None else min(limit, len(tokens))
+        naive = max((common(tokens[:cap], other) for other in self.known.get(namespace, [])), default=0)
+        matched = self.cache.match(tokens, namespace, limit=limit)
+        assert matched <= naive
+        if self.cache.enabled and not self.num_lost:
+            assert matched == naive
+        before = self.shape
+        lease = self.cache.acquire(
+            tokens,
+            namespace,
+            limit=limit,
+            num_tokens=matched + more,
+            spare=spare,
+            priority=priority,
+            family=family,
+        )
+        if lease is None:
+            assert self.shape == before
+            assert self.cache.pages_for(matched + more) + spare > self.cache.num_available
+            return None
+        assert self.cache.num_available >= spare
+        assert len(lease.pages) * PAGE_SIZE >= matched + more
+        assert lease.matched in (matched, matched // PAGE_SIZE * PAGE_SIZE)
+        sequence = Sequence(tokens, namespace, lease, lease.matched)
+        self.live.append(sequence)
+        return sequence
+
+    def compute(self, sequence: Sequence, num_tokens: int, more: list[int]) -> None:
+        sequence.tokens = sequence.tokens + more
+        end = min(sequence.num_computed + num_tokens, len(sequence.tokens))
+        pages = list(sequence.lease.pages)
+        before = self.shape
+        if not self.cache.extend(sequence.lease, end):
+            assert sequence.lease.pages == pages
+            assert self.shape == before
+            assert self.cache.pages_for(end) - len(pages) > self.cache.num_available
+            return
+        self.settle()
+        for position in range(sequence.num_computed, end):
+            self.slots[self.slot(sequence.lease, position)] = tuple(sequence.tokens[: position + 1])
+        sequence.num_computed = end
+
+    def commit(self, sequence: Sequence) -> None:
+        self.cache.commit(sequence.lease, sequence.tokens[: sequence.num_computed])
+        self.publish(sequence)
+
+    def release(self, sequence: Sequence) -> None:
+        self.cache.release(sequence.lease, sequence.tokens[: sequence.num_computed])
+        self.live.remove(sequence)
+        self.publish(sequence)
+        with pytest.raises(AssertionError):
+            self.cache.release(sequence.lease, [])
+        with pytest.raises(AssertionError):
+            self.cache.extend(sequence.lease, 1)
+
+    def abort(self, sequence: Sequence) -> None:
+        """Nothing computed since the last commit is published."""
+        self.cache.release(sequence.lease, [])
+        self.live.remove(sequence)
+
+    def claim(self, sequence: Sequence, claimant: int, num_tokens: int, rank: int) -> None:
+        self.cache.claim(sequence.lease, claimant, num_tokens, rank)
+        tokens = sequence.tokens[: min(num_tokens, sequence.lease.num_published)]
+        self.claims[claimant] = Claim(sequence.namespace, tokens, rank, self.num_moved)
+
+    def drop_claim(self, claimant: int) -> None:
+        self.cache.drop_claim(claimant)
+        self.claims.pop(claimant, None)
+
+    def flush(self) -> None:
+        before = self.cache.num_cached + self.cache.num_host_cached
+        assert self.cache.flush() == before - self.cache.num_cached - self.cache.num_host_cached
+        self.flushed = True
+        assert self.cache.num_host_cached == 0
+        if not self.live:
+            assert self.cache.num_free == self.cache.num_pages
+
+    def publish(self, sequence: Sequence) -> None:
+        computed = sequence.tokens[: sequence.num_computed]
+        self.known.setdefault(sequence.namespace, []).append(computed)
+        if self.cache.enabled and not self.num_lost:
+            assert self.cache.match(computed, sequence.namespace) == len(computed)
+
+    def check(self) -> None:
+        check_invariants(self.cache, [sequence.lease for sequence in self.live])
+        self.check_contents()
+        self.check_claims()
+        self.mirror.hear(self.cache.take_events())
+        assert self.mirror.cached == cached(self.cache)
+
+    def check_contents(self) -> None:
+        """Every page holds what its readers expect."""
+        slots = self.settled()
+        for sequence in self.live:
+            for position in range(sequence.num_computed):
+                slot = self.slot(sequence.lease, position)
+                assert slots[slot] == tuple(sequence.tokens[: position + 1])
+        for node in self.cache.tree.nodes():
+            tokens = spelled(node)
+            before = len(tokens) - node.num_tokens
+            for at in range(node.num_tokens):
+                page, offset = divmod(at, PAGE_SIZE)
+                assert slots[node.pages[page] * PAGE_SIZE + offset] == tuple(tokens[: before + at + 1])
+
+    def check_claims(self) -> None:
+        """Claims are noted where something claimed ends, and nowhere behind; unless something went, on every leaf."""
+        if self.cache.strategy != "program":
+            assert not self.cache.tiers.claims.claimants()
+            return
+        for node in self.cache.tree.nodes():
+            tokens = spelled(node)
+            for claimant, rank in (node.claims or {}).items():
+                claim = self.claims[claimant]
+                assert (namespace_of(node), rank) == (claim.namespace, claim.rank)
+                assert len(tokens) <= self.cache.pages_for(len(claim.tokens)) * PAGE_SIZE
+                assert common(tokens, claim.tokens) == min(len(tokens), len(claim.tokens))
+            if not node.evictable or len(tokens) % PAGE_SIZE:
+                continue
+            for claimant, claim in self.claims.items():
+                if claim.num_moved == self.num_moved and claim.namespace == namespace_of(node):
+                    needed = common(tokens, claim.tokens) == len(tokens)
+                    assert not needed or claimant in (node.claims or {})

@@ -1,0 +1,93 @@
+"""Events: what a router or a viewer hears."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+from ramify.radix.cache import PrefixCache
+from ramify.radix.events import Cleared, Removed, Stored, page_hash
+from ramify.radix.packed import pack
+
+from .mirror import Mirror, cached
+
+TOKENS = list(range(100, 140))
+
+
+def store(cache: PrefixCache, tokens: list[int], namespace: str = "") -> None:
+    lease = cache.acquire(tokens, namespace, num_tokens=len(tokens))
+    assert lease is not None
+    cache.release(lease, tokens)
+
+
+def test_whole_pages_are_told_with_their_tokens_and_their_chain() -> None:
+    cache = PrefixCache(8, events=True)
+    store(cache, TOKENS, "mine")
+    first = page_hash(None, pack(TOKENS[:16]), "mine")
+    second = page_hash(first, pack(TOKENS[16:32]), "mine")
+    assert cache.take_events() == [Stored("mine", None, [first, second], TOKENS[:32], "device")]
+    longer = [*TOKENS, *range(8)]
+    store(cache, longer, "mine")
+    third = page_hash(second, pack(longer[32:48]), "mine")
+    assert cache.take_events() == [Stored("mine", second, [third], longer[32:48], "device")]
+    assert cache.take_events() == []
+
+
+def test_a_page_s_name_stands_for_all_before_it() -> None:
+    page = pack(TOKENS[:16])
+    names = [
+        page_hash(None, page, ""),
+        page_hash(None, page, "other"),
+        page_hash(None, pack(TOKENS[1:17]), ""),
+        page_hash(1, page, ""),
+        page_hash(2, page, ""),
+    ]
+    assert len(set(names)) == len(names)
+    assert all(0 <= name < 2**64 for name in names)
+
+
+def test_names_are_the_same_in_every_process() -> None:
+    code = (
+        "from ramify.radix.events import page_hash; from ramify.radix.packed import pack;"
+        "print(page_hash(page_hash(None, pack(range(16)), 'a'), pack(range(16)), 'a'))"
+    )
+    other = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True).stdout
+    assert int(other) == page_hash(page_hash(None, pack(range(16)), "a"), pack(range(16)), "a")
+
+
+def test_pages_are_told_to_go_down_before_they_are_told_to_be_gone() -> None:
+    cache = PrefixCache(2, num_host_pages=2, events=True)
+    store(cache, TOKENS[:32])
+    (stored,) = cache.take_events()
+    assert isinstance(stored, Stored)
+    store(cache, list(range(32)))
+    down, gone, _ = cache.take_events()
+    assert down == Stored("", None, stored.hashes, TOKENS[:32], "host")
+    assert gone == Removed(stored.hashes, "device")
+
+
+def test_a_flush_of_everything_is_one_event() -> None:
+    cache = PrefixCache(8, events=True)
+    store(cache, TOKENS)
+    cache.flush()
+    assert cache.take_events() == [Cleared()]
+
+
+def test_a_flush_beside_a_pin_tells_what_goes() -> None:
+    cache = PrefixCache(8, events=True)
+    mirror = Mirror(16)
+    lease = cache.acquire(TOKENS, num_tokens=40)
+    assert lease is not None
+    cache.commit(lease, TOKENS)
+    store(cache, list(range(40)), "other")
+    cache.flush()
+    mirror.hear(cache.take_events())
+    assert mirror.cached == cached(cache)
+    assert {namespace for _, namespace, _ in mirror.cached} == {""}
+
+
+def test_nobody_listening_costs_nothing() -> None:
+    cache = PrefixCache(8)
+    store(cache, TOKENS)
+    assert cache.take_events() == []
+    assert not any(node.hashes for node in cache.tree.nodes())

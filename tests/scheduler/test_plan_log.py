@@ -1,0 +1,159 @@
+"""A log plays back to the same plans; under other settings the same requests give the same tokens."""
+
+from __future__ import annotations
+
+import io
+import random
+from concurrent.futures import Future
+from typing import Any
+
+import msgspec
+import pytest
+
+from ramify.runtime.grammars import Grammars
+from ramify.runtime.protocol.core import Claim, EndStates, FlushCache
+from ramify.runtime.protocol.errors import RequestError
+from ramify.runtime.protocol.sampling import Constraint
+from ramify.runtime.replay import Difference, replay, what_if
+from ramify.runtime.scheduler.plan_log import MAX_BYTES, Entry, Header, LoggingScheduler, Planned, read_log
+
+from .harness import VOCABULARY, Runtime, generate
+
+
+class RealGrammars:
+    """Compiles what the core would; ready when told to be, so that runs do not depend on threads."""
+
+    def __init__(self) -> None:
+        self._grammars = Grammars(VOCABULARY.token_bytes, VOCABULARY.eos_ids)
+        self._pending: list[tuple[Future[Any], Future[Any]]] = []
+
+    def get(self, constraint: Constraint) -> Future[Any]:
+        ready: Future[Any] = Future()
+        self._pending.append((ready, self._grammars.get(constraint)))
+        return ready
+
+    def compile(self) -> None:
+        for ready, compiled in self._pending:
+            if (error := compiled.exception()) is not None:
+                ready.set_exception(error)
+            else:
+                ready.set_result(compiled.result())
+        self._pending.clear()
+
+
+CONSTRAINTS = [
+    None,
+    None,
+    None,
+    Constraint("choices", '["ab", "baa"]'),
+    Constraint("regex", "a+b"),
+    Constraint("regex", "("),
+]
+
+
+def logged_run(seed: int, max_bytes: int = MAX_BYTES) -> tuple[list[bytes], Runtime]:
+    """Everything that may happen to a scheduler, in a pool that is too small for it."""
+    draw = random.Random(seed)
+    shape = {"num_pages": 24, "num_host_pages": draw.choice([0, 10])}
+    runtime = Runtime(
+        **shape,
+        budget=16,
+        order=draw.choice(["fcfs", "lpm", "dfs", "program"]),
+        eviction=draw.choice(["lru", "lfu", "priority", "program", "program"]),
+        grammars=RealGrammars(),
+    )
+    file = io.BytesIO()
+    header = Header.of(runtime.config, VOCABULARY, **shape, page_size=4, context_length=200)
+    logging = LoggingScheduler(runtime.scheduler, header, file, max_bytes=max_bytes)
+    runtime.scheduler = logging  # type: ignore[assignment]
+    stems = [draw.choices([2, 3], k=20) for _ in range(3)]
+    for i in range(40):
+        runtime.add(
+            generate(
+                f"r{i}",
+                [*draw.choice(stems), *draw.choices([2, 3, 4], k=draw.randrange(1, 9))],
+                program=draw.choice([None, "p", "q"]),
+                claims=[Claim(draw.randrange(4), draw.choice([None, 9, 16])) for _ in range(draw.randrange(3))],
+                priority=draw.choice([0, 0, 1]),
+                constraint=draw.choice(CONSTRAINTS),
+                temperature=1.0,
+                seed=i,
+                max_new_tokens=draw.randrange(0, 12),
+            ),
+        )
+        match draw.randrange(12):
+            case 0:
+                runtime.scheduler.handle(EndStates("p", draw.choice([None, [0, 2]])), 0.0)
+            case 1:
+                runtime.scheduler.handle(FlushCache(0), 0.0)
+            case 2:
+                runtime.grammars.compile()
+        if i % 7 == 6:
+            runtime.abort(f"r{i}")
+        if draw.random() < 0.5:
+            runtime.step()
+    runtime.finish()
+    return file.getvalue().splitlines(keepends=True), runtime
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_every_plan_comes_out_as_it_was_logged(seed: int) -> None:
+    lines, runtime = logged_run(seed)
+    figures = replay(read_log(lines))
+    assert figures.stats is not None
+    assert figures.stats.num_steps == len(runtime.plans)
+    assert figures.num_computed == runtime.engine.num_computed
+
+
+def test_a_plan_that_differs_is_shown() -> None:
+    entries = list(read_log(logged_run(0)[0]))
+    at = next(i for i, entry in enumerate(entries) if isinstance(entry, Planned) and entry.plan is not None)
+    entry = entries[at]
+    assert isinstance(entry, Planned)
+    assert entry.plan is not None
+    row = msgspec.structs.replace(entry.plan.rows[0], first_position=3)
+    plan = msgspec.structs.replace(entry.plan, rows=[row, *entry.plan.rows[1:]])
+    entries[at] = msgspec.structs.replace(entry, plan=plan)
+    with pytest.raises(Difference, match="first_position"):
+        replay(entries)
+
+
+@pytest.mark.parametrize(
+    "changes", [{"order": "lpm"}, {"eviction": "lru"}, {"num_pages": 60}, {"prefix_cache": False}, {"max_running": 1}]
+)
+def test_under_other_settings_the_same_requests_run_to_the_end(changes: dict[str, object]) -> None:
+    lines, _ = logged_run(1)
+    entries: list[Entry] = list(read_log(lines))
+    before, after = replay(entries), what_if(entries, **changes)
+    assert before.stats is not None
+    assert after.stats is not None
+    assert after.stats.num_running == after.stats.num_waiting == 0
+    # Those that were aborted may get further, or less far.
+    assert abs(after.stats.num_output_tokens - before.stats.num_output_tokens) <= 4 * 12
+    if "prefix_cache" in changes:
+        assert after.stats.num_cached_tokens == 0
+        assert after.num_computed > before.num_computed
+
+
+def test_a_cut_line_ends_the_log_and_anything_else_is_refused() -> None:
+    lines, _ = logged_run(2)
+    assert len(list(read_log([*lines[:-1], lines[-1][:10]]))) == len(lines) - 1
+    with pytest.raises(RequestError, match="does not begin"):
+        list(read_log(lines[1:]))
+    with pytest.raises(RequestError, match="line 2"):
+        list(read_log([lines[0], b'{"type": "nonsense"}\n']))
+    with pytest.raises(RequestError, match="line 1"):
+        list(read_log([b"hello\n"]))
+    with pytest.raises(RequestError, match="empty"):
+        replay(read_log([]))
+
+
+def test_a_log_ends_where_it_is_full_and_plays_as_far_as_it_goes() -> None:
+    whole, _ = logged_run(3)
+    size = sum(map(len, whole))
+    part, _ = logged_run(3, max_bytes=size // 2)
+    assert whole[: len(part)] == part
+    assert sum(map(len, part)) <= size // 2 < sum(map(len, whole[: len(part) + 1]))
+    figures = replay(read_log(part))
+    assert figures.stats is not None
+    assert figures.stats.num_steps > 0
