@@ -41,7 +41,7 @@ DIALECTS: list[tuple[dict[str, Any], Any]] = [
 ]
 
 
-@pytest.mark.parametrize(("fields", "check"), DIALECTS, ids=lambda value: str(value)[:40])
+@pytest.mark.parametrize(("fields", "check"), DIALECTS, ids=[json.dumps(fields)[:60] for fields, _ in DIALECTS])
 def test_every_dialect_is_obeyed(http: httpx.Client, model: str, fields: dict[str, Any], check: Any) -> None:
     body: dict[str, Any] = {"model": model, "temperature": 1.3, "seed": 1, "n": 3, "max_tokens": 200}
     chat = http.post("/v1/chat/completions", json=body | fields | {"messages": CHAT}).json()
@@ -97,7 +97,7 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("fields", "param", "word"), WRONG, ids=lambda value: str(value)[:40])
+@pytest.mark.parametrize(("fields", "param", "word"), WRONG, ids=[json.dumps(fields)[:60] for fields, *_ in WRONG])
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_constraint_that_is_wrong_is_a_400_before_anything_streams(
     http: httpx.Client, model: str, fields: dict[str, Any], param: str, word: str, stream: bool
