@@ -205,7 +205,8 @@ def resident(num_nodes: int, num_matched: int, num_requests: int, num_batches: i
     """Prompts that follow any path of a large tree, seven nodes or so, and then go on by themselves for a while."""
     draw = random.Random(2)
     mean = num_matched // 7
-    prefixes = grow_tree(draw, num_nodes, mean, 9 * mean)
+    # More than that: some go for want of room, and some are one node with what goes on from them.
+    prefixes = grow_tree(draw, num_nodes * 5 // 4, mean, 9 * mean)
     paths = [prefix[:num_matched] for prefix in prefixes if len(prefix) >= num_matched]
     paths = paths or [max(prefixes, key=len)]
 
@@ -216,18 +217,18 @@ def resident(num_nodes: int, num_matched: int, num_requests: int, num_batches: i
 
     name = f"{num_nodes:,} nodes, {num_matched:,} of {num_matched + NUM_NEW:,} tokens stored"
     # No room for the unfinished pages: something has to go from the beginning.
-    capacity = max(num_nodes * mean, 2 * (num_matched + NUM_NEW))
+    capacity = max(len(prefixes) * mean, 2 * (num_matched + NUM_NEW))
     return Scenario(name, capacity, lambda: map(fresh, prefixes), batches)
 
 
 def measure(scenario: Scenario, names: list[str]) -> dict[str, float | str]:
     """CPU microseconds per request: the batches' median for each cache."""
+    gc.collect()  # the last scenario's caches
     caches = {name: CACHES[name](scenario.capacity) for name in names}
     for tokens in scenario.fill():
         for cache in caches.values():
             cache.serve(tokens)
-    gc.collect()
-    gc.freeze()  # what stays is not walked again by every collection
+    gc.disable()  # it would walk one cache's objects on another's account; none of them leaves cycles behind
     ours = caches["ramify"]
     assert isinstance(ours, Ramify)
     num_evicted = ours.cache.stats.num_evicted_pages
@@ -251,7 +252,7 @@ def measure(scenario: Scenario, names: list[str]) -> dict[str, float | str]:
         row[f"{name} µs"] = statistics.median(times[name]) if name in times else "-"
         row[f"{name} hit %"] = 100 * num_hits[name] / num_tokens if name in times else "-"
     row["evicted pages/request"] = (ours.cache.stats.num_evicted_pages - num_evicted) / num_requests
-    gc.unfreeze()
+    gc.enable()
     return row
 
 

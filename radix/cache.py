@@ -99,31 +99,35 @@ class PrefixCache:
         strategies of those names.
         """
         found = self._match(tokens, namespace, limit)
-        if not self._fits(found, num_tokens, spare):
+        num_needed = self._num_needed(found, num_tokens, spare)
+        if num_needed is None:
             # Without the boundary page its source can be evicted.
             found = found.whole_pages()
-            if not self._fits(found, num_tokens, spare):
+            num_needed = self._num_needed(found, num_tokens, spare)
+            if num_needed is None:
                 return None
-        lease = Lease(namespace, family, priority, found.num_tokens, [], None, 0)
-        boundary = found.boundary
         self.stats.num_queried_tokens += len(tokens)
         self.stats.num_hit_tokens += found.num_tokens
         if self.num_host_pages:
             self.stats.num_host_hit_tokens += _num_host_tokens(found)
+        boundary = found.boundary
+        lease = Lease(namespace, family, priority, found.num_tokens, [], None, 0)
         self._pin(lease, found)
-        if boundary is not None:
-            # First of all: afterwards its source may go, too.
-            self.tiers.make_room(1, keep=boundary)
-            (page,) = self.tiers.take(1)
-            self.tiers.copies.append(Copy(boundary, page, found.num_boundary_tokens))
+        if boundary is None:
+            pages = self.tiers.take(num_needed)
+        else:
+            # The boundary page stays until it is copied. If it has to go for this lease, then now, after the copy.
+            num_first = num_needed if num_needed < self.num_available else 1
+            pages = self.tiers.take(num_first, keep=boundary)
+            self.tiers.copies.append(Copy(boundary, pages[0], found.num_boundary_tokens))
+            pages += self.tiers.take(num_needed - num_first)
         for node in found.nodes:
             if node.on_host:
-                self.tiers.promote(node)
+                num_left = len(pages) - len(node.pages)
+                self.tiers.promote(node, pages[num_left:])
+                del pages[num_left:]
             lease.pages += node.pages
-        if boundary is not None:
-            lease.pages.append(page)
-        extended = self.extend(lease, num_tokens)
-        assert extended
+        lease.pages += pages
         return lease
 
     def take_copies(self) -> list[Copy]:
@@ -179,6 +183,11 @@ class PrefixCache:
             self.tiers.forget(node)
         else:
             self.tiers.offer(node)
+        # What was split for somebody who is gone is one again, now that it has one age.
+        branch = node.parent
+        while isinstance(branch, Node) and not branch.holds:
+            self.tiers.join(branch)
+            branch = branch.parent
 
     def claim(self, lease: Lease, claimant: Hashable, num_tokens: int, rank: int) -> None:
         """The claimant will ask for the first `num_tokens` published tokens of the lease again.
@@ -224,17 +233,20 @@ class PrefixCache:
             return Match([], None, 0, 0, 0)
         return self.tree.match(tokens, namespace, len(tokens) if limit is None else min(limit, len(tokens)))
 
-    def _fits(self, found: Match, num_tokens: int, spare: int) -> bool:
-        num_matched, num_on_host, num_pinned = _count_pages(found)
+    def _num_needed(self, found: Match, num_tokens: int, spare: int) -> int | None:
+        """How many device pages a lease takes beside those it finds there, or None if they cannot be had."""
+        num_on_host, num_pinned = _count_pages(found)
+        num_matched = found.num_tokens // self.page_size
         num_needed = self.pages_for(max(num_tokens, found.num_tokens)) - num_matched + num_on_host
         num_available = self.tiers.num_available - num_pinned
         if num_needed + spare > num_available:
-            return False
-        if found.boundary is None or self.tiers.device.num_free:
-            return True
-        # The page that the boundary is copied to cannot be the boundary's.
-        assert found.last is not None
-        return num_available > (not found.last.on_host and not found.last.holds)
+            return None
+        if found.boundary is not None and not self.tiers.device.num_free:
+            # The page that the boundary is copied to cannot be the boundary's.
+            assert found.last is not None
+            if num_available == (not found.last.on_host and not found.last.holds):
+                return None
+        return num_needed
 
     def _pin(self, lease: Lease, found: Match) -> None:
         nodes = found.nodes
@@ -245,10 +257,9 @@ class PrefixCache:
         if not nodes:
             return
         self.tree.hold(nodes[-1])
-        family, priority = lease.family, lease.priority
         for node in nodes:
             node.num_hits += 1
-            node.note_use(family, priority)
+            node.note_use(lease.family, lease.priority)
         lease.node = nodes[-1]
         lease.num_published = found.num_tokens - found.num_boundary_tokens
 
@@ -357,9 +368,8 @@ class PrefixCache:
         lease.node = node
 
 
-def _count_pages(found: Match) -> tuple[int, int, int]:
-    """Whole pages matched; those of them on the host; those on the device that nobody holds yet."""
-    num_matched = found.num_last_pages
+def _count_pages(found: Match) -> tuple[int, int]:
+    """Of the whole pages matched: those on the host, and those on the device that nobody holds yet."""
     num_on_host = num_unheld = 0
     last = found.last
     if last is not None and last.on_host:
@@ -367,13 +377,13 @@ def _count_pages(found: Match) -> tuple[int, int, int]:
     elif last is not None and not last.holds:
         num_unheld = found.num_last_pages
     for node in reversed(found.nodes):
-        num_pages = len(node.pages)
-        num_matched += num_pages
         if node.on_host:
-            num_on_host += num_pages
-        elif not node.holds:
-            num_unheld += num_pages
-    return num_matched, num_on_host, num_unheld
+            num_on_host += len(node.pages)
+        elif node.holds:
+            break  # and so is what leads there
+        else:
+            num_unheld += len(node.pages)
+    return num_on_host, num_unheld
 
 
 def _num_host_tokens(found: Match) -> int:

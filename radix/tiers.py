@@ -72,13 +72,8 @@ class Tiers:
         """Device pages that can be had now: free ones, and those that can leave."""
         return self.device.num_free + self._tree.num_device_pages - self._tree.num_held_pages
 
-    def take(self, num_pages: int) -> list[int]:
-        """Device pages, with whatever has to leave for them."""
-        self.make_room(num_pages)
-        return self.device.take(num_pages)
-
-    def make_room(self, num_pages: int, keep: int | None = None) -> None:
-        """Have `num_pages` device pages free. `keep` is a page that stays where it is; it is the first of a node."""
+    def take(self, num_pages: int, keep: int | None = None) -> list[int]:
+        """Device pages, with whatever has to leave for them. `keep` is a page, the first of a node, that stays."""
         num_missing = num_pages - self.device.num_free
         kept: Node | None = None
         while num_missing > 0:
@@ -89,13 +84,16 @@ class Tiers:
                 kept = node
                 continue
             num_missing -= num_given
-            self._demote(node, num_given, keep)
+            if self.host.num_pages:
+                self._demote(node, num_given, keep)
+            else:
+                self._drop(node, num_given)
         if kept is not None:
             self.device_heap.offer(kept)
+        return self.device.take(num_pages)
 
-    def promote(self, node: Node) -> None:
-        """Copy a held node's pages up. Its parent is on the device."""
-        pages = self.take(len(node.pages))
+    def promote(self, node: Node, pages: list[int]) -> None:
+        """Copy a held node up, to device pages. Its parent is there."""
         page_size = self._tree.page_size
         self.copies += [Copy(low, high, page_size) for low, high in zip(node.pages, pages, strict=True)]
         self._stats.num_promoted_pages += len(pages)
@@ -114,6 +112,21 @@ class Tiers:
             # What the device has of this path is claimed through its deepest node.
             self.claims.share(node, upper)
         return upper
+
+    def join(self, node: Node) -> None:
+        """Undo a split of what nobody holds, where no decision can tell the parts apart."""
+        if len(node.children) != 1 or node.holds:
+            return
+        (child,) = node.children.values()
+        if (
+            child.on_host == node.on_host
+            and child.family == node.family
+            and child.claims == node.claims
+            and self._key(child) == self._key(node)
+        ):
+            self._tree.join(node)
+            self.claims.leave(child, node)
+            self.offer(node)
 
     def offer(self, node: Node) -> None:
         (self.host_heap if node.on_host else self.device_heap).offer(node)
@@ -158,17 +171,9 @@ class Tiers:
         if self._events is not None:
             self._events.moved(node)
         self.claims.share(node, node.parent)
-        if len(node.children) == 1:
-            self._join(node)
+        # Pages that leave one by one would leave a node each.
+        self.join(node)
         self.host_heap.offer(node)
-
-    def _join(self, node: Node) -> None:
-        """Pages that leave one by one would leave a node each: undo the split where nothing tells the parts apart."""
-        (child,) = node.children.values()
-        alike = child.family == node.family and child.claims == node.claims and child.priority == node.priority
-        if alike and not child.holds:
-            self._tree.join(node)
-            self.claims.leave(child, node)
 
     def _host_room(self, num_pages: int, key: tuple[int, ...], keep: int | None) -> int:
         """How many host pages, at most `num_pages`, can be had of those that are free or go before `key` does."""

@@ -149,7 +149,9 @@ class RadixTree:
                 last, num_shared = branch.nearest(first) if first else (None, 0)
                 return Match(nodes, last, 0, num_shared, at // TOKEN_BYTES + num_shared)
             run = child.run
-            stop = min(at + len(run), end)
+            stop = at + len(run)
+            if stop > end:
+                stop = end
             while (agrees := run.startswith(packed[at:stop])) and len(packed) < stop:
                 packed += _upcoming(tokens, packed, limit)
             if not agrees or stop - at < len(run) or len(run) % page_bytes:
@@ -229,8 +231,8 @@ class RadixTree:
         self.num_nodes += 1
         return upper
 
-    def join(self, node: Node) -> Node:
-        """Undo a split: take the only child into the node. Returns the child, which is no node any more."""
+    def join(self, node: Node) -> None:
+        """Undo a split: take the only child into the node."""
         (child,) = node.children.values()
         assert not child.holds
         assert not node.holds
@@ -245,7 +247,6 @@ class RadixTree:
             node.attach(grandchild)
         child.attached = False
         self.num_nodes -= 1
-        return child
 
     def cut(self, leaf: Node, num_pages: int) -> list[int]:
         """Take the last `num_pages` pages, not all, from a leaf."""

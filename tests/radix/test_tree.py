@@ -89,6 +89,21 @@ def test_a_split_leaves_every_lease_what_it_held() -> None:
     check_invariants(cache, [])
 
 
+def test_a_split_is_undone_once_nothing_tells_the_parts_apart() -> None:
+    cache = PrefixCache(13)
+    long = list(range(160))
+    store(cache, long)
+    store(cache, [*range(64), 7])
+    assert cache.tree.num_nodes == 3
+    store(cache, long)
+    filler = cache.acquire([], "other", num_tokens=3 * 16)  # the branch that was left halfway has to go
+    assert filler is not None
+    store(cache, long)
+    assert cache.match([*range(64), 7]) == 64
+    assert [len(node.pages) for node in cache.tree.nodes()] == [10]
+    check_invariants(cache, [filler])
+
+
 def test_parts_that_a_strategy_tells_apart_stay_apart() -> None:
     cache = PrefixCache(13, strategy="lfu")
     long = list(range(160))
