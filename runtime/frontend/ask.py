@@ -16,7 +16,8 @@ class Calling:
     format: ToolFormat
     schemas: Mapping[str, str]
     forced: bool = False  # the answer is a call
-    exact: bool = False  # a call that the model opens itself is held to its schema
+    strict: bool = False  # a call that the model opens itself must be held to its schema
+    exact: bool = False  # and is: the schemas can be compiled, and it shows when a call begins
     parallel: bool = True
 
 

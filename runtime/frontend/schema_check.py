@@ -17,20 +17,29 @@ MAX_KNOWN = 1024
 class SchemaCheck:
     def __init__(self, generator: Generator) -> None:
         self._generator = generator
-        self._known: OrderedDict[Constraint, None] = OrderedDict()
+        self._known: OrderedDict[Constraint, str | None] = OrderedDict()  # what is wrong with each
 
     async def check(self, constraint: Constraint) -> None:
         """Raises RequestError (code "invalid_grammar") for one that cannot be compiled."""
-        if constraint in self._known:
-            self._known.move_to_end(constraint)
-            return
+        if constraint not in self._known:
+            self._known[constraint] = await self._ask(constraint)
+            while len(self._known) > MAX_KNOWN:
+                self._known.popitem(last=False)
+        self._known.move_to_end(constraint)
+        if (message := self._known[constraint]) is not None:
+            raise RequestError(message, code="invalid_grammar")
+
+    async def _ask(self, constraint: Constraint) -> str | None:
         bos = self._generator.tokenizer.bos_id
         sampling = SamplingParams(max_new_tokens=1, temperature=0.0, constraint=constraint)
-        with self._generator.start(Prompt(tokens=[bos or 0], sampling=sampling)) as [sample]:
-            await sample.result()
-        self._known[constraint] = None
-        while len(self._known) > MAX_KNOWN:
-            self._known.popitem(last=False)
+        try:
+            with self._generator.start(Prompt(tokens=[bos or 0], sampling=sampling)) as [sample]:
+                await sample.result()
+        except RequestError as error:
+            if error.code != "invalid_grammar":
+                raise
+            return str(error)
+        return None
 
     async def check_tool(self, name: str, schema: str) -> None:
         """The same for the arguments of a tool. The error names it."""

@@ -152,10 +152,15 @@ class Turn:
         trigger: str | None = calling.format.trigger
         opening = calling.format.opening
         while trigger is not None:
+            blanks = ""  # held back: before a call they are the format's
             async for piece in steps.sample:
                 if constraint is None:
-                    yield Delta(piece.text, logprobs=piece.logprobs)
+                    text = blanks + piece.text
+                    blanks = text[len(text.rstrip()) :]
+                    yield Delta(text.rstrip(), logprobs=piece.logprobs)
             if not steps.ended_at(trigger):
+                if not self.num_calls:
+                    yield Delta(blanks)
                 break
             steps.keep()
             self._open_call(calling, opening)

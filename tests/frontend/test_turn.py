@@ -10,6 +10,7 @@ import httpx
 import pytest
 
 from ramify.runtime.protocol.core import Generate
+from ramify.runtime.protocol.errors import RequestError
 
 from .harness import House, house, run, shipped_tokenizer
 
@@ -162,21 +163,44 @@ def test_a_forced_call_is_made_in_every_format(parser: str) -> None:
     serving(say, check, tool_call_parser=parser)
 
 
-def test_a_strict_call_is_held_to_its_schema_once_the_model_opens_it() -> None:
+@pytest.mark.parametrize("strict", [True, False])
+def test_a_call_is_held_to_its_schema_once_the_model_opens_it(strict: bool) -> None:
     def say(prompt: str, request: Generate) -> str:
         if request.sampling.constraint is not None:
             return '{"x": 5}'
         if "</tool_call>" in prompt:
             return "\nThat was it."
-        return 'I look.<tool_call>\n{"name": "a", "arguments": nonsense'
+        return 'I look. \n<tool_call>\n{"name": "a", "arguments": nonsense'
 
     async def check(built: House, client: httpx.AsyncClient) -> None:
-        whole, _ = await both(client, {"tools": [tool("a", strict=True)]})
+        whole, _ = await both(client, {"tools": [tool("a", strict=strict)]})
         assert whole["tool_calls"] == [["a", '{"x": 5}']]
         assert whole["content"] == "I look.\nThat was it."
         assert whole["finish_reason"] == "tool_calls"
 
     serving(say, check)
+
+
+def test_a_call_whose_schema_cannot_be_compiled_is_read_as_it_is_written_unless_it_is_strict() -> None:
+    def script(request: Generate) -> list[int] | RequestError:
+        if request.sampling.constraint is not None:
+            return RequestError("no such keyword", code="invalid_grammar")
+        text = 'Look: <tool_call>\n{"name": "a", "arguments": {"x": "free"}}\n</tool_call>'
+        return TOKENIZER.encode(text, parse_special=False, continues=True)
+
+    async def main() -> None:
+        async with (
+            house(script, http=True) as built,
+            httpx.AsyncClient(base_url=built.url, timeout=20) as client,
+        ):
+            whole, _ = await both(client, {"tools": [tool("a"), tool("b")]})
+            assert (whole["content"], whole["tool_calls"]) == ("Look:", [["a", '{"x": "free"}']])
+            assert sum(r.sampling.constraint is not None for r in built.core.requests) <= 2  # asked once, remembered
+            for more in ({"tools": [tool("a", strict=True)]}, {"tools": [tool("a")], "tool_choice": "required"}):
+                refused = await client.post("/v1/chat/completions", json=CHAT | more)
+                assert (refused.status_code, refused.json()["error"]["param"]) == (400, "tools")
+
+    run(main())
 
 
 def test_what_a_step_has_generated_is_the_next_ones_prefix() -> None:

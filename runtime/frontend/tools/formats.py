@@ -38,6 +38,12 @@ class ToolFormat:
     again: str | None = None
     opening_again: str = ""
 
+    @property
+    def is_marked(self) -> bool:
+        """Whether each call by itself begins with a mark that means nothing else: then even a call that nobody forced
+        can be held to its schema from there on."""
+        return self.trigger in self.begins and self.again == self.trigger
+
 
 def _read_deepseek(block: str) -> list[Call]:
     """`function<sep>NAME\\n```json\\n{...}\\n```<end>` (V3, R1) or `NAME<sep>{...}<end>` (V3.1), one after another."""

@@ -25,7 +25,7 @@ class CallParser:
         self._format = tool_format
         self._names = names
         self._waiting = ""  # not given out yet
-        self._block: str | None = None  # the marker that opened it, while inside one
+        self._block: str | None = None  # the marker that opened it and the blanks before, while inside one
         self._at_start = True  # nothing but blanks so far
         self._called = False
 
@@ -53,9 +53,11 @@ class CallParser:
         """Give out the text before a block; whether one begins."""
         found = [(at, begin) for begin in self._format.begins if (at := self._waiting.find(begin)) >= 0]
         if found:
-            at, self._block = min(found)
-            texts.append(self._waiting[:at])
-            self._waiting = self._waiting[at + len(self._block) :]
+            at, begin = min(found)
+            before = self._waiting[:at].rstrip()
+            texts.append(before)
+            self._block = self._waiting[len(before) : at + len(begin)]
+            self._waiting = self._waiting[at + len(begin) :]
             return True
         if self._at_start and self._format.starts:
             begun = self._waiting.lstrip()

@@ -8,8 +8,9 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
+from ....protocol.errors import RequestError
 from ....protocol.sampling import Constraint, LogprobParams
-from ...ask import Ask
+from ...ask import Ask, Calling
 from ...generation import Generator
 from ...messages import Messages
 from ...reasoning import CLOSE, OPEN, thinks
@@ -18,6 +19,7 @@ from ...segments import Segment
 from ...tools.detect import detect_format
 from ...tools.formats import FORMATS, ToolFormat
 from ...turn import Turn
+from ..merge import together
 from .chat_messages import with_short_ids
 from .fields import GenerationFields, room_for
 from .finish import naming
@@ -61,9 +63,8 @@ class Conversations:
             parallel=wish.parallel,
             constrained=wish.asked is not None,
         )
-        if called is not None and (called.forced or called.exact):
-            for name, schema in called.schemas.items():
-                await self._schemas.check_tool(name, schema)
+        if called is not None:
+            called = await self._checked(called)
         segments = self.messages.render(
             with_short_ids(messages) if self.tool_format.name == "mistral" else messages,
             tools=None if called is None else [tool.model_dump(exclude_none=True) for tool in wish.tools],
@@ -86,6 +87,19 @@ class Conversations:
         if isinstance(prompt, str):
             prompt = await self.generator.encoder.encode_aside([Segment(prompt, trusted=True)], at_start=True)
         return self._plain(prompt, wish)
+
+    async def _checked(self, called: Calling) -> Calling:
+        """With `exact` set. Raises RequestError for a schema that cannot be compiled, and has to be."""
+        if not (called.forced or called.strict or called.format.is_marked):
+            return called
+        checks = (self._schemas.check_tool(name, schema) for name, schema in called.schemas.items())
+        try:
+            await together(checks)
+        except RequestError as error:
+            if called.forced or called.strict or error.code != "invalid_tool":
+                raise
+            return called  # nothing was promised: the call is read as the model writes it
+        return replace(called, exact=not called.forced)
 
     def _plain(self, tokens: list[int], wish: Wish) -> Ask:
         limit, field = wish.limit

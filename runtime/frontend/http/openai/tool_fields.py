@@ -66,7 +66,7 @@ def calling(
         format=tool_format,
         schemas={function.name: _schema(function) for function in chosen},
         forced=mode == "required",
-        exact=constrained or any(function.strict for function in chosen),
+        strict=constrained or any(function.strict for function in chosen),
         parallel=parallel and not isinstance(choice, NamedChoice),
     )
 
