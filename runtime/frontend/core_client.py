@@ -34,6 +34,8 @@ from ..protocol.core import (
     Tokens,
 )
 from ..protocol.errors import ErrorInfo, RequestError, RuntimeFailed
+from ..protocol.measures import CoreMeasures
+from .watch import Watch, Watcher
 
 logger = logging.getLogger("ramify.frontend")
 
@@ -46,13 +48,15 @@ def new_rid() -> str:
 class Answer:
     """One request's tokens as they come. Leaving the `with` block before the last one aborts the request."""
 
-    def __init__(self, core: CoreClient, rid: str) -> None:
+    def __init__(self, core: CoreClient, rid: str, watch: Watch) -> None:
         self._core = core
         self._rid = rid
+        self._watch = watch
         self._queue: asyncio.Queue[Tokens | ErrorInfo] = asyncio.Queue()
         self._over = False
 
     def put(self, item: Tokens | ErrorInfo) -> None:
+        self._watch.take(item)
         self._queue.put_nowait(item)
 
     def __aiter__(self) -> Answer:
@@ -72,6 +76,7 @@ class Answer:
     def close(self) -> None:
         """Nobody will read on. Calling it again does nothing."""
         self._over = True
+        self._watch.end("abort")
         self._core.forget(self._rid)
 
     def __enter__(self) -> Answer:
@@ -86,7 +91,8 @@ class Answer:
 class CoreClient:
     """Call `start` inside the event loop that it will serve."""
 
-    def __init__(self, context: zmq.asyncio.Context, address: str) -> None:
+    def __init__(self, context: zmq.asyncio.Context, address: str, watcher: Watcher | None = None) -> None:
+        self.watcher = watcher or Watcher()
         self._socket = context.socket(zmq.DEALER)
         wire.set_options(self._socket)
         self._address = address
@@ -125,7 +131,7 @@ class CoreClient:
                 code="context_length_exceeded",
             )
         data = wire.encode(request)
-        answer = self._answers[request.rid] = Answer(self, request.rid)
+        answer = self._answers[request.rid] = Answer(self, request.rid, self.watcher.begin(request))
         self._socket.send(data)
         return answer
 
@@ -151,6 +157,17 @@ class CoreClient:
         stats = (await self._call(GetStats(next(self._calls)))).stats
         assert stats is not None
         return stats
+
+    async def measures(self) -> tuple[CoreStats, CoreMeasures]:
+        """Of the core, since it started."""
+        reply = await self._call(GetStats(next(self._calls)))
+        assert reply.stats is not None
+        return reply.stats, CoreMeasures() if reply.measures is None else reply.measures
+
+    @property
+    def num_live(self) -> int:
+        """Requests whose last token has not come."""
+        return len(self._answers)
 
     def fail(self, error: ErrorInfo) -> None:
         """The core is gone: end everything that waits, and everything to come, with `error`. The first call counts."""

@@ -7,6 +7,7 @@ from typing import Literal
 import msgspec
 
 from .errors import ErrorInfo
+from .measures import CoreMeasures
 from .sampling import LogprobParams, SamplingParams, TokenLogprob
 
 
@@ -170,6 +171,7 @@ class CoreReply(msgspec.Struct, frozen=True, tag="reply"):
 
     call: int
     stats: CoreStats | None = None
+    measures: CoreMeasures | None = None  # beside the stats
     error: ErrorInfo | None = None
 
 

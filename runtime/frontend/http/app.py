@@ -9,11 +9,15 @@ from starlette.responses import Response
 from ...protocol.config import ServeConfig
 from ...protocol.version import __version__
 from ..generation import Generator
+from ..siblings import Siblings
 from . import errors, openapi
 from .admin import AdminApi
 from .connection import ClientLeftError
 from .constrained import ConstrainedApi
 from .guard import Guard
+from .limits import Limits
+from .metering import HttpTracer, Metering
+from .metrics import MetricsApi
 from .native import NativeApi
 from .openai.chat import ChatApi
 from .openai.completions import CompletionsApi
@@ -26,7 +30,10 @@ from .score import ScoreApi
 from .tokens import TokensApi
 
 
-def create_app(generator: Generator, config: ServeConfig) -> FastAPI:
+def create_app(
+    generator: Generator, config: ServeConfig, siblings: Siblings, tracer: HttpTracer | None = None
+) -> FastAPI:
+    measures = generator.core.watcher.measures
     app = FastAPI(title="ramify", version=__version__, redirect_slashes=False)
     errors.install(app)
     openapi.install(app)
@@ -46,8 +53,17 @@ def create_app(generator: Generator, config: ServeConfig) -> FastAPI:
         EmbeddingsApi(generator),
         ConstrainedApi(conversations),
         ScoreApi(generator),
+        MetricsApi(generator.core, siblings),
     ):
         app.include_router(api.router, responses=errors.DOCUMENTED)
+    if config.max_requests_per_key is not None or config.requests_per_minute_per_key is not None:
+        app.add_middleware(
+            Limits,
+            by_key=bool(_listed(config.api_key)),
+            max_running=_share(config.max_requests_per_key, config.frontends),
+            per_minute=_share(config.requests_per_minute_per_key, config.frontends),
+            measures=measures,
+        )
     app.add_middleware(Guard, api_keys=_listed(config.api_key), max_body_bytes=config.max_body_mib << 20)
     if origins := _listed(config.cors_origins):
         # Outside the guard: a page's question whether it may ask carries no key.
@@ -58,7 +74,12 @@ def create_app(generator: Generator, config: ServeConfig) -> FastAPI:
             allow_headers=["*"],
             expose_headers=["x-request-id", "retry-after"],
         )
+    app.add_middleware(Metering, measures=measures, tracer=tracer)  # the outermost: counts refusals too
     return app
+
+
+def _share(limit: int | None, frontends: int) -> int | None:
+    return None if limit is None else -(-limit // frontends)
 
 
 def _listed(setting: str | None) -> list[str]:
