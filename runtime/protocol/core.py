@@ -151,6 +151,7 @@ class CoreStats(msgspec.Struct, frozen=True, kw_only=True):
     num_output_tokens: int
     num_retractions: int
     num_evicted_pages: int
+    num_held_pages: int = 0  # that no eviction can free: running requests hold them
     num_host_cached_pages: int = 0
     num_demoted_pages: int = 0  # copied to the host when the pool had no room
     num_promoted_pages: int = 0  # and back

@@ -219,6 +219,7 @@ class Scheduler:
             num_pages=self._cache.num_pages,
             num_free_pages=self._cache.num_free,
             num_cached_pages=self._cache.num_cached,
+            num_held_pages=self._cache.num_pages - self._cache.num_available,
             num_evicted_pages=self._cache.stats.num_evicted_pages,
             num_host_cached_pages=self._cache.num_host_cached,
             num_demoted_pages=self._cache.stats.num_demoted_pages,

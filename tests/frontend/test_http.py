@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ramify.runtime.frontend.http.server import HttpServer
+from ramify.runtime.frontend.http.listening import listen
 from ramify.runtime.protocol.config import ServeConfig
 from ramify.runtime.protocol.core import Generate
 from ramify.runtime.protocol.errors import RamifyError, RequestError, RuntimeFailed
@@ -450,10 +450,8 @@ def test_a_port_that_is_taken_is_an_error_that_names_it() -> None:
         async with served() as (built, _):
             port = built.frontend.http_port
             assert port is not None
-            from fastapi import FastAPI
-
             with pytest.raises(RamifyError, match=str(port)):
-                HttpServer(FastAPI(), "127.0.0.1", port)
+                listen(ServeConfig(socket_dir="", port=port))
 
     run(main())
 
@@ -468,15 +466,9 @@ def test_the_api_describes_itself() -> None:
 
 
 def test_answers_do_not_wait_for_acknowledgements() -> None:
-    async def app(scope: Any, receive: Any, send: Any) -> None: ...
-
-    server = HttpServer(app, "127.0.0.1", 0)
-    listening = server._socket
-    try:
-        listening.listen()
-        with socket.create_connection(("127.0.0.1", server.port)):
-            accepted, _ = listening.accept()
-            with accepted:
-                assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
-    finally:
-        listening.close()
+    listening = listen(ServeConfig(socket_dir="", port=0))
+    assert listening is not None
+    with listening, socket.create_connection(listening.getsockname()):
+        accepted, _ = listening.accept()
+        with accepted:
+            assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)

@@ -20,10 +20,10 @@ from ...protocol.measures import CoreMeasures, Distribution, FrontendMeasures
 ALIASES = {
     "requests_running": ("vllm:num_requests_running", "sglang:num_running_reqs"),
     "requests_waiting": ("vllm:num_requests_waiting", "sglang:num_queue_reqs"),
-    "kv_use": ("vllm:kv_cache_usage_perc", "sglang:token_usage"),
+    "kv_held": ("vllm:kv_cache_usage_perc", "sglang:token_usage"),
     "cache_hit_rate": ("sglang:cache_hit_rate",),
     "kv_slots": ("sglang:max_total_num_tokens",),
-    "kv_slots_in_use": ("sglang:num_used_tokens",),
+    "kv_slots_held": ("sglang:num_used_tokens",),
     "prompt_tokens": ("vllm:prompt_tokens", "vllm:prefix_cache_queries", "sglang:prompt_tokens"),
     "cached_tokens": ("vllm:prefix_cache_hits", "sglang:cached_tokens"),
     "generated_tokens": ("vllm:generation_tokens", "sglang:generation_tokens"),
@@ -115,8 +115,8 @@ class _Families:
         gauge("requests_waiting", "Requests that wait for a place, or their grammar", stats.num_waiting)
         gauge("kv_use", "Share of the KV pool's pages in use, cached prefixes included", stats.kv_use)
         gauge("kv_slots", "Tokens whose KV fits at once", info.num_slots)
-        in_use = (stats.num_pages - stats.num_free_pages) * info.page_size
-        gauge("kv_slots_in_use", "Tokens' places in use, cached prefixes included", in_use)
+        gauge("kv_held", "Share of the KV pool's pages that running requests hold", stats.num_held_pages / info.num_pages)
+        gauge("kv_slots_held", "Tokens' places that running requests hold", stats.num_held_pages * info.page_size)
         gauge("cached_pages", "KV pages that hold prefixes for reuse", stats.num_cached_pages)
         gauge("host_cached_pages", "Host pages that hold prefixes for reuse", stats.num_host_cached_pages)
         gauge("cache_hit_rate", "Share of prompt tokens that were not computed, since start", stats.cache_hit_rate)

@@ -28,6 +28,19 @@ class Account:
     num_running: int = 0
 
 
+class _Place:
+    """Among the running requests of an account, until it is left."""
+
+    def __init__(self, account: Account) -> None:
+        account.num_running += 1
+        self._account: Account | None = account
+
+    def leave(self) -> None:
+        if self._account is not None:
+            self._account.num_running -= 1
+            self._account = None
+
+
 class Limits:
     """Counts requests that change or make something (POST, PUT); looking is free. `by_key`: keys were checked
     before; else all clients share one account."""
@@ -72,16 +85,19 @@ class Limits:
                 "x-ratelimit-remaining-requests": str(int(account.allowance)),
             }
 
+        place = _Place(account)
+
         async def send_with_limits(message: Message) -> None:
             if message["type"] == "http.response.start":
                 MutableHeaders(scope=message).update(headers)
+            elif not message.get("more_body", False):
+                place.leave()  # before the client has it all, and comes back
             await send(message)
 
-        account.num_running += 1
         try:
             await self._app(scope, receive, send_with_limits)
         finally:
-            account.num_running -= 1
+            place.leave()
 
     def _account(self, key: str) -> Account:
         now = self._clock()
