@@ -25,6 +25,8 @@ def end_of(message: Generate, *, vocab_size: int, context_length: int, num_slots
     _check_ids(params.logit_bias, vocab_size, "logit_bias")
     if params.seed is None and not params.greedy:
         raise RequestError("sampling needs a seed", param="seed")
+    if message.pooling is not None and params.max_new_tokens:
+        raise RequestError("an embedding is of a prompt: max_new_tokens must be 0", param="max_new_tokens")
     if num_prompt > context_length:
         raise RequestError(
             f"the prompt has {num_prompt} tokens, the context length is {context_length}",

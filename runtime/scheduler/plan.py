@@ -51,6 +51,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     sample: Sample | None = None
     mask: bytes | None = None  # int32 little-endian words: bit t % 32 of word t // 32 set iff token t may come next
     score: Score | None = None
+    pool_from: int | None = None  # the sum of the hidden states of the row's tokens from this one on is wanted
 
 
 class PageCopy(msgspec.Struct, frozen=True):
@@ -75,6 +76,7 @@ class RowResult(msgspec.Struct, frozen=True, kw_only=True):
     token: int | None = None  # the sampled one, when the row had a Sample
     logprob: TokenLogprob | None = None
     scores: list[TokenLogprob] = []
+    pooled: bytes | None = None  # float32, little-endian, when the row had a `pool_from`
 
 
 class ForwardResult(msgspec.Struct, frozen=True, kw_only=True):

@@ -23,6 +23,7 @@ def build_row(part: Part, vocab_size: int, page_size: int) -> Row:
         sample=_sample(request) if part.samples else None,
         mask=_mask(request, vocab_size) if part.samples else None,
         score=_score(request, first, end),
+        pool_from=None if request.pool is None else request.pool.start(first, end),
     )
 
 

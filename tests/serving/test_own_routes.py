@@ -181,9 +181,3 @@ def test_a_conversation_may_be_decided_about(http: httpx.Client, model: str) -> 
 def test_what_cannot_be_decided_is_a_400(http: httpx.Client, model: str, fields: dict[str, Any], param: str) -> None:
     body = {"model": model, "input": REVIEW, "questions": QUESTIONS} | fields
     check_error(http.post("/v1/decisions", json=body), param)
-
-
-def test_a_model_that_generates_has_no_embeddings(http: httpx.Client, model: str) -> None:
-    message = check_error(http.post("/v1/embeddings", json={"model": model, "input": "a"}), "model")
-    assert "no embeddings" in message
-    assert http.post("/v1/embeddings", json={"model": "nobody", "input": "a"}).status_code == 404
