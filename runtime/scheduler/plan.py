@@ -31,6 +31,7 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
     penalties: Penalties | None = None
     logit_bias: dict[int, float] = {}
     num_top_logprobs: int | None = None  # None: no log-probabilities wanted
+    logprobs_of: tuple[int, ...] = ()  # and with them those of these tokens
 
 
 class Score(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,6 +40,7 @@ class Score(msgspec.Struct, frozen=True, kw_only=True):
     first: int
     targets: list[int]
     num_top: int
+    of: tuple[int, ...] = ()  # further tokens whose log-probability is wanted at each position
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):

@@ -52,6 +52,7 @@ def _sample(request: Request) -> Sample:
         penalties=penalties,
         logit_bias=params.logit_bias,
         num_top_logprobs=None if logprobs is None else logprobs.num_top,
+        logprobs_of=() if logprobs is None else logprobs.of,
     )
 
 
@@ -65,4 +66,5 @@ def _score(request: Request, first: int, end: int) -> Score | None:
         first=target - 1 - first,
         targets=request.message.tokens[target : end + 1],
         num_top=request.message.logprobs.num_top,
+        of=request.message.logprobs.of,
     )

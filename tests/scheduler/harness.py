@@ -55,9 +55,10 @@ def choose(history: Sequence[int], allowed: Iterable[int], how: object) -> int:
     return candidates[number(tuple(history), how) % len(candidates)]
 
 
-def logprob(history: Sequence[int], token: int, num_top: int) -> TokenLogprob:
+def logprob(history: Sequence[int], token: int, num_top: int, of: Sequence[int] = ()) -> TokenLogprob:
     top = [(-float(i), number(tuple(history), i) % VOCABULARY.vocab_size) for i in range(num_top)]
-    return TokenLogprob(-(number(tuple(history), token) % 1000) / 100, token, top)
+    values = [-(number(tuple(history), each) % 1000) / 100 for each in (token, *of)]
+    return TokenLogprob(values[0], token, top, values[1:])
 
 
 def hidden(history: Sequence[int]) -> np.ndarray:
@@ -103,7 +104,7 @@ class FakeEngine:
         if row.score is not None:
             for i, target in enumerate(row.score.targets):
                 before = history[: row.first_position + row.score.first + i + 1]
-                scores.append(logprob(before, target, row.score.num_top))
+                scores.append(logprob(before, target, row.score.num_top, row.score.of))
         pooled = None
         if row.pool_from is not None:
             ends = range(row.first_position + row.pool_from, len(history))
@@ -123,7 +124,9 @@ class FakeEngine:
         token = choose(history, allowed, how)
         wanted = sample.num_top_logprobs
         return RowResult(
-            token=token, logprob=None if wanted is None else logprob(history, token, wanted), scores=scores
+            token=token,
+            logprob=None if wanted is None else logprob(history, token, wanted, sample.logprobs_of),
+            scores=scores,
         )
 
 
@@ -349,13 +352,13 @@ def sequential(message: Generate, *, context_length: int = 200, num_slots: int =
     params = message.sampling
     prompt = list(message.tokens)
     answer = Answer(finish=Finish("length"))
-    num_top = 0 if message.logprobs is None else message.logprobs.num_top
+    num_top, of = (0, ()) if message.logprobs is None else (message.logprobs.num_top, message.logprobs.of)
     if message.logprobs is not None:
         answer.logprobs = []
         start = message.logprobs.prompt_from
         if start is not None:
             positions = range(start, len(prompt))
-            answer.prompt_logprobs = [logprob(prompt[:p], prompt[p], num_top) if p else None for p in positions]
+            answer.prompt_logprobs = [logprob(prompt[:p], prompt[p], num_top, of) if p else None for p in positions]
     if message.pooling is not None:
         states = [hidden(prompt[: place + 1]) for place in range(len(prompt))]
         pooled = sum(states, np.zeros(3, "<f4")) / len(states) if message.pooling == "mean" else states[-1]
@@ -375,7 +378,7 @@ def sequential(message: Generate, *, context_length: int = 200, num_slots: int =
         )
         token = choose(history, base - avoided or base, how)
         if answer.logprobs is not None:
-            answer.logprobs.append(logprob(history, token, num_top))
+            answer.logprobs.append(logprob(history, token, num_top, of))
         answer.ids.append(token)
         if language is not None and token == EOS:
             answer.finish = Finish("stop", EOS)
