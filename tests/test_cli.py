@@ -34,7 +34,14 @@ MODEL_FLAGS = {
     "--max-waiting",
     "--prefix-cache",
 }
-HTTP_FLAGS = {"--cors-origins", "--max-body-mib", "--tool-call-parser", "--reasoning-parser"}
+HTTP_FLAGS = {
+    "--cors-origins",
+    "--max-body-mib",
+    "--max-requests-per-key",
+    "--request-timeout",
+    "--tool-call-parser",
+    "--reasoning-parser",
+}
 FLAGS = {
     "serve": MODEL_FLAGS | {"--host", "--port", "--api-key", "--log-level"} | HTTP_FLAGS,
     "run": MODEL_FLAGS | {"--model", "--address", "--log-level"},

@@ -77,10 +77,15 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True):
     ] = None
     max_body_mib: Annotated[int, Meta(ge=1, le=1024, description="MiB that the body of an HTTP request may have")] = 32
     max_requests_per_key: Annotated[
-        Annotated[int, Meta(ge=1)] | None, Meta(description="requests of one API key at once; default: no limit")
+        Annotated[int, Meta(ge=1)] | None,
+        Meta(description="HTTP requests that one API key may have at once; default: any number"),
     ] = None
     requests_per_minute_per_key: Annotated[
-        Annotated[int, Meta(ge=1)] | None, Meta(description="requests of one API key in a minute; default: no limit")
+        Annotated[int, Meta(ge=1)] | None, Meta(description="HTTP requests of one API key in a minute; default: any number")
+    ] = None
+    request_timeout: Annotated[
+        Annotated[float, Meta(gt=0)] | None,
+        Meta(description="seconds that an HTTP request may take, its answer included; default: any time"),
     ] = None
     tool_call_parser: Annotated[
         Literal["auto", "hermes", "llama3_json", "pythonic", "mistral", "deepseek", "json"],

@@ -58,7 +58,6 @@ class FrontendMeasures(msgspec.Struct, kw_only=True):
     http_answers: dict[str, int] = {}  # "METHOD route status"
     http_seconds: dict[str, Distribution] = {}  # by "METHOD route", to the last byte
     num_http_running: int = 0
-    num_limited: int = 0  # refused by a key's limits
 
     def count(self, outcome: Outcome) -> None:
         self.outcomes[outcome] = self.outcomes.get(outcome, 0) + 1
@@ -95,7 +94,6 @@ def total(parts: Iterable[FrontendMeasures]) -> FrontendMeasures:
         for route, spent in part.http_seconds.items():
             whole.http_seconds.setdefault(route, Distribution.over(spent.bounds)).add(spent)
         whole.num_http_running += part.num_http_running
-        whole.num_limited += part.num_limited
     return whole
 
 

@@ -39,6 +39,7 @@ from .limits import end_of
 from .orders import ORDERS
 from .outcome import abort_answer, advance, prompt_answer
 from .plan import ForwardPlan, ForwardResult, PageCopy, Row
+from .pool import Pool
 from .programs import Programs
 from .request import Request, family
 from .rows import build_row
@@ -248,6 +249,7 @@ class Scheduler:
             end=end,
             stops=StopRules(message.sampling, self._vocabulary),
             tokens=list(message.tokens),
+            pool=None if message.pooling is None else Pool(message.pooling, len(message.tokens)),
         )
         self._num_arrived += 1
         self._live[request.rid] = request

@@ -203,6 +203,22 @@ def test_a_call_whose_schema_cannot_be_compiled_is_read_as_it_is_written_unless_
     run(main())
 
 
+def test_what_is_said_before_a_call_is_no_final_answer() -> None:
+    def say(prompt: str, request: Generate) -> str:
+        if request.sampling.constraint is not None:
+            return '{"x": 5}'
+        return "" if "</tool_call>" in prompt else "I look.\n<tool_call>"
+
+    async def check(built: House, client: httpx.AsyncClient) -> None:
+        flat = {"type": "function", "name": "a", "parameters": tool("a")["function"]["parameters"]}
+        response = await client.post("/v1/responses", json={"model": "fake", "input": "a", "tools": [flat]})
+        message, call = response.json()["output"]
+        assert (message["phase"], message["content"][0]["text"]) == ("commentary", "I look.")
+        assert (call["name"], call["arguments"], "phase" in call) == ("a", '{"x": 5}', False)
+
+    serving(say, check)
+
+
 def test_what_a_step_has_generated_is_the_next_ones_prefix() -> None:
     def say(prompt: str, request: Generate) -> str:
         return "42" if request.sampling.constraint is not None else "Hm</think> no"

@@ -114,7 +114,7 @@ def test_a_key_has_its_limits_and_others_have_theirs() -> None:
         with client.stream("POST", "/generate", json=stream, headers=anna) as running:
             assert running.headers["x-ratelimit-remaining-requests"] == "2"
             at_once = client.post("/generate", json=short, headers=anna)
-            assert (at_once.status_code, at_once.json()["error"]["code"]) == (429, "rate_limit_exceeded")
+            assert (at_once.status_code, at_once.json()["error"]["code"]) == (429, "too_many_requests")
             assert client.post("/generate", json=short, headers=bert).status_code == 200
             running.read()
         answers = [client.post("/generate", json=short, headers=anna) for _ in range(3)]
@@ -122,7 +122,7 @@ def test_a_key_has_its_limits_and_others_have_theirs() -> None:
         assert 1 <= int(answers[-1].headers["retry-after"]) <= 20
         assert client.get("/v1/models", headers=anna).status_code == 200  # looking is free
         assert client.post("/generate", json=short).status_code == 401
-        assert scrape(client, headers=bert)("ramify_http_requests_limited_total") == 2
+        assert scrape(client, headers=bert)("ramify_http_errors_total", status="429") == 2
 
 
 @pytest.fixture(scope="module")

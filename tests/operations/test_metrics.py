@@ -149,14 +149,12 @@ def test_frontends_add_up() -> None:
         part.ttft.observe(0.02 * index)
         part.answered("GET /health", 200, 0.1)
         part.count("stop")
-        part.num_limited = index
         parts.append(part)
     whole = Scrape(exposition(total(parts), None).decode())
     assert whole("ramify_time_to_first_token_seconds_count") == 2
     assert whole("ramify_time_to_first_token_seconds_sum") == pytest.approx(0.06)
     assert whole("ramify_http_requests_total", route="/health") == 2
     assert whole("ramify_request_outcomes_total", finished_reason="stop") == 2
-    assert whole("ramify_http_requests_limited_total") == 3
     assert parts[0].ttft.num == 1  # the parts are as they were
 
 

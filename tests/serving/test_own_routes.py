@@ -1,4 +1,4 @@
-"""`/v1/constrained`, `/v1/score`, `/v1/decisions`, `/v1/embeddings`."""
+"""`/v1/constrained`, `/v1/score`, `/v1/decisions`, and the native route's log-probabilities."""
 
 from __future__ import annotations
 
@@ -183,7 +183,30 @@ def test_what_cannot_be_decided_is_a_400(http: httpx.Client, model: str, fields:
     check_error(http.post("/v1/decisions", json=body), param)
 
 
-def test_a_model_that_generates_has_no_embeddings(http: httpx.Client, model: str) -> None:
-    message = check_error(http.post("/v1/embeddings", json={"model": model, "input": "a"}), "model")
-    assert "no embeddings" in message
-    assert http.post("/v1/embeddings", json={"model": "nobody", "input": "a"}).status_code == 404
+@pytest.mark.parametrize("start", [-1, 0, 3])
+def test_tokens_that_are_asked_for_have_the_log_probabilities_that_the_likeliest_have(
+    http: httpx.Client, start: int
+) -> None:
+    body: dict[str, Any] = {
+        "text": CAPITAL,
+        "sampling_params": {"max_new_tokens": 4, "temperature": 0},
+        "return_logprob": True,
+        "logprob_start_len": start,
+        "top_logprobs_num": 64,
+    }
+    tops = post(http, "/generate", **body)["meta_info"]
+    asked = [token for _, token, _ in tops["output_top_logprobs"][0][:3]]
+    meta = post(http, "/generate", **body, token_ids_logprob=asked)["meta_info"]
+    num_compared = 0
+    for side in ("input", "output"):
+        found = meta[f"{side}_token_ids_logprobs"]
+        assert len(found) == len(meta[f"{side}_token_logprobs"])
+        for entries, top in zip(found, tops[f"{side}_top_logprobs"], strict=True):
+            assert (entries is None) == (top is None)
+            assert entries is None or [token for _, token, _ in entries] == asked
+            known = {token: logprob for logprob, token, _ in top or []}
+            for logprob, token, _ in entries or []:
+                if token in known:
+                    assert logprob == pytest.approx(known[token], abs=1e-4)
+                    num_compared += 1
+    assert num_compared >= 3

@@ -24,6 +24,7 @@ def test_a_question_is_answered(client: OpenAI, model: str) -> None:
     assert (answer.status, answer.object, answer.error, answer.metadata) == ("completed", "response", None, {"a": "b"})
     [message] = answer.output
     assert (message.type, message.role, message.status) == ("message", "assistant", "completed")
+    assert message.phase == "final_answer"
     usage = answer.usage
     assert usage.total_tokens == usage.input_tokens + usage.output_tokens
     chat = client.chat.completions.create(model=model, messages=[{"role": "user", "content": QUESTION}], temperature=0)

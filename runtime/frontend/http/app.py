@@ -26,6 +26,7 @@ from .openai.decisions import DecisionsApi
 from .openai.embeddings import EmbeddingsApi
 from .openai.models import ModelsApi
 from .openai.responses import ResponsesApi
+from .rates import Rates
 from .score import ScoreApi
 from .tokens import TokensApi
 
@@ -56,14 +57,13 @@ def create_app(
         MetricsApi(generator.core, siblings),
     ):
         app.include_router(api.router, responses=errors.DOCUMENTED)
-    if config.max_requests_per_key is not None or config.requests_per_minute_per_key is not None:
-        app.add_middleware(
-            Limits,
-            by_key=bool(_listed(config.api_key)),
-            max_running=_share(config.max_requests_per_key, config.frontends),
-            per_minute=_share(config.requests_per_minute_per_key, config.frontends),
-            measures=measures,
-        )
+    if config.requests_per_minute_per_key is not None:
+        app.add_middleware(Rates, per_minute=_share(config.requests_per_minute_per_key, config.frontends))
+    app.add_middleware(
+        Limits,
+        max_requests=_share(config.max_requests_per_key, config.frontends),
+        seconds=config.request_timeout,
+    )
     app.add_middleware(Guard, api_keys=_listed(config.api_key), max_body_bytes=config.max_body_mib << 20)
     if origins := _listed(config.cors_origins):
         # Outside the guard: a page's question whether it may ask carries no key.

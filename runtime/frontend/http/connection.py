@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable
 from typing import Any, TypeVar
 
@@ -13,6 +14,9 @@ from starlette.types import Receive, Scope, Send
 
 from ...protocol.errors import RamifyError
 from .errors import error_event
+from .events import DONE, event, named_event
+
+logger = logging.getLogger("ramify.frontend")
 
 T = TypeVar("T")
 _encoder = msgspec.json.Encoder()
@@ -61,7 +65,7 @@ class EventStream(Response):
         del self.headers["content-length"]
         self._first = first
         self._rest = rest
-        self._event = _named_event if named else _event
+        self._event = named_event if named else event
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         sending = asyncio.ensure_future(self._send(send))
@@ -87,14 +91,8 @@ class EventStream(Response):
             yield self._event(self._first)
             async for value in self._rest:
                 yield self._event(value)
-        except RamifyError as error:
-            yield _event(error_event(error))
-        yield b"data: [DONE]\n\n"
-
-
-def _named_event(value: Any) -> bytes:
-    return b"event: " + value["type"].encode() + b"\n" + _event(value)
-
-
-def _event(value: Any) -> bytes:
-    return b"data: " + _encoder.encode(value) + b"\n\n"
+        except Exception as error:
+            if not isinstance(error, RamifyError):
+                logger.exception("a stream failed on an error of ours")
+            yield event(error_event(error))
+        yield DONE

@@ -90,7 +90,6 @@ class _Families:
             self._all.append(family)
         self._http(measures)
         gauge("http_requests_running", "HTTP requests being answered", measures.num_http_running)
-        counter("http_requests_limited", "HTTP requests refused by their key's limits", measures.num_limited)
 
     def _http(self, measures: FrontendMeasures) -> None:
         answers = CounterMetricFamily("ramify_http_requests", "HTTP answers", labels=["method", "route", "status"])

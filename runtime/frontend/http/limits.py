@@ -1,116 +1,108 @@
-"""How much one API key may ask: so many requests at once, so many a minute. Plain ASGI; knows no routes.
-
-A process's own account. Several frontends share a limit in equal parts, rounded up.
-"""
+"""How much one HTTP client may have: so many requests at once, so much time for each. Plain ASGI; knows no routes."""
 
 from __future__ import annotations
 
-import math
-import time
-from collections.abc import Callable
-from dataclasses import dataclass
+import asyncio
+from collections import Counter
 
-from starlette.datastructures import Headers, MutableHeaders
+from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ...protocol.measures import FrontendMeasures
-from .errors import error_response
+from .errors import error_body, error_response
+from .events import DONE, event
+from .guard import KEY, OPEN_PATHS
 
-MINUTE = 60.0
-
-
-@dataclass
-class Account:
-    """One key's. `allowance` refills steadily, up to a minute's worth."""
-
-    allowance: float
-    refilled: float  # on the clock
-    num_running: int = 0
-
-
-class _Place:
-    """Among the running requests of an account, until it is left."""
-
-    def __init__(self, account: Account) -> None:
-        account.num_running += 1
-        self._account: Account | None = account
-
-    def leave(self) -> None:
-        if self._account is not None:
-            self._account.num_running -= 1
-            self._account = None
+BODY_PAUSE = 30.0  # seconds that the next part of a body may take
 
 
 class Limits:
-    """Counts requests that change or make something (POST, PUT); looking is free. `by_key`: keys were checked
-    before; else all clients share one account."""
+    """`max_requests`: at once, of one key; `seconds`: from a request's head to its answer's end. None: no limit.
 
-    def __init__(
-        self,
-        app: ASGIApp,
-        *,
-        by_key: bool,
-        max_running: int | None,
-        per_minute: int | None,
-        measures: FrontendMeasures,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
+    Who has too many gets a 429; whose body does not come, a 408; whose answer takes too long, a 504, or an event where
+    a stream has begun. What was being generated is aborted.
+    """
+
+    def __init__(self, app: ASGIApp, *, max_requests: int | None, seconds: float | None) -> None:
         self._app = app
-        self._by_key = by_key
-        self._max_running = max_running
-        self._per_minute = per_minute
-        self._measures = measures
-        self._clock = clock
-        self._accounts: dict[str, Account] = {}
+        self._max_requests = max_requests
+        self._seconds = seconds
+        self._running: Counter[str | None] = Counter()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["method"] not in ("POST", "PUT"):
+        if scope["type"] not in ("http", "websocket") or scope["path"] in OPEN_PATHS:
             await self._app(scope, receive, send)
             return
-        account = self._account(Headers(scope=scope).get("authorization", "") if self._by_key else "")
-        headers = {}
-        if self._max_running is not None and account.num_running >= self._max_running:
-            message = f"{account.num_running} requests of this key are running, which is the most there may be"
-            await self._refuse(message, 1, scope, receive, send)
+        key = scope.get(KEY)
+        if self._max_requests is not None and self._running[key] >= self._max_requests:
+            await _refuse(scope, receive, send, self._max_requests)
             return
-        if self._per_minute is not None:
-            if account.allowance < 1:
-                wait = math.ceil((1 - account.allowance) * MINUTE / self._per_minute)
-                message = f"this key may make {self._per_minute} requests a minute"
-                await self._refuse(message, wait, scope, receive, send)
-                return
-            account.allowance -= 1
-            headers = {
-                "x-ratelimit-limit-requests": str(self._per_minute),
-                "x-ratelimit-remaining-requests": str(int(account.allowance)),
-            }
+        self._running[key] += 1
+        counted = True
 
-        place = _Place(account)
+        def leave() -> None:
+            nonlocal counted
+            self._running[key] -= counted
+            counted = False
 
-        async def send_with_limits(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                MutableHeaders(scope=message).update(headers)
-            elif not message.get("more_body", False):
-                place.leave()  # before the client has it all, and comes back
+        async def send_leaving(message: Message) -> None:
+            if message["type"] == "http.response.body" and not message.get("more_body", False):
+                leave()  # before the client has it all, and comes back
             await send(message)
 
         try:
-            await self._app(scope, receive, send_with_limits)
+            if scope["type"] == "websocket":  # open as long as the client likes
+                await self._app(scope, receive, send)
+            else:
+                await self._timed(scope, _in_time(receive), send_leaving)
         finally:
-            place.leave()
+            leave()
 
-    def _account(self, key: str) -> Account:
-        now = self._clock()
-        most = 0 if self._per_minute is None else self._per_minute
-        account = self._accounts.get(key)
-        if account is None:
-            account = self._accounts[key] = Account(most, now)
-        account.allowance = min(most, account.allowance + (now - account.refilled) * most / MINUTE)
-        account.refilled = now
-        return account
+    async def _timed(self, scope: Scope, receive: Receive, send: Send) -> None:
+        content_type: bytes | None = None  # until the answer begins
 
-    async def _refuse(self, message: str, wait: int, scope: Scope, receive: Receive, send: Send) -> None:
-        self._measures.num_limited += 1
-        headers = {"retry-after": str(wait)}
-        refusal = error_response(429, message, code="rate_limit_exceeded", headers=headers)
-        await refusal(scope, receive, send)
+        async def watched(message: Message) -> None:
+            nonlocal content_type
+            if message["type"] == "http.response.start":
+                content_type = dict(message["headers"]).get(b"content-type", b"")
+            await send(message)
+
+        limit = asyncio.timeout(self._seconds)
+        try:
+            async with limit:
+                await self._app(scope, receive, watched)
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            message = f"the answer took longer than {self._seconds:g} s"
+            if content_type is None:
+                await error_response(504, message, code="timeout")(scope, receive, send)
+            elif content_type.startswith(b"text/event-stream"):
+                data = event(error_body(504, message, code="timeout")) + DONE
+                await send({"type": "http.response.body", "body": data, "more_body": False})
+
+
+async def _refuse(scope: Scope, receive: Receive, send: Send, most: int) -> None:
+    if scope["type"] == "websocket":
+        await send({"type": "websocket.close", "code": 1013, "reason": "too many requests of this API key"})
+        return
+    message = f"{most} requests of this API key are running already"
+    await error_response(429, message, code="too_many_requests")(scope, receive, send)
+
+
+def _in_time(receive: Receive) -> Receive:
+    """Raises HTTPException while a body is awaited that does not come; a client that only listens may be silent."""
+    more_body = True
+
+    async def receive_some() -> Message:
+        nonlocal more_body
+        if not more_body:
+            return await receive()
+        try:
+            async with asyncio.timeout(BODY_PAUSE):
+                message = await receive()
+        except TimeoutError:
+            raise HTTPException(408, f"the body did not go on for {BODY_PAUSE:g} s") from None
+        more_body = message.get("more_body", False)
+        return message
+
+    return receive_some

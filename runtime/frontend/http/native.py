@@ -140,17 +140,18 @@ class NativeApi:
                 Prompt(
                     tokens=ids,
                     sampling=own,
-                    logprobs=logprob_params(wanted, start, num_top, len(ids)),
+                    logprobs=logprob_params(wanted, start, num_top, asked, len(ids)),
                     priority=priority,
                     namespace=extra_key or "",
                 ),
                 part.n,
             )
-            for ids, own, part, wanted, start, num_top, rid, priority, extra_key in zip(
+            for ids, own, part, wanted, start, num_top, asked, rid, priority, extra_key in zip(
                 tokens,
                 params,
                 sampling,
                 *settings,
+                body.asked_ids(num),
                 body.each("rid", num),
                 body.each("priority", num),
                 body.each("extra_key", num),

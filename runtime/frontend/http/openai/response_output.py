@@ -52,7 +52,9 @@ class Output:
             yield from self._close("completed")
             part: dict[str, Any] = {"type": name, "text": ""}
             if kind == "message":
-                yield self._begin({"type": kind, "id": new_id("msg"), "role": "assistant", "content": []})
+                # What it was said for shows by what follows: a call, or nothing.
+                begun = {"type": kind, "id": new_id("msg"), "role": "assistant", "phase": None, "content": []}
+                yield self._begin(begun)
                 part |= {"annotations": [], "logprobs": []}
             else:
                 yield self._begin({"type": kind, "id": new_id("rs"), "summary": [], "content": []})
@@ -71,7 +73,7 @@ class Output:
 
     def _call(self, call: CallDelta) -> Iterator[Event]:
         if call.id is not None:
-            yield from self._close("completed")
+            yield from self._close("completed", phase="commentary")
             item = {"type": "function_call", "id": new_id("fc"), "call_id": call.id, "name": call.name}
             yield self._begin(item | {"arguments": ""})
         assert self._open is not None
@@ -85,7 +87,7 @@ class Output:
         shown = {**self._open, "content": []} if "content" in item else dict(self._open)
         return {"type": "response.output_item.added", "output_index": len(self.items) - 1, "item": shown}
 
-    def _close(self, status: str) -> Iterator[Event]:
+    def _close(self, status: str, phase: str = "final_answer") -> Iterator[Event]:
         item = self._open
         if item is None:
             return
@@ -98,6 +100,8 @@ class Output:
             yield self._event(f"response.{part['type']}.done", content_index=0, text=part["text"], **more)
             yield self._event("response.content_part.done", content_index=0, part=part)
         item["status"] = status
+        if item["type"] == "message":
+            item["phase"] = phase
         self._open = None
         yield {"type": "response.output_item.done", "output_index": len(self.items) - 1, "item": item}
 

@@ -73,8 +73,10 @@ class ResponsesApi:
         ask = await self._maker.ask(body, self._maker.entry(body))
         return json_response({"object": "response.input_tokens", "input_tokens": len(ask.tokens)})
 
-    async def retrieve(self, response_id: str) -> Response:
+    async def retrieve(self, response_id: str, stream: bool = False) -> Response:
         """A stored response, as far as it is."""
+        if stream:
+            raise RequestError("a stored response cannot be streamed: ask again until it is completed", param="stream")
         return json_response(self._stored(response_id).response)
 
     async def delete(self, response_id: str) -> Response:
