@@ -39,6 +39,9 @@ from .watch import Watch, Watcher
 
 logger = logging.getLogger("ramify.frontend")
 
+_NOBLOCK, _EVENTS, _POLLIN = int(zmq.NOBLOCK), int(zmq.EVENTS), int(zmq.POLLIN)  # plain: enums are slow to combine
+MESSAGES_PER_TURN = 256  # of the core's, before others have their turn
+
 
 def new_rid() -> str:
     """A request id that no other request has."""
@@ -93,7 +96,8 @@ class CoreClient:
 
     def __init__(self, context: zmq.asyncio.Context, address: str, watcher: Watcher | None = None) -> None:
         self.watcher = watcher or Watcher()
-        self._socket = context.socket(zmq.DEALER)
+        # A plain socket: asyncio's futures and pyzmq's around each message cost as much as all that is done with it.
+        self._socket: zmq.Socket[bytes] = context.socket(zmq.DEALER, socket_class=zmq.Socket)
         wire.set_options(self._socket)
         self._address = address
         self._decoder = msgspec.msgpack.Decoder(FromCore)
@@ -104,9 +108,10 @@ class CoreClient:
 
     def start(self) -> None:
         self._ready: asyncio.Future[ModelInfo] = asyncio.get_running_loop().create_future()
+        self._loop = asyncio.get_running_loop()
         self._socket.connect(self._address)
+        self._loop.add_reader(self._socket.fileno(), self._read)
         self._send(Attach())
-        self._reader = asyncio.create_task(self._read(), name="core reader")
 
     async def ready(self) -> ModelInfo:
         """What the core serves, once it does. Raises RamifyError when it could not start."""
@@ -132,7 +137,7 @@ class CoreClient:
             )
         data = wire.encode(request)
         answer = self._answers[request.rid] = Answer(self, request.rid, self.watcher.begin(request))
-        self._socket.send(data)
+        self._send_bytes(data)
         return answer
 
     def abort(self, rid: str | None) -> None:
@@ -186,9 +191,9 @@ class CoreClient:
         self._replies.clear()
 
     async def close(self) -> None:
-        self._reader.cancel()
-        await asyncio.wait({self._reader})
-        self._socket.close(linger=0)
+        if not self._socket.closed:
+            self._loop.remove_reader(self._socket.fileno())
+            self._socket.close(linger=0)
 
     async def _call(self, message: FlushCache | GetStats) -> CoreReply:
         self._check_alive()
@@ -207,19 +212,28 @@ class CoreClient:
             raise self._failure.to_exception()
 
     def _send(self, message: ToCore) -> None:
-        self._socket.send(wire.encode(message))  # queued at once: the socket has no high-water mark
+        self._send_bytes(wire.encode(message))
 
-    async def _read(self) -> None:
-        at_once = zmq.Socket.shadow(self._socket)  # a step's messages come together: one wait for all of them
+    def _send_bytes(self, data: bytes) -> None:
+        self._socket.send(data, _NOBLOCK)  # queued at once: the socket has no high-water mark
+        # The descriptor tells of a change once, and sending may have used that up.
+        self._loop.call_soon(self._read)
+
+    def _read(self) -> None:
+        """Everything that is there, up to a turn's worth."""
+        if self._socket.closed:
+            return
         try:
-            while True:
-                data = await self._socket.recv()
-                while data is not None:
-                    self._handle(wire.decode(self._decoder, data))
-                    data = _receive_now(at_once)
+            for _ in range(MESSAGES_PER_TURN):
+                data = _receive_now(self._socket)
+                if data is None:
+                    return
+                self._handle(wire.decode(self._decoder, data))
         except Exception as error:
             logger.exception("the link to the core broke")
             self.fail(ErrorInfo.of(RuntimeFailed(f"the link to the core broke: {error}")))
+            return
+        self._loop.call_soon(self._read)
 
     def _handle(self, message: FromCore) -> None:
         match message:
@@ -243,8 +257,5 @@ class CoreClient:
 
 
 def _receive_now(socket: zmq.Socket[bytes]) -> bytes | None:
-    """A message that is there already."""
-    try:
-        return socket.recv(zmq.NOBLOCK)
-    except zmq.Again:
-        return None
+    """A message that is there already. Asks first: the error that says that there is none is slow to make."""
+    return socket.recv(_NOBLOCK) if socket.getsockopt(_EVENTS) & _POLLIN else None
