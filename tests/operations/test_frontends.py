@@ -6,6 +6,7 @@ import os
 import signal
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import httpx
 import pytest
@@ -88,18 +89,25 @@ def test_a_conversation_goes_on_at_whichever_frontend_hears_of_it(server: Server
     previous = None
     for turn in range(6):
         with httpx.Client(base_url=server.url, timeout=60) as client:
-            body = {"input": f"Hello {turn}", "previous_response_id": previous, "max_output_tokens": 4}
+            body = {"model": "ramify-demo", "input": f"Hello {turn}", "previous_response_id": previous, "max_output_tokens": 4}
             response = client.post("/v1/responses", json=body)
             assert response.status_code == 200, response.text
             previous = response.json()["id"]
         with httpx.Client(base_url=server.url, timeout=60) as client:
             assert client.get(f"/v1/responses/{previous}").json()["id"] == previous
+            [item] = client.get(f"/v1/responses/{previous}/input_items").json()["data"]
+            assert f"Hello {turn}" in str(item)
+    with httpx.Client(base_url=server.url, timeout=60) as client:
+        assert client.delete(f"/v1/responses/{previous}").status_code == 200
+    for _ in range(4):
+        with httpx.Client(base_url=server.url, timeout=60) as client:
+            assert client.get(f"/v1/responses/{previous}").status_code == 404
 
 
 def test_a_dead_frontend_ends_all() -> None:
     with serving("--frontends", "2") as server:
         pids = children(server.pid)
-        frontend = next(pid for pid in pids if b"ramify.runtime.sibling" in open(f"/proc/{pid}/cmdline", "rb").read())
+        frontend = next(pid for pid in pids if b"ramify.runtime.sibling" in Path(f"/proc/{pid}/cmdline").read_bytes())
         os.kill(frontend, signal.SIGKILL)
         status, said = server.end(10)
         assert status == 1

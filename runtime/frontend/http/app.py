@@ -43,13 +43,13 @@ def create_app(
         generator, tool_parser=config.tool_call_parser, reasoning_parser=config.reasoning_parser
     )
     for api in (
-        NativeApi(generator),
+        NativeApi(generator, siblings),
         AdminApi(generator),
         TokensApi(generator),
         ModelsApi(generator),
         CompletionsApi(generator),
         ChatApi(conversations),
-        ResponsesApi(conversations),
+        ResponsesApi(conversations, siblings),
         DecisionsApi(generator),
         EmbeddingsApi(generator),
         ConstrainedApi(conversations),

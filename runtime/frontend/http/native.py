@@ -18,6 +18,7 @@ from ...protocol.errors import RequestError
 from ..core_client import new_rid
 from ..generation import Generator, Prompt, Sample
 from ..segments import Segment
+from ..siblings import Siblings
 from .answers import answer
 from .bodies import MAX_BATCH, AbortBody, GenerateBody, logprob_params
 from .connection import EventStream, json_response, unless_client_leaves
@@ -37,8 +38,10 @@ class Job:
 class NativeApi:
     """Knows by their clients' ids which samples run, so that they can be aborted."""
 
-    def __init__(self, generator: Generator) -> None:
+    def __init__(self, generator: Generator, siblings: Siblings) -> None:
         self._generator = generator
+        self._siblings = siblings
+        siblings.on("abort", self._abort_here)
         self._running: defaultdict[str, set[Sample]] = defaultdict(set)
 
     @property
@@ -62,11 +65,20 @@ class NativeApi:
 
     async def abort(self, body: AbortBody) -> Response:
         """End the requests named `rid`, or everything that runs. They answer with what they have."""
-        if body.abort_all:
-            self._generator.core.abort(None)
-        for sample in self._running.get(body.rid or "", ()):
-            sample.abort()
+        about = None if body.abort_all else body.rid or ""
+        await self._abort_here(about)
+        await self._siblings.ask("abort", about, bool)
         return Response(status_code=200)
+
+    async def _abort_here(self, rid: str | None) -> bool:
+        """What this frontend runs under that name, or all of it when None."""
+        if rid is None:
+            self._generator.core.abort(None)
+            return True
+        samples = self._running.get(rid, ())
+        for sample in samples:
+            sample.abort()
+        return bool(samples)
 
     async def _whole(self, body: GenerateBody) -> list[dict[str, Any]]:
         async with self._started(body) as jobs:

@@ -18,6 +18,7 @@ from ....protocol.errors import RamifyError, RequestError
 from ..errors import error_body, error_status, explain
 from .response_body import ResponseBody
 from .response_maker import ResponseMaker
+from .response_sharing import SharedResponses
 from .response_store import Entry
 
 MAX_RECENT = 16
@@ -28,8 +29,9 @@ _encoder = msgspec.json.Encoder()
 class ResponseSocket:
     """One connection."""
 
-    def __init__(self, maker: ResponseMaker, websocket: WebSocket) -> None:
+    def __init__(self, maker: ResponseMaker, shared: SharedResponses, websocket: WebSocket) -> None:
         self._maker = maker
+        self._shared = shared
         self._websocket = websocket
         self._recent: deque[Entry] = deque(maxlen=MAX_RECENT)
         self._asked: asyncio.Queue[str] = asyncio.Queue(MAX_QUEUED)
@@ -74,6 +76,8 @@ class ResponseSocket:
                 await self._refuse(error)
 
     async def _answer(self, body: ResponseBody) -> None:
+        if not any(entry.response["id"] == body.previous_response_id for entry in self._recent):
+            await self._shared.bring(body.previous_response_id)
         entry = self._maker.entry(body, self._recent)
         ask = await self._maker.ask(body, entry)
         async with aclosing(self._maker.events(body, ask, entry)) as events:

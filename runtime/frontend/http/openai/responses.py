@@ -11,6 +11,7 @@ from starlette.responses import Response
 
 from ....protocol.errors import RamifyError, RequestError
 from ...ask import Ask
+from ...siblings import Siblings
 from ..connection import EventStream, json_response, unless_client_leaves
 from ..errors import NotFoundError
 from ..openapi import STREAMS
@@ -19,15 +20,17 @@ from .response_body import ResponseBody
 from .response_compact import CompactBody, Compactor
 from .response_maker import ResponseMaker
 from .response_output import Event, new_id
+from .response_sharing import SharedResponses
 from .response_socket import ResponseSocket
 from .response_store import Entry
 
 
 class ResponsesApi:
-    def __init__(self, conversations: Conversations) -> None:
+    def __init__(self, conversations: Conversations, siblings: Siblings) -> None:
         self._core = conversations.generator.core
         self._maker = ResponseMaker(conversations)
         self._store = self._maker.store
+        self._shared = SharedResponses(self._store, siblings)
         self._compactor = Compactor(conversations, self._maker)
 
     @property
@@ -47,6 +50,7 @@ class ResponsesApi:
 
     async def create(self, body: ResponseBody, request: Request) -> Response:
         """Answer an input: text or items."""
+        await self._shared.bring(body.previous_response_id)
         entry = self._maker.entry(body)
         ask = await unless_client_leaves(request, self._maker.ask(body, entry))
         if body.background:
@@ -60,16 +64,18 @@ class ResponsesApi:
         return json_response(entry.response)
 
     async def connect(self, websocket: WebSocket) -> None:
-        await ResponseSocket(self._maker, websocket).serve()
+        await ResponseSocket(self._maker, self._shared, websocket).serve()
 
     async def compact(self, body: CompactBody, request: Request) -> Response:
         """A conversation as what users said and a summary, to go on with."""
         info = self._core.require_info()
         body.check(info)
+        await self._shared.bring(body.previous_response_id)
         return json_response(await unless_client_leaves(request, self._compactor.compact(body, info)))
 
     async def input_tokens(self, body: ResponseBody) -> Response:
         """How many tokens the input has."""
+        await self._shared.bring(body.previous_response_id)
         ask = await self._maker.ask(body, self._maker.entry(body))
         return json_response({"object": "response.input_tokens", "input_tokens": len(ask.tokens)})
 
@@ -77,34 +83,30 @@ class ResponsesApi:
         """A stored response, as far as it is."""
         if stream:
             raise RequestError("a stored response cannot be streamed: ask again until it is completed", param="stream")
-        return json_response(self._stored(response_id).response)
+        return json_response((await self._stored(response_id)).response)
 
     async def delete(self, response_id: str) -> Response:
         """Forget a response. One that is still made is ended."""
-        entry = self._stored(response_id)
-        self._store.remove(response_id)
-        if entry.task is not None:
-            entry.task.cancel()
+        await self._stored(response_id)
+        await self._shared.remove(response_id)
         return json_response({"id": response_id, "object": "response", "deleted": True})
 
     async def cancel(self, response_id: str) -> Response:
         """End a response that is made in the background."""
-        entry = self._stored(response_id)
+        entry = await self._stored(response_id)
         if not entry.response["background"]:
             raise RequestError("only responses in the background can be cancelled", param="response_id")
-        if entry.task is not None and not entry.task.done():
-            entry.task.cancel()
-            await asyncio.wait({entry.task})
-        return json_response(entry.response)
+        await self._shared.cancel(response_id)
+        return json_response((await self._stored(response_id)).response)
 
     async def input_items(self, response_id: str) -> Response:
         """What a stored response was asked."""
-        items = [{"id": new_id("item"), **item} for item in self._stored(response_id).input]
+        items = [{"id": new_id("item"), **item} for item in (await self._stored(response_id)).input]
         ends = {"first_id": items[0]["id"], "last_id": items[-1]["id"]}
         return json_response({"object": "list", "data": items, "has_more": False, **ends})
 
-    def _stored(self, response_id: str) -> Entry:
-        entry = self._store.get(response_id)
+    async def _stored(self, response_id: str) -> Entry:
+        entry = await self._shared.find(response_id)
         if entry is None:
             raise NotFoundError(f"there is no response {response_id!r}", param="response_id", code="not_found")
         return entry
