@@ -185,6 +185,37 @@ def _run_script(
 
 @app.command()
 @with_settings(*MODEL_SETTINGS, *LOG_SETTINGS)
+def chat(
+    model: ModelArgument = None,
+    url: Annotated[
+        str | None, typer.Option(help="Of a server that speaks OpenAI's API, without /v1, instead of a runtime of one's own.")
+    ] = None,
+    name: Annotated[str | None, typer.Option(help="Of the server's model; default: its first.")] = None,
+    api_key: Annotated[
+        str | None, typer.Option(envvar="RAMIFY_API_KEY", show_envvar=True, help="Of the server.")
+    ] = None,
+    system: Annotated[str, typer.Option(help="What the model is told before everything.")] = "",
+    **settings: Any,
+) -> None:
+    """Talk with a model in the terminal. /help in it says what there is."""
+    from .chat import Chat, typed_lines
+    from .runtime.launch import Runtime
+
+    def talk(address: str) -> None:
+        talking = Chat(address, Console(highlight=False), model=name, api_key=api_key)
+        talking.conversation.system = system
+        talking.run(typed_lines("> " if sys.stdin.isatty() else ""))
+
+    if url is not None:
+        talk(url)
+        return
+    with Runtime(model, port=0, **settings) as runtime:
+        assert runtime.url is not None
+        talk(runtime.url)
+
+
+@app.command()
+@with_settings(*MODEL_SETTINGS, *LOG_SETTINGS)
 def info(model: ModelArgument = None, address: AddressOption = None, **settings: Any) -> None:
     """Print the facts of a model, its cache and its device, as a runtime sees them."""
     from .runtime.launch import Runtime
