@@ -5,6 +5,7 @@ Knows the OpenAI chat route and nothing of the runtime, so that any server will 
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -181,10 +182,8 @@ def _path(argument: str) -> Path:
 
 def typed_lines(prompt: str = "> ") -> Iterator[str]:
     """What the user types, until Ctrl-D; with the terminal's line editing and its history of this session."""
-    try:
+    with contextlib.suppress(ImportError):  # a Python without it still reads lines
         import readline  # noqa: F401 - to be there is enough: it gives `input` its editing
-    except ImportError:
-        pass  # a Python without it still reads lines
     parts: list[str] = []
     while True:
         try:

@@ -51,7 +51,9 @@ def settings_of(struct: type[msgspec.Struct], skip: frozenset[str] = frozenset()
         if field.name in skip:
             continue
         description = next(m.description for m in get_args(hints[field.name])[1:] if isinstance(m, msgspec.Meta))
-        annotation = Annotated[kinds[field.name], typer.Option(help=description, rich_help_panel=PANEL_OF.get(field.name))]
+        annotation = Annotated[
+            kinds[field.name], typer.Option(help=description, rich_help_panel=PANEL_OF.get(field.name))
+        ]
         parameters.append(
             inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=annotation)
         )
@@ -188,7 +190,8 @@ def _run_script(
 def chat(
     model: ModelArgument = None,
     url: Annotated[
-        str | None, typer.Option(help="Of a server that speaks OpenAI's API, without /v1, instead of a runtime of one's own.")
+        str | None,
+        typer.Option(help="Of a server that speaks OpenAI's API, without /v1, instead of a runtime of one's own."),
     ] = None,
     name: Annotated[str | None, typer.Option(help="Of the server's model; default: its first.")] = None,
     api_key: Annotated[

@@ -16,15 +16,16 @@ import random
 import statistics
 import time
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from ramify.bench.raw_http import RawClient
 from rich.console import Console
 from rich.table import Table
 
 import ramify
+from ramify.bench.raw_http import RawClient
 
 TARGET_REQUEST_MS = 1.5
 TARGET_TOKEN_US = 60.0
@@ -89,7 +90,7 @@ async def streams(url: str, route: str, body: dict[str, Any], num: int) -> tuple
             times, answer = await client.stream(route, body | {"prompt": text})
         events = [event for event in answer.split(b"\n\n") if event]
         first.append(times[0])
-        gaps.extend(later - earlier for earlier, later in zip(times, times[1:], strict=False))
+        gaps.extend(later - earlier for earlier, later in pairwise(times))
         usage = json.loads(events[-2].removeprefix(b"data: "))["usage"]
         return events[-1] == b"data: [DONE]" and usage["completion_tokens"] == body["max_tokens"]
 
@@ -133,14 +134,13 @@ def measure_load(url: str, model: str, processors: Processors | None, figures: F
 def measure_decisions(url: str, model: str, processors: Processors, figures: Figures) -> None:
     draw = random.Random(2)
     questions = [
-        {"type": "predicate", "instructions": f"Does it speak of {draw.choice(WORDS)} ({index})?"} for index in range(100)
+        {"type": "predicate", "instructions": f"Does it speak of {draw.choice(WORDS)} ({index})?"}
+        for index in range(100)
     ]
 
     async def ask(text: str) -> dict[str, Any]:
         async with RawClient(url) as client:
-            status, answer = await client.post(
-                "/v1/decisions", {"model": model, "input": text, "questions": questions}
-            )
+            status, answer = await client.post("/v1/decisions", {"model": model, "input": text, "questions": questions})
         assert status == 200, answer
         return json.loads(answer)  # type: ignore[no-any-return]
 

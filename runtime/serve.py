@@ -72,9 +72,7 @@ async def serve(config: RuntimeConfig, signals: Signals, on_start: Callable[[Sta
             for index in range(1, config.serve.frontends):
                 name, arguments = f"frontend {index}", (str(index), *map(str, fds))
                 children.append(
-                    await Child.start(
-                        name, "ramify.runtime.sibling", *arguments, config=config, fds=fds, reports=True
-                    )
+                    await Child.start(name, "ramify.runtime.sibling", *arguments, config=config, fds=fds, reports=True)
                 )
             await frontend.start()
             await _supervise(config, frontend, children, signals, on_start)

@@ -20,7 +20,7 @@ from .core_client import CoreClient
 from .generation import Generator
 from .http.app import create_app
 from .http.listening import listen
-from .http.server import HttpServer
+from .http.server import GRACE, HttpServer
 from .service import Service
 from .siblings import Siblings
 from .watch import Watcher
@@ -89,15 +89,17 @@ class Frontend:
         self._service.share()
 
     async def drain(self, seconds: float) -> None:
-        """Accept nobody new; return when what runs has ended, after `seconds` at the latest."""
+        """Accept nobody new; return when what runs has ended. After `seconds` the rest is told that it is over."""
         self._service.close_door()
         deadline = time.monotonic() + seconds
-        http = None if self._http is None else asyncio.create_task(self._http.stop(seconds))
+        http = None if self._http is None else asyncio.create_task(self._http.stop(seconds + GRACE))
         quiet_since = time.monotonic()
         while (now := time.monotonic()) < deadline and now - quiet_since < QUIET:
             if self._core.num_live:
                 quiet_since = now
             await asyncio.sleep(DRAIN_POLL)
+        if self._core.num_live:
+            self._core.fail(SHUT_DOWN)
         if http is not None:
             await http
 

@@ -43,7 +43,7 @@ class Distribution(msgspec.Struct):
 
 
 def _over(bounds: list[float]) -> Distribution:
-    return msgspec.field(default_factory=lambda: Distribution.over(bounds))  # type: ignore[no-any-return]
+    return msgspec.field(default_factory=lambda: Distribution.over(bounds))
 
 
 class FrontendMeasures(msgspec.Struct, kw_only=True):

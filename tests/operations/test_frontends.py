@@ -89,7 +89,12 @@ def test_a_conversation_goes_on_at_whichever_frontend_hears_of_it(server: Server
     previous = None
     for turn in range(6):
         with httpx.Client(base_url=server.url, timeout=60) as client:
-            body = {"model": "ramify-demo", "input": f"Hello {turn}", "previous_response_id": previous, "max_output_tokens": 4}
+            body = {
+                "model": "ramify-demo",
+                "input": f"Hello {turn}",
+                "previous_response_id": previous,
+                "max_output_tokens": 4,
+            }
             response = client.post("/v1/responses", json=body)
             assert response.status_code == 200, response.text
             previous = response.json()["id"]

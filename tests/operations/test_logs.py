@@ -40,7 +40,10 @@ def test_a_log_is_an_object_a_line(capfd: pytest.CaptureFixture[str]) -> None:
     assert second["error"].endswith("ValueError: inner")
 
 
-@pytest.mark.parametrize(("log_format", "terminal", "rich"), [("auto", True, True), ("auto", False, False), ("rich", False, True), ("json", True, False)])
+@pytest.mark.parametrize(
+    ("log_format", "terminal", "rich"),
+    [("auto", True, True), ("auto", False, False), ("rich", False, True), ("json", True, False)],
+)
 def test_people_get_colours(log_format: str, terminal: bool, rich: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal)
     logs.set_up(ServeConfig(socket_dir="", log_format=log_format), "frontend")  # type: ignore[arg-type]

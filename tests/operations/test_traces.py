@@ -64,18 +64,17 @@ def attributes(span: Any) -> dict[str, Any]:
 
 
 def test_a_request_is_a_span_of_the_caller_s_trace_and_its_sequences_are_spans_of_it() -> None:
-    with collecting() as (endpoint, spans):
-        with ramify.Runtime(port=0, num_pages=256, otlp_endpoint=endpoint) as runtime:
-            assert runtime.url is not None
-            with httpx.Client(base_url=runtime.url, timeout=60) as client:
-                headers = {"traceparent": f"00-{TRACE}-{PARENT}-01"}
-                body = {"model": "ramify-demo", "prompt": "One two", "max_tokens": 5, "n": 2, "ignore_eos": True}
-                answer = client.post("/v1/completions", json=body, headers=headers).json()
-                stream = client.post("/v1/completions", json=body | {"stream": True}, headers=headers)
-                assert stream.text.endswith("data: [DONE]\n\n")
-                wrong = {"text": "x", "sampling_params": {"regex": "[a-"}}
-                assert client.post("/generate", json=wrong).status_code == 400
-        # The runtime has ended: what it had to say has been said.
+    with collecting() as (endpoint, spans), ramify.Runtime(port=0, num_pages=256, otlp_endpoint=endpoint) as runtime:
+        assert runtime.url is not None
+        with httpx.Client(base_url=runtime.url, timeout=60) as client:
+            headers = {"traceparent": f"00-{TRACE}-{PARENT}-01"}
+            body = {"model": "ramify-demo", "prompt": "One two", "max_tokens": 5, "n": 2, "ignore_eos": True}
+            answer = client.post("/v1/completions", json=body, headers=headers).json()
+            stream = client.post("/v1/completions", json=body | {"stream": True}, headers=headers)
+            assert stream.text.endswith("data: [DONE]\n\n")
+            wrong = {"text": "x", "sampling_params": {"regex": "[a-"}}
+            assert client.post("/generate", json=wrong).status_code == 400
+        runtime.shutdown()  # what it had to say has been said then
     first, second, failed = (span for span in spans if span.name.startswith("POST"))
     for server in (first, second):
         assert (server.trace_id.hex(), server.parent_span_id.hex()) == (TRACE, PARENT)

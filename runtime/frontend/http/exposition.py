@@ -42,9 +42,7 @@ ALIASES = {
 }
 
 
-def exposition(
-    frontends: FrontendMeasures, core: tuple[ModelInfo, CoreStats, CoreMeasures] | None
-) -> bytes:
+def exposition(frontends: FrontendMeasures, core: tuple[ModelInfo, CoreStats, CoreMeasures] | None) -> bytes:
     """The text that Prometheus scrapes. `core` is None while the model loads."""
     name = "" if core is None else core[0].name
     families = _Families(name)
@@ -81,9 +79,7 @@ class _Families:
         counter("requests_finished", "Requests that ended, however", sum(ended.values()))
         counter("requests_aborted", "Requests that were ended early", ended.get("abort", 0))
         for full in ("ramify_request_outcomes", "vllm:request_success"):
-            family = CounterMetricFamily(
-                full, "Requests that ended, by how", labels=["model_name", "finished_reason"]
-            )
+            family = CounterMetricFamily(full, "Requests that ended, by how", labels=["model_name", "finished_reason"])
             for outcome, num in sorted(ended.items()):
                 if full.startswith("ramify") or outcome != "error":
                     family.add_metric([self._model, outcome], num)
@@ -114,7 +110,9 @@ class _Families:
         gauge("requests_waiting", "Requests that wait for a place, or their grammar", stats.num_waiting)
         gauge("kv_use", "Share of the KV pool's pages in use, cached prefixes included", stats.kv_use)
         gauge("kv_slots", "Tokens whose KV fits at once", info.num_slots)
-        gauge("kv_held", "Share of the KV pool's pages that running requests hold", stats.num_held_pages / info.num_pages)
+        gauge(
+            "kv_held", "Share of the KV pool's pages that running requests hold", stats.num_held_pages / info.num_pages
+        )
         gauge("kv_slots_held", "Tokens' places that running requests hold", stats.num_held_pages * info.page_size)
         gauge("cached_pages", "KV pages that hold prefixes for reuse", stats.num_cached_pages)
         gauge("host_cached_pages", "Host pages that hold prefixes for reuse", stats.num_host_cached_pages)
