@@ -16,9 +16,7 @@ import triton.language as tl
 
 from .flash import attend, start
 from .paged_rows import KvCache, PagedRows
-
-TILE = 64  # keys
-_TILE_QUERIES = 128  # times heads
+from .tables import Tile
 
 
 class QueryTiles(NamedTuple):
@@ -27,11 +25,14 @@ class QueryTiles(NamedTuple):
     row_I: torch.Tensor  # int32
     first_I: torch.Tensor  # int32
     num_tokens: int  # of a tile, at most
+    tile: Tile
 
 
-def query_tiles(num_tokens_R: Sequence[int], num_keys_R: Sequence[int], *, group: int, device: torch.device) -> QueryTiles:
+def query_tiles(
+    num_tokens_R: Sequence[int], num_keys_R: Sequence[int], *, group: int, tile: Tile, device: torch.device
+) -> QueryTiles:
     """Tiles of all rows. `group` query heads share a key head."""
-    step = max(1, _TILE_QUERIES // group)
+    step = max(1, tile.queries // group)
     tiles = [
         (keys - num + min(first + step, num), row, first)
         for row, (num, keys) in enumerate(zip(num_tokens_R, num_keys_R, strict=True))
@@ -39,7 +40,7 @@ def query_tiles(num_tokens_R: Sequence[int], num_keys_R: Sequence[int], *, group
     ]
     tiles.sort(reverse=True)  # the tiles with most keys begin first, so that none of them is alone at the end
     table = torch.from_numpy(np.array(tiles, dtype=np.int32)[:, 1:].T.copy()).to(device)
-    return QueryTiles(table[0], table[1], step)
+    return QueryTiles(table[0], table[1], step, tile)
 
 
 def chunk_attention(
@@ -77,18 +78,15 @@ def chunk_attention(
         WINDOW=rows.window or 0,
         CAP=soft_cap is not None,
         PAGE=rows.page_size,
-        TILE=TILE,
+        TILE=tiles.tile.keys,
         D=D,
         BLOCK_D=max(16, triton.next_power_of_2(D)),
         BLOCK_M=max(16, triton.next_power_of_2(tiles.num_tokens * (H // K))),
-        PRODUCT=_TRITON_DTYPES[kv.product_dtype()],
-        num_warps=8,
-        num_stages=3,
+        PRODUCT=kv.product_dtype(),
+        num_warps=tiles.tile.num_warps,
+        num_stages=tiles.tile.num_stages,
     )
     return out_THD
-
-
-_TRITON_DTYPES = {torch.float16: tl.float16, torch.bfloat16: tl.bfloat16, torch.float32: tl.float32}
 
 
 @triton.jit

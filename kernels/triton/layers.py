@@ -10,11 +10,12 @@ import triton
 import triton.language as tl
 
 
-def rms_norm(x_TE: torch.Tensor, weight_E: torch.Tensor, eps: float) -> torch.Tensor:
-    """`x / rms(x) * weight` over the last dimension."""
-    out_TE = torch.empty(x_TE.shape, dtype=x_TE.dtype, device=x_TE.device)
-    _launch_norm(x_TE, None, weight_E, out_TE, None, eps)
-    return out_TE
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """`x / rms(x) * weight` over the last dimension. `weight` is [E], or [H, E] when each head of `x` [T, H, E] has its
+    own."""
+    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    _launch_norm(x, None, weight, out, None, eps)
+    return out
 
 
 def add_rms_norm(
@@ -39,23 +40,26 @@ def silu_and_mul(gate_up_TJ: torch.Tensor) -> torch.Tensor:
 
 
 def _launch_norm(
-    x_TE: torch.Tensor,
+    x: torch.Tensor,
     residual_TE: torch.Tensor | None,
-    weight_E: torch.Tensor,
-    out_TE: torch.Tensor,
+    weight: torch.Tensor,
+    out: torch.Tensor,
     sum_TE: torch.Tensor | None,
     eps: float,
 ) -> None:
-    T, E = x_TE.shape
+    E, num_heads = x.shape[-1], weight.shape[0] if weight.dim() == 2 else 1
+    assert x.stride(-1) == 1
+    assert num_heads == 1 or x.stride(1) == E
     block = triton.next_power_of_2(E)
-    _rms_norm[(T,)](
-        x_TE,
+    _rms_norm[(x.shape[0], num_heads)](
+        x,
         residual_TE,
-        weight_E,
-        out_TE,
+        weight,
+        out,
         sum_TE,
         eps,
-        x_TE.stride(0),
+        x.stride(0),
+        H=num_heads,
         E=E,
         BLOCK=block,
         num_warps=min(16, max(1, block // 512)),
@@ -63,18 +67,19 @@ def _launch_norm(
 
 
 @triton.jit
-def _rms_norm(x_TE, residual_TE, weight_E, out_TE, sum_TE, eps, stride_t, E: tl.constexpr, BLOCK: tl.constexpr):
+def _rms_norm(x_THE, residual_TE, weight_HE, out_THE, sum_TE, eps, stride_t, H: tl.constexpr, E: tl.constexpr, BLOCK: tl.constexpr):
     token = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1)
     e = tl.arange(0, BLOCK)
     valid = e < E
-    x = tl.load(x_TE + token * stride_t + e, mask=valid, other=0.0)
+    x = tl.load(x_THE + token * stride_t + head * E + e, mask=valid, other=0.0)
     if residual_TE is not None:
         x += tl.load(residual_TE + token * E + e, mask=valid, other=0.0)  # rounded, as the residual that is kept is
         tl.store(sum_TE + token * E + e, x, mask=valid)
     x = x.to(tl.float32)
     inverse = tl.rsqrt(tl.sum(x * x) / E + eps)
-    weight = tl.load(weight_E + e, mask=valid, other=0.0).to(tl.float32)
-    tl.store(out_TE + token * E + e, (x * inverse * weight).to(out_TE.dtype.element_ty), mask=valid)
+    weight = tl.load(weight_HE + head * E + e, mask=valid, other=0.0).to(tl.float32)
+    tl.store(out_THE + (token * H + head) * E + e, (x * inverse * weight).to(out_THE.dtype.element_ty), mask=valid)
 
 
 @triton.jit

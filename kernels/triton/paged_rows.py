@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+import triton.language as tl
 
 MAX_TREE = 64  # tokens of a row with a tree: a bit each
 
@@ -35,6 +36,9 @@ class KvCache:
     k_scale_K: torch.Tensor | None = None  # float32
     v_scale_K: torch.Tensor | None = None
 
-    def product_dtype(self) -> torch.dtype:
+    def product_dtype(self) -> tl.dtype:
         """Of the matrix products. Eight-bit values become float16 by one instruction for two, bfloat16 by several."""
-        return torch.float16 if self.k_SKD.dtype.itemsize == 1 else self.k_SKD.dtype
+        return _PRODUCTS.get(self.k_SKD.dtype, tl.float16)
+
+
+_PRODUCTS = {torch.bfloat16: tl.bfloat16, torch.float32: tl.float32}

@@ -16,9 +16,7 @@ import triton.language as tl
 from .flash import attend, start
 from .paged_rows import MAX_TREE, KvCache, PagedRows
 from .splits import Splits
-
-TILE = 64  # keys
-_MAX_TILE_QUERIES = 64
+from .tables import split_tile
 
 
 def split_attention(
@@ -37,7 +35,8 @@ def split_attention(
     out_THD = torch.empty(q_THD.shape, dtype=q_THD.dtype, device=q_THD.device)
     partial_IQHD = torch.empty((splits.num_max, Q, H, D), dtype=torch.float32, device=q_THD.device)
     weight_IQH = torch.empty((splits.num_max, Q, H), dtype=torch.float32, device=q_THD.device)
-    block_m = min(max(16, triton.next_power_of_2(Q * group)), max(_MAX_TILE_QUERIES, triton.next_power_of_2(group)))
+    tile = split_tile(q_THD.device, D)
+    block_m = min(max(16, triton.next_power_of_2(Q * group)), max(tile.queries, triton.next_power_of_2(group)))
     num_tiles = triton.cdiv(Q, block_m // group)
     block_d = max(16, triton.next_power_of_2(D))
     _attend_split[(splits.num_max, K, num_tiles)](
@@ -69,14 +68,14 @@ def split_attention(
         WINDOW=rows.window or 0,
         CAP=soft_cap is not None,
         PAGE=rows.page_size,
-        TILE=TILE,
+        TILE=tile.keys,
         D=D,
         BLOCK_D=block_d,
         BLOCK_M=block_m,
         BLOCK_R=triton.next_power_of_2(R + 1),
-        PRODUCT=_TRITON_DTYPES[kv.product_dtype()],
-        num_warps=4,
-        num_stages=3,
+        PRODUCT=kv.product_dtype(),
+        num_warps=tile.num_warps,
+        num_stages=tile.num_stages,
     )
     _combine[(R * Q, H)](
         out_THD,
@@ -99,9 +98,6 @@ def num_seen(num_keys_R: torch.Tensor, num_queries_R: torch.Tensor, window: int 
     if window is None:
         return num_keys_R
     return torch.minimum(num_keys_R, num_queries_R + (window - 1))
-
-
-_TRITON_DTYPES = {torch.float16: tl.float16, torch.bfloat16: tl.bfloat16, torch.float32: tl.float32}
 
 
 @triton.jit
