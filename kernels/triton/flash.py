@@ -3,7 +3,8 @@
 Used by the kernels for splits and for chunks, which differ in who attends to what. Milakov and Gimelshein 2018
 (online softmax), section 3; Dao 2023 (FlashAttention-2), section 3.1.
 
-Legend: M queries of a tile (tokens of one row times the query heads that share a key head), N keys of a tile, D head size.
+Legend: M queries of a tile (tokens of one row times the query heads that share a key head), N keys of a tile, D head
+size.
 """
 
 from __future__ import annotations

@@ -67,7 +67,9 @@ def _launch_norm(
 
 
 @triton.jit
-def _rms_norm(x_THE, residual_TE, weight_HE, out_THE, sum_TE, eps, stride_t, H: tl.constexpr, E: tl.constexpr, BLOCK: tl.constexpr):
+def _rms_norm(
+    x_THE, residual_TE, weight_HE, out_THE, sum_TE, eps, stride_t, H: tl.constexpr, E: tl.constexpr, BLOCK: tl.constexpr
+):
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
     e = tl.arange(0, BLOCK)

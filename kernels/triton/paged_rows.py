@@ -21,7 +21,9 @@ class PagedRows:
     num_keys_R: torch.Tensor  # int32, its own tokens included
     first_query_R: torch.Tensor  # int32 [R + 1]: row r has the tokens [first[r], first[r + 1])
     positions_T: torch.Tensor  # int32
-    visible_T: torch.Tensor | None  # int64: bit j set iff the token sees its row's own token j; None: those up to itself
+    visible_T: (
+        torch.Tensor | None
+    )  # int64: bit j set iff the token sees its row's own token j; None: those up to itself
     max_queries: int  # of a row
     page_size: int
     window: int | None  # a position sees this many positions, itself included

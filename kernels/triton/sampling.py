@@ -2,8 +2,8 @@
 those likelier than its winner as long as the filters do not let the winner through.
 
 Whatever a filter drops is less likely than what it keeps, so a winner that is dropped rules out everything behind it:
-each round begins where the last one's winner ranks, and few are needed. The outcome is that of filtering first. (FlashInfer's
-samplers without a sort narrow a pivot in the same manner, but draw anew each round.)
+each round begins where the last one's winner ranks, and few are needed. The outcome is that of filtering first.
+(FlashInfer's samplers without a sort narrow a pivot in the same manner, but draw anew each round.)
 
 Legend: R rows, V vocabulary, B tokens of a block.
 """

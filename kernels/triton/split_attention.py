@@ -4,7 +4,8 @@ The query heads that share a key head, for all of the row's tokens, are one tile
 of them. Splits (flash-decoding: Dao, Haziza, Massa, Sizov 2023) let a single row fill the device. A tree's tokens see
 their ancestors by a bitmask each; a decode row is a tree of one node.
 
-Legend: T tokens, R rows, H query heads, K key/value heads, D head size, M queries of a tile, I splits, Q tokens of a row.
+Legend: T tokens, R rows, H query heads, K key/value heads, D head size, M queries of a tile, I splits, Q tokens of a
+row.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ def split_attention(
     `splits` are those of each row's keys that a window leaves: `num_seen`. With `soft_cap` c scores become
     `c * tanh(score / c)` first.
     """
-    T, H, D = q_THD.shape
+    H, D = q_THD.shape[1:]
     K = kv.k_SKD.shape[1]
     R, Q, group = rows.num_keys_R.shape[0], rows.max_queries, H // K
     assert rows.visible_T is None or Q <= MAX_TREE
@@ -151,10 +152,7 @@ def _attend_split(
     num_queries = tl.load(first_query_R + row + 1) - first_query
     num_keys = tl.load(num_keys_R + row)
     prefix = num_keys - num_queries
-    if WINDOW:
-        begin = tl.maximum(prefix - WINDOW + 1, 0)
-    else:
-        begin = 0
+    begin = tl.maximum(prefix - WINDOW + 1, 0) if WINDOW else 0
     size = tl.load(split_size)
     first = begin + (split - own_first) * size
     end = tl.minimum(first + size, num_keys)

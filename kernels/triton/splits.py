@@ -1,7 +1,8 @@
 """How the keys of a step's rows are cut into pieces that are attended to side by side. Knows lengths only.
 
-One row's keys are read by one program after another unless they are split, and then at batch 1 most of the device idles.
-So rows are cut into splits of one size, chosen on the device from the rows' lengths: a captured graph serves all of them.
+One row's keys are read one after another by one program unless they are split, and at batch 1 most of the device then
+idles. So rows are cut into splits of one size, chosen on the device from the rows' lengths: a captured graph serves
+all of them.
 
 Legend: R rows.
 """

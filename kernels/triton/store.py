@@ -15,11 +15,16 @@ _FP8_MAX = 448.0  # e4m3
 
 
 def rope_and_store(
-    qkv_TND: torch.Tensor, cos_TD: torch.Tensor, sin_TD: torch.Tensor, kv: KvCache, slots_T: torch.Tensor, num_heads: int
+    qkv_TND: torch.Tensor,
+    cos_TD: torch.Tensor,
+    sin_TD: torch.Tensor,
+    kv: KvCache,
+    slots_T: torch.Tensor,
+    num_heads: int,
 ) -> torch.Tensor:
     """The rotated queries [T, H, D]; rotated keys, and values, go to `slots_T` of the cache, over their head's scale
-    where it is quantised. `qkv_TND` are the queries', keys' and values' heads; `sin_TD` as `reference.apply_rope` has it.
-    """
+    where it is quantised. `qkv_TND` are the queries', keys' and values' heads; `cos_TD` and `sin_TD` are as in
+    `reference.apply_rope`."""
     T, N, D = qkv_TND.shape
     K = kv.k_SKD.shape[1]
     q_THD = torch.empty((T, num_heads, D), dtype=qkv_TND.dtype, device=qkv_TND.device)

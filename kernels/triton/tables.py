@@ -22,18 +22,18 @@ class Tile(NamedTuple):
 
 def split_tile(device: torch.device, head_dim: int) -> Tile:
     """Of rows with few tokens: memory is what limits, so as many loads in flight as there is room for."""
-    return Tile(64, 64 if head_dim <= 128 else 32, 4, 3)
-
-
-def chunk_tile(device: torch.device, head_dim: int, product: torch.dtype) -> Tile:
-    """Of rows with many tokens: products are what limits."""
-    if product == torch.float32:
-        return Tile(64, 32, 8, 2)
     if head_dim > 128:
-        return Tile(64, 32, 8, 2)
+        return Tile(32, 32, 4, 3) if capability(device) >= (9, 0) else Tile(16, 16, 4, 3)
+    return Tile(64 if capability(device) >= (9, 0) else 32, 64, 4, 3)
+
+
+def chunk_tile(device: torch.device, head_dim: int, stored: torch.dtype) -> Tile:
+    """Of rows with many tokens: products are what limits. `stored` is the cache's dtype."""
+    if stored == torch.float32 or head_dim > 128:
+        return Tile(64, 32, 8, 2) if stored.itemsize > 1 else Tile(32, 32, 8, 2)
     if capability(device) >= (9, 0):
         return Tile(128, 64, 8, 3)
-    return Tile(128, 32, 8, 3)
+    return Tile(128 if stored.itemsize == 2 else 64, 32, 8, 3)
 
 
 def num_splits_wanted(device: torch.device, num_kv_heads: int) -> int:

@@ -85,7 +85,9 @@ class Problem:
 
     def splits(self, num_wanted: int) -> Splits:
         num_queries_R = self.rows.first_query_R.diff().int()
-        return make_splits(num_seen(self.rows.num_keys_R, num_queries_R, self.case.window), num_wanted=num_wanted, tile=64)
+        return make_splits(
+            num_seen(self.rows.num_keys_R, num_queries_R, self.case.window), num_wanted=num_wanted, tile=64
+        )
 
     def answer(self) -> torch.Tensor:
         case, group = self.case, self.case.heads // self.case.kv_heads
@@ -158,7 +160,7 @@ def test_rows_of_few_tokens_attend_to_what_they_see(case: Case, num_wanted: int,
 @pytest.mark.parametrize("case", CHUNKS, ids=str)
 def test_rows_of_many_tokens_attend_to_what_they_see(case: Case, device: torch.device) -> None:
     problem = Problem(case, device)
-    tile = chunk_tile(device, case.head_dim, torch.float16)
+    tile = chunk_tile(device, case.head_dim, problem.kv.k_SKD.dtype)
     tiles = query_tiles(case.queries, case.lengths, group=case.heads // case.kv_heads, tile=tile, device=device)
     check(chunk_attention(problem.q_THD, problem.kv, problem.rows, tiles, problem.scale, case.soft_cap), problem)
 
@@ -167,7 +169,14 @@ def test_a_row_that_stands_for_none_gets_no_split(device: torch.device) -> None:
     splits = make_splits(torch.tensor([5, 0, 1000, 0, 333], dtype=torch.int32, device=device), num_wanted=8, tile=64)
     size = int(splits.size)
     assert size % 64 == 0
-    assert splits.first.tolist() == [0, 1, 1, 1 + -(-1000 // size), 1 + -(-1000 // size), 1 + -(-1000 // size) + -(-333 // size)]
+    assert splits.first.tolist() == [
+        0,
+        1,
+        1,
+        1 + -(-1000 // size),
+        1 + -(-1000 // size),
+        1 + -(-1000 // size) + -(-333 // size),
+    ]
     assert int(splits.first[-1]) <= splits.num_max
 
 
