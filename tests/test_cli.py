@@ -57,6 +57,18 @@ FLAGS = {
     "trace": MODEL_FLAGS | {"--model", "--address", "--save"} | LOG_FLAGS,
     "chat": MODEL_FLAGS | {"--url", "--name", "--api-key", "--system"} | LOG_FLAGS,
     "info": MODEL_FLAGS | {"--address"} | LOG_FLAGS,
+    "plan": {
+        "--gpus",
+        "--prompt",
+        "--cached",
+        "--context",
+        "--concurrency",
+        "--ttft",
+        "--itl",
+        "--price",
+        "--efficiency",
+        "--limit",
+    },
     "bench replay": {
         "--order",
         "--eviction",
