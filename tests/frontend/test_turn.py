@@ -269,6 +269,21 @@ def test_what_a_step_has_generated_is_the_next_ones_prefix() -> None:
     serving(say, check, reasoning_parser="think")
 
 
+def test_a_model_that_need_not_think_is_not_made_to_for_the_sake_of_tools() -> None:
+    def say(prompt: str, request: Generate) -> str:
+        if request.sampling.constraint is not None:  # whether the schema compiles
+            return "{}"
+        assert not prompt.endswith("<think>\n")
+        return '<tool_call>\n{"name": "a", "arguments": {"x": 3}}\n</tool_call>'
+
+    async def check(built: House, client: httpx.AsyncClient) -> None:
+        whole, _ = await both(client, {"tools": [tool("a")]})
+        assert (whole["content"], whole["reasoning"]) == ("", "")
+        assert whole["tool_calls"] == [["a", '{"x": 3}']]
+
+    serving(say, check, reasoning_parser="think")
+
+
 def test_thinking_and_a_forced_call_go_together() -> None:
     def say(prompt: str, request: Generate) -> str:
         return '{"x": 1}' if request.sampling.constraint is not None else "I must call.</think>"
