@@ -37,6 +37,7 @@ MODEL_FLAGS = {
 HTTP_FLAGS = {
     "--cors-origins",
     "--max-body-mib",
+    "--max-requests-per-key",
     "--request-timeout",
     "--tool-call-parser",
     "--reasoning-parser",

@@ -65,6 +65,10 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True):
         str | None, Meta(description="web pages' origins that may ask, parted by commas, or *; default: none")
     ] = None
     max_body_mib: Annotated[int, Meta(ge=1, le=1024, description="MiB that the body of an HTTP request may have")] = 32
+    max_requests_per_key: Annotated[
+        Annotated[int, Meta(ge=1)] | None,
+        Meta(description="HTTP requests that one API key may have at once; default: any number"),
+    ] = None
     request_timeout: Annotated[
         Annotated[float, Meta(gt=0)] | None,
         Meta(description="seconds that an HTTP request may take, its answer included; default: any time"),

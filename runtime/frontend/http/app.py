@@ -14,6 +14,7 @@ from .admin import AdminApi
 from .connection import ClientLeftError
 from .constrained import ConstrainedApi
 from .guard import Guard
+from .limits import Limits
 from .native import NativeApi
 from .openai.chat import ChatApi
 from .openai.completions import CompletionsApi
@@ -23,7 +24,6 @@ from .openai.embeddings import EmbeddingsApi
 from .openai.models import ModelsApi
 from .openai.responses import ResponsesApi
 from .score import ScoreApi
-from .timeouts import Timeouts
 from .tokens import TokensApi
 
 
@@ -49,7 +49,7 @@ def create_app(generator: Generator, config: ServeConfig) -> FastAPI:
         ScoreApi(generator),
     ):
         app.include_router(api.router, responses=errors.DOCUMENTED)
-    app.add_middleware(Timeouts, seconds=config.request_timeout)
+    app.add_middleware(Limits, max_requests=config.max_requests_per_key, seconds=config.request_timeout)
     app.add_middleware(Guard, api_keys=_listed(config.api_key), max_body_bytes=config.max_body_mib << 20)
     if origins := _listed(config.cors_origins):
         # Outside the guard: a page's question whether it may ask carries no key.

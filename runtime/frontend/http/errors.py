@@ -51,7 +51,7 @@ DOCUMENTED: dict[int | str, dict[str, Any]] = {
     404: {"model": ErrorAnswer, "description": "There is no such thing."},
     408: {"model": ErrorAnswer, "description": "The body did not come in time."},
     413: {"model": ErrorAnswer, "description": "The body is too long."},
-    429: {"model": ErrorAnswer, "description": "Too many requests wait. See Retry-After."},
+    429: {"model": ErrorAnswer, "description": "Too many requests wait, or run for this key. See Retry-After."},
     500: {"model": ErrorAnswer, "description": "An error of ours. The log says more."},
     503: {"model": ErrorAnswer, "description": "The model is loading, or gone. See Retry-After."},
     504: {"model": ErrorAnswer, "description": "The answer took longer than the server allows."},

@@ -19,6 +19,7 @@ from .errors import bug_message, error_response
 
 logger = logging.getLogger("ramify.frontend")
 
+KEY = "ramify.key"  # in the scope: the API key that was given; None when none is asked for
 OPEN_PATHS = frozenset({"/health"})  # for supervisors, which have no key
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,200}")
 
@@ -29,7 +30,7 @@ class Guard:
 
     def __init__(self, app: ASGIApp, *, api_keys: Sequence[str], max_body_bytes: int) -> None:
         self._app = app
-        self._authorizations = [f"Bearer {key}".encode() for key in api_keys]
+        self._keys = [(key, f"Bearer {key}".encode()) for key in api_keys]
         self._max_body_bytes = max_body_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -37,8 +38,10 @@ class Guard:
             await self._app(scope, receive, send)
             return
         headers = Headers(scope=scope)
+        key = scope[KEY] = self._key(headers)
+        may_enter = not self._keys or key is not None or scope["path"] in OPEN_PATHS
         if scope["type"] == "websocket":
-            if self._may_enter(scope["path"], headers):
+            if may_enter:
                 await self._app(scope, receive, send)
             else:  # before it is accepted: an HTTP 403
                 await send({"type": "websocket.close", "code": 1008, "reason": "wrong or missing API key"})
@@ -57,7 +60,7 @@ class Guard:
             await send(message)
 
         refusal = None
-        if not self._may_enter(scope["path"], headers):
+        if not may_enter:
             refusal = error_response(
                 401, "wrong or missing API key", code="invalid_api_key", headers={"www-authenticate": "Bearer"}
             )
@@ -74,12 +77,11 @@ class Guard:
         if refusal is not None:
             await refusal(scope, receive, send_with_id)
 
-    def _may_enter(self, path: str, headers: Headers) -> bool:
-        if not self._authorizations or path in OPEN_PATHS:
-            return True
+    def _key(self, headers: Headers) -> str | None:
+        """The one that is given, if it is known."""
         given = headers.get("authorization", "").encode("latin-1")
-        # All of them, in the same time whichever it is.
-        return sum(hmac.compare_digest(given, known) for known in self._authorizations) > 0
+        # All are compared, in the same time whichever it is.
+        return next(iter([key for key, known in self._keys if hmac.compare_digest(given, known)]), None)
 
     def _is_too_long(self, headers: Headers) -> bool:
         length = headers.get("content-length", "")

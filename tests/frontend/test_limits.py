@@ -1,4 +1,4 @@
-"""What takes too long, and what fails on our side, over a scripted core."""
+"""What one client may have, and what it is told when something of ours fails, over a scripted core."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from ramify.runtime.frontend.http import timeouts
+from ramify.runtime.frontend.http import limits
 from ramify.runtime.frontend.http.openai.models import ModelsApi
 from ramify.runtime.protocol.core import Generate
 
@@ -17,6 +17,45 @@ from .harness import house, run, shipped_tokenizer
 
 FINE = shipped_tokenizer().encode(" fine.", continues=True)
 BODY = {"model": "fake", "prompt": "a"}
+
+
+def silent(request: Generate) -> None:
+    """A model that says nothing until it is aborted."""
+
+
+def bearer(key: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {key}"}
+
+
+def test_a_key_has_so_many_requests_at_once_and_no_more() -> None:
+    async def main() -> None:
+        async with (
+            house(silent, http=True, api_key="first,second", max_requests_per_key=2) as built,
+            httpx.AsyncClient(base_url=built.url, timeout=20) as client,
+        ):
+
+            async def ask(key: str) -> httpx.Response:
+                return await client.post("/v1/completions", json=BODY, headers=bearer(key))
+
+            running = [asyncio.create_task(ask("first")) for _ in range(2)]
+            await built.core.until(lambda: len(built.core.requests) == 2)
+            refused = await ask("first")
+            assert refused.status_code == 429
+            assert refused.json()["error"]["code"] == "too_many_requests"
+            assert refused.headers["retry-after"]
+            assert (await client.get("/health")).status_code == 200
+            other = asyncio.create_task(ask("second"))
+            await built.core.until(lambda: len(built.core.requests) == 3)
+            for rid in [request.rid for request in built.core.requests]:
+                built.core.send_end(rid)
+            for task in (*running, other):
+                assert (await task).status_code == 200
+            again = asyncio.create_task(ask("first"))  # they are over: there is room again
+            await built.core.until(lambda: len(built.core.requests) == 4)
+            built.core.send_end(built.core.requests[-1].rid)
+            assert (await again).status_code == 200
+
+    run(main())
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/generate"])
@@ -65,7 +104,7 @@ def test_a_stream_that_takes_too_long_ends_with_an_event_that_says_so() -> None:
 
 
 def test_a_body_that_does_not_come_is_a_408(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(timeouts, "BODY_PAUSE", 0.05)
+    monkeypatch.setattr(limits, "BODY_PAUSE", 0.05)
 
     async def main() -> None:
         async with house(http=True) as built:
