@@ -21,7 +21,7 @@ from .tools.calls import Call, new_call_id
 from .tools.parser import CallParser
 
 MAX_CALLS = 128
-_PROBE_TOKENS = 12  # more than any trigger has
+_SLACK = 8  # tokens before a mark: blanks, a few words
 
 
 class Turn:
@@ -86,9 +86,10 @@ class Turn:
         if calling is not None and calling.forced:
             self._open_call(calling, calling.format.opening)
         elif calling is not None and self._ask.is_staged:
-            sampling = self._steps.until(calling.format.trigger)
+            trigger = calling.format.trigger
+            sampling = self._steps.until(trigger)
             is_probe = self._ask.sampling.constraint is not None
-            self._steps.begin("", limited(sampling, _PROBE_TOKENS) if is_probe else sampling)
+            self._steps.begin("", limited(sampling, self._steps.size(trigger) + _SLACK) if is_probe else sampling)
         else:
             self._steps.begin("", self._ask.sampling)
 
@@ -137,7 +138,7 @@ class Turn:
                 self.finish = Finish("stop")
                 return
             steps.write(calling.format.closing)
-            steps.begin("", limited(steps.until(again), _PROBE_TOKENS))
+            steps.begin("", limited(steps.until(again, calling.format.over), steps.size(again) + _SLACK))
             await steps.sample.result()
             if not steps.ended_at(again):
                 steps.drop()
@@ -158,6 +159,9 @@ class Turn:
                     text = blanks + piece.text
                     blanks = text[len(text.rstrip()) :]
                     yield Delta(text.rstrip(), logprobs=piece.logprobs)
+            if self.num_calls and calling.format.over is not None and steps.ended_at(calling.format.over):
+                self.finish = Finish("stop")
+                return
             if not steps.ended_at(trigger):
                 if not self.num_calls:
                     yield Delta(blanks)
@@ -173,7 +177,7 @@ class Turn:
                 return
             assert trigger is not None
             steps.write(calling.format.closing)
-            steps.begin("", steps.until(trigger))
+            steps.begin("", steps.until(trigger, calling.format.over))
         if constraint is not None:
             steps.begin("", self._ask.sampling)  # it does not call: the answer, from its beginning
             async for piece in steps.sample:
@@ -187,12 +191,13 @@ class Turn:
         steps = self._steps
         name = next(iter(calling.schemas))
         if len(calling.schemas) > 1:
-            name = (await steps.sample.result()).sequence.text[:-1]
+            ending = calling.format.name_end
+            name = (await steps.sample.result()).sequence.text.removesuffix(ending)
             if steps.ended.type != "stop":
                 self.finish = steps.ended
                 return
             steps.keep()
-            self._begin_arguments(calling, name, calling.format.to_arguments[1:])
+            self._begin_arguments(calling, name, calling.format.to_arguments[len(ending) :])
         index, self.num_calls = self.num_calls, self.num_calls + 1
         yield Delta(calls=[CallDelta(index, "", new_call_id(), name)])
         async for piece in steps.sample:
@@ -209,7 +214,7 @@ class Turn:
             self._begin_arguments(calling, names[0], f"{opening}{names[0]}{to_arguments}")
             return
         # With the character that ends a name, so that none is the beginning of another.
-        choices = json.dumps([name + to_arguments[0] for name in names], ensure_ascii=False)
+        choices = json.dumps([name + calling.format.name_end for name in names], ensure_ascii=False)
         self._steps.begin(opening, self._steps.held_to(Constraint("choices", choices)))
 
     def _begin_arguments(self, calling: Calling, name: str, text: str) -> None:
