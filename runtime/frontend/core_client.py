@@ -97,7 +97,7 @@ class CoreClient:
     def __init__(self, context: zmq.asyncio.Context, address: str, watcher: Watcher | None = None) -> None:
         self.watcher = watcher or Watcher()
         # A plain socket: asyncio's futures and pyzmq's around each message cost as much as all that is done with it.
-        self._socket: zmq.Socket[bytes] = context.socket(zmq.DEALER, socket_class=zmq.Socket)
+        self._socket: zmq.Socket[bytes] = zmq.Context.shadow(context.underlying).socket(zmq.DEALER)
         wire.set_options(self._socket)
         self._address = address
         self._decoder = msgspec.msgpack.Decoder(FromCore)
@@ -258,4 +258,6 @@ class CoreClient:
 
 def _receive_now(socket: zmq.Socket[bytes]) -> bytes | None:
     """A message that is there already. Asks first: the error that says that there is none is slow to make."""
-    return socket.recv(_NOBLOCK) if socket.getsockopt(_EVENTS) & _POLLIN else None
+    events = socket.getsockopt(_EVENTS)
+    assert isinstance(events, int)
+    return socket.recv(_NOBLOCK) if events & _POLLIN else None

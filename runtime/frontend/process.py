@@ -94,11 +94,13 @@ class Frontend:
         deadline = time.monotonic() + seconds
         http = None if self._http is None else asyncio.create_task(self._http.stop(seconds + GRACE))
         quiet_since = time.monotonic()
-        while (now := time.monotonic()) < deadline and now - quiet_since < QUIET:
+        while (now := time.monotonic()) < deadline:
             if self._core.num_live:
                 quiet_since = now
+            elif now - quiet_since >= QUIET:
+                break
             await asyncio.sleep(DRAIN_POLL)
-        if self._core.num_live:
+        else:
             self._core.fail(SHUT_DOWN)
         if http is not None:
             await http

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -122,21 +123,20 @@ def test_a_dead_frontend_ends_all() -> None:
 
 def test_all_frontends_drain() -> None:
     with serving("--frontends", "2") as server:
-        body = {"text": "x", "stream": True, "sampling_params": {"max_new_tokens": 300, "ignore_eos": True}}
+        body = {"text": "x", "stream": True, "sampling_params": {"max_new_tokens": 600, "ignore_eos": True}}
 
-        def ask(signalled: bool) -> str:
+        all_stream = threading.Barrier(6, lambda: server.process.send_signal(signal.SIGTERM), timeout=60)
+
+        def ask(_: int) -> str:
             with (
                 httpx.Client(base_url=server.url, timeout=60) as client,
                 client.stream("POST", "/generate", json=body) as response,
             ):
                 lines = response.iter_lines()
                 next(lines)
-                if signalled:
-                    server.process.send_signal(signal.SIGTERM)
+                all_stream.wait()
                 return [line for line in lines if line][-1]
 
         with ThreadPoolExecutor(6) as threads:
-            waiting = [threads.submit(ask, False) for _ in range(5)]
-            assert ask(True) == "data: [DONE]"
-            assert {future.result() for future in waiting} == {"data: [DONE]"}
+            assert set(threads.map(ask, range(6))) == {"data: [DONE]"}
         assert server.end() == (0, "")

@@ -57,8 +57,8 @@ def create_app(
         MetricsApi(generator.core, siblings),
     ):
         app.include_router(api.router, responses=errors.DOCUMENTED)
-    if config.requests_per_minute_per_key is not None:
-        app.add_middleware(Rates, per_minute=_share(config.requests_per_minute_per_key, config.frontends))
+    if (per_minute := _share(config.requests_per_minute_per_key, config.frontends)) is not None:
+        app.add_middleware(Rates, per_minute=per_minute)
     app.add_middleware(
         Limits,
         max_requests=_share(config.max_requests_per_key, config.frontends),
