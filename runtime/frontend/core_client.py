@@ -9,6 +9,7 @@ import asyncio
 import itertools
 import logging
 import uuid
+from collections import deque
 from types import TracebackType
 
 import msgspec
@@ -55,12 +56,16 @@ class Answer:
         self._core = core
         self._rid = rid
         self._watch = watch
-        self._queue: asyncio.Queue[Tokens | ErrorInfo] = asyncio.Queue()
+        # What asyncio.Queue does for one reader, at a third of its price: this is done for every token.
+        self._items: deque[Tokens | ErrorInfo] = deque()
+        self._reader: asyncio.Future[None] | None = None  # waits for an item
         self._over = False
 
     def put(self, item: Tokens | ErrorInfo) -> None:
         self._watch.take(item)
-        self._queue.put_nowait(item)
+        self._items.append(item)
+        if self._reader is not None and not self._reader.done():
+            self._reader.set_result(None)
 
     def __aiter__(self) -> Answer:
         return self
@@ -69,7 +74,10 @@ class Answer:
         """Raises RamifyError when the request, or the core, failed."""
         if self._over:
             raise StopAsyncIteration
-        item = await self._queue.get()
+        while not self._items:
+            self._reader = asyncio.get_running_loop().create_future()
+            await self._reader
+        item = self._items.popleft()
         if isinstance(item, ErrorInfo):
             self._over = True
             raise item.to_exception()
