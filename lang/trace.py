@@ -1,7 +1,7 @@
 """What became of a run: its states as a tree, with texts, variables, tokens and times; shown, saved and read again.
 
-Times are seconds since the run began, as the client saw them; `seconds` is what the runtime says that a generation
-took, from its submission to its end.
+Times are seconds since the run began, as the client saw them; `timings` and `seconds` are what the runtime says that a
+generation took, from its submission to its end.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from ..runtime.protocol.core import Timings
 from ..runtime.protocol.errors import RequestError
 from ..runtime.protocol.session import Done
 from .log import Log
@@ -47,6 +48,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
     samples: list[str] | None = None  # with n > 1
     tokens: Tokens | None = None
     seconds: float | None = None
+    timings: Timings | None = None  # of the sample that took longest
     finish: str | None = None
     start: float = 0.0  # it was said, and what comes before it answered
     first_text: float | None = None  # of a streamed one: prefill ends about here, decode begins
@@ -196,6 +198,7 @@ def _told(done: Done) -> dict[str, Any]:
             sum(part.completion_tokens for part in parts),
         )
         told["seconds"] = max(part.seconds for part in parts) or None
+        told["timings"] = max(parts, key=lambda part: part.seconds).timings
         told["finish"] = parts[0].finish.type
         if len(parts) > 1:
             told["samples"] = [part.text for part in parts]
@@ -225,6 +228,9 @@ def _line(event: Event) -> Iterator[tuple[str, str]]:
         yield (f"  {tokens.prompt} in ({tokens.cached} cached), {tokens.completion} out", "yellow")
     if event.end is not None and event.tokens is not None:
         yield (f"  {(event.end - event.start) * 1000:.1f} ms", "magenta")
+    if (timings := event.timings) is not None:
+        parts = ((timings.queue, "queue"), (timings.prefill, "prefill"), (timings.decode, "decode"))
+        yield (f" ({', '.join(f'{name} {seconds * 1000:.1f}' for seconds, name in parts)})", "dim")
     if event.error is not None:
         yield (f"  failed: {event.error}", "red")
     elif event.end is None:

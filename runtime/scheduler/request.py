@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from ...radix.cache import Lease
 from ..protocol.core import Generate
 from ..protocol.sampling import TokenLogprob
+from .clock import Clock
 from .grammar import Matcher
 from .stops import StopRules
 
@@ -22,6 +23,7 @@ class Request:
     end: int  # the output's limit, as a length of `tokens`
     stops: StopRules
     tokens: list[int]  # the prompt, then the output so far
+    clock: Clock = field(default_factory=lambda: Clock(0.0))
     matcher: Matcher | None = None
     lease: Lease | None = None
     num_computed: int = 0
