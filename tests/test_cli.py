@@ -33,6 +33,7 @@ MODEL_FLAGS = {
     "--max-running",
     "--max-waiting",
     "--prefix-cache",
+    "--jump-forward",
 }
 FLAGS = {
     "serve": MODEL_FLAGS | {"--host", "--port", "--api-key", "--log-level"},
