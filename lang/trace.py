@@ -24,7 +24,6 @@ from .recording import Recording, Times
 if TYPE_CHECKING:
     from rich.tree import Tree
 
-MAX_SHOWN = 72  # characters of a text in the tree
 WIDTH = 160  # where there is no terminal
 
 
@@ -94,12 +93,9 @@ class Trace(msgspec.Struct, frozen=True, kw_only=True):
 
     def tree(self) -> Tree:
         """For rich's `Console.print`."""
-        from rich.text import Text
-        from rich.tree import Tree
+        from .trace_tree import tree_of
 
-        root = Tree(Text(_summary(self), style="bold"))
-        self._grow(root, self.states[0])
-        return root
+        return tree_of(self)
 
     def __rich__(self) -> Tree:
         return self.tree()
@@ -114,17 +110,6 @@ class Trace(msgspec.Struct, frozen=True, kw_only=True):
     def save(self, path: str | os.PathLike[str]) -> None:
         """As JSON of the Chrome trace event format, with the trace itself beside the events."""
         save([self], path)
-
-    def _grow(self, tree: Tree, state: TracedState) -> None:
-        from rich.text import Text
-
-        branches = {child.number: child for child in self.states if child.parent == state.number}
-        for event in state.events:
-            node = tree.add(Text.assemble(*_line(event)))
-            if event.kind == "fork":
-                for place, number in enumerate(event.states):
-                    if number in branches:
-                        self._grow(node.add(f"branch {place}"), branches[number])
 
 
 class _File(msgspec.Struct):
@@ -207,37 +192,3 @@ def _told(done: Done) -> dict[str, Any]:
     elif done.answers is not None:
         told["text"] = ", ".join(msgspec.json.encode(answer).decode() for answer in done.answers)
     return told
-
-
-def _summary(trace: Trace) -> str:
-    tokens = trace.tokens
-    counts = f"{tokens.prompt} prompt tokens, {tokens.cached} of them cached, {tokens.completion} generated"
-    return f"{trace.title}: {len(trace.states)} states, {counts}, {trace.seconds * 1000:.1f} ms"
-
-
-def _line(event: Event) -> Iterator[tuple[str, str]]:
-    """Pieces of text with their styles."""
-    yield (event.kind if event.states else f"{event.kind:<6}", "dim")
-    yield (f" {event.name}" if event.name else "", "bold cyan")
-    if event.states:
-        yield (f" x{len(event.states)}", "")
-    for text in event.samples or ([event.text] if event.text else []):
-        yield (f" {_short(text)}", "" if event.tokens is None else "green")
-    if event.tokens is not None:
-        tokens = event.tokens
-        yield (f"  {tokens.prompt} in ({tokens.cached} cached), {tokens.completion} out", "yellow")
-    if event.end is not None and event.tokens is not None:
-        yield (f"  {(event.end - event.start) * 1000:.1f} ms", "magenta")
-    if (timings := event.timings) is not None:
-        parts = ((timings.queue, "queue"), (timings.prefill, "prefill"), (timings.decode, "decode"))
-        yield (f" ({', '.join(f'{name} {seconds * 1000:.1f}' for seconds, name in parts)})", "dim")
-    if event.error is not None:
-        yield (f"  failed: {event.error}", "red")
-    elif event.end is None:
-        yield ("  not answered", "red")
-    yield (f"   ({event.place.rpartition('/')[2]})", "dim")
-
-
-def _short(text: str) -> str:
-    shown = repr(text)
-    return shown if len(shown) <= MAX_SHOWN else f"{shown[: MAX_SHOWN - 4]}...{shown[0]}"
