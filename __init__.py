@@ -1,6 +1,7 @@
 """ramify: a structured-generation language and the runtime that serves it.
 
-Light: importing it loads the language, neither torch nor a web server nor a socket. `Runtime` is loaded when used.
+Light: importing it loads the language, neither torch nor a web server nor a socket. What that
+needs (`Runtime`, the other backends, traces) is loaded when used.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from .lang.expr import (
     gen,
     gen_int,
     gen_string,
+    role,
     select,
     separate_reasoning,
     system,
@@ -42,10 +44,10 @@ from .runtime.protocol.errors import BusyError, RamifyError, RequestError, Runti
 from .runtime.protocol.version import __version__
 
 if TYPE_CHECKING:
-    from .lang.backends.http_runtime import HttpRuntime as HttpRuntime
-    from .lang.backends.openai import OpenAI as OpenAI
-    from .lang.backends.scripted import Scripted as Scripted
-    from .lang.trace import Trace as Trace
+    from .lang.backends.http_runtime import HttpRuntime
+    from .lang.backends.openai import OpenAI
+    from .lang.backends.scripted import Scripted
+    from .lang.trace import Trace
     from .runtime.launch import Runtime
 
 __all__ = [
@@ -54,6 +56,8 @@ __all__ = [
     "ChoicesDecision",
     "ChoicesSamplingMethod",
     "ForkGroup",
+    "HttpRuntime",
+    "OpenAI",
     "Plan",
     "Program",
     "ProgramState",
@@ -62,6 +66,8 @@ __all__ = [
     "Runtime",
     "RuntimeEndpoint",
     "RuntimeFailed",
+    "Scripted",
+    "Trace",
     "__version__",
     "assistant",
     "assistant_begin",
@@ -76,6 +82,7 @@ __all__ = [
     "pick",
     "predicate",
     "rate",
+    "role",
     "select",
     "separate_reasoning",
     "set_default_backend",

@@ -253,7 +253,7 @@ def separate_reasoning(expr: Expr | str | None = None, model_type: str = "qwen3"
 
 
 def role(name: str, expr: Expr | str | None) -> Concat:
-    """A whole chat message."""
+    """A whole chat message, of any role that the model's chat template knows: "tool", "developer"."""
     return Concat((RoleBegin(name), *(() if expr is None else parts_of(expr)), RoleEnd(name)))
 
 

@@ -37,7 +37,8 @@ from .protocol.core import (
 )
 from .protocol.errors import ErrorInfo, RamifyError, RequestError, RuntimeFailed
 from .protocol.version import __version__
-from .scheduler.plan_log import Header, LoggingScheduler
+from .scheduler.plan_log import Header, LoggingScheduler, PlanLog
+from .scheduler.retokenise import Retokenise, Retokeniser
 from .scheduler.scheduler import Scheduler, VocabularyFacts, make_cache
 from .tokenizer import load_tokenizer
 
@@ -135,16 +136,24 @@ def load(config: CoreConfig) -> Core:
     shape = {"num_pages": info.num_pages, "num_host_pages": info.num_host_pages, "page_size": info.page_size}
     cache = make_cache(config, **shape, events=publisher is not None)
     meter = Meter()
+    retokenise: Retokenise = Retokeniser(
+        token_bytes, lambda text: tokenizer.encode(text, parse_special=False, continues=True)
+    )
+    log = None
+    if config.log_plans is not None:
+        header = Header.of(config, facts, **shape, context_length=info.context_length)
+        log = PlanLog(header, _open_log(config.log_plans))
+        retokenise = log.retokenise(retokenise)
     scheduler: Scheduler | LoggingScheduler = Scheduler(
         config,
         cache=cache,
         vocabulary=facts,
         grammars=TimedGrammars(facts.token_bytes, facts.eos_ids, meter.measures),
         context_length=info.context_length,
+        retokenise=retokenise,
     )
-    if config.log_plans is not None:
-        header = Header.of(config, facts, **shape, context_length=info.context_length)
-        scheduler = LoggingScheduler(scheduler, header, _open_log(config.log_plans))
+    if log is not None:
+        scheduler = LoggingScheduler(scheduler, log)
     return Core(engine, scheduler, info, cache, publisher, meter)
 
 
@@ -160,20 +169,15 @@ def loop(link: Link, core: Core) -> None:
     engine, scheduler, meter = core.engine, core.scheduler, core.meter
 
     def send(answers: list[FromCore]) -> None:
-        meter.answered(answers, time.monotonic())
+        meter.answered(answers)
         link.send(answers)
 
     while True:
         wait = 0 if not scheduler.idle else GRAMMAR_POLL_MS if scheduler.pending_grammars else None
         for owner, message in link.receive(wait):
-            match message:
-                case Attach():
-                    link.reply(owner, CoreReady(core.info))
-                    continue
-                case Generate(rid=rid):
-                    meter.arrived(rid, time.monotonic())
-                case _:
-                    pass
+            if isinstance(message, Attach):
+                link.reply(owner, CoreReady(core.info))
+                continue
             for answer in scheduler.handle(message, time.monotonic(), owner):
                 if isinstance(answer, CoreReply):
                     told = answer if answer.stats is None else msgspec.structs.replace(answer, measures=meter.measures)
@@ -184,7 +188,6 @@ def loop(link: Link, core: Core) -> None:
         plan = scheduler.plan(began)
         send(scheduler.answers())
         if plan is not None:
-            meter.planned(plan, began)
             answers = scheduler.commit(plan, engine.run(plan), time.monotonic())
             meter.computed(plan, time.monotonic() - began)
             send(answers)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from threading import Lock
 from typing import Any
 
 from .grammars import Grammars
-from .protocol.core import FromCore, RequestFailed, Tokens
+from .protocol.core import FromCore, Tokens
 from .protocol.errors import RequestError
 from .protocol.measures import CoreMeasures, Distribution
 from .protocol.sampling import Constraint
@@ -17,50 +16,22 @@ from .scheduler.grammar import Bitmask, CompiledGrammar, Matcher
 from .scheduler.plan import ForwardPlan
 
 
-@dataclass
-class _Times:
-    arrived: float
-    started: float | None = None
-    first_token: float | None = None
-
-
 class Meter:
-    """Of one core's requests and steps. All times are on the monotonic clock."""
+    """Of one core's requests and steps."""
 
     def __init__(self) -> None:
         self.measures = CoreMeasures()
-        self._live: dict[str, _Times] = {}
-
-    def arrived(self, rid: str, now: float) -> None:
-        self._live[rid] = _Times(now)
-
-    def planned(self, plan: ForwardPlan, now: float) -> None:
-        for row in plan.rows:
-            times = self._live.get(row.rid)
-            if times is not None and times.started is None:
-                times.started = now
-                self.measures.queue.observe(now - times.arrived)
 
     def computed(self, plan: ForwardPlan, seconds: float) -> None:
         self.measures.step.observe(seconds)
         self.measures.step_tokens.observe(plan.num_tokens)
 
-    def answered(self, messages: Iterable[FromCore], now: float) -> None:
+    def answered(self, messages: Iterable[FromCore]) -> None:
         for message in messages:
-            match message:
-                case Tokens(rid=rid, finish=finish):
-                    self._told(self._live.get(rid) if finish is None else self._live.pop(rid, None), message, now)
-                case RequestFailed(rid=rid):
-                    self._live.pop(rid, None)
-
-    def _told(self, times: _Times | None, message: Tokens, now: float) -> None:
-        if times is None or times.started is None:
-            return
-        if times.first_token is None and message.ids:
-            times.first_token = now
-            self.measures.prefill.observe(now - times.started)
-        if message.finish is not None and times.first_token is not None:
-            self.measures.decode.observe(now - times.first_token)
+            if isinstance(message, Tokens) and message.timings is not None:
+                self.measures.queue.observe(message.timings.queue)
+                self.measures.prefill.observe(message.timings.prefill)
+                self.measures.decode.observe(message.timings.decode)
 
 
 class TimedGrammars(Grammars):

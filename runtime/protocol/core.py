@@ -118,6 +118,15 @@ class Finish(msgspec.Struct, frozen=True):
     matched: str | int | None = None
 
 
+class Timings(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a request's time in the core went, in seconds: waiting for a place (its grammar's compilation too),
+    computing up to the first token, and from there to the end."""
+
+    queue: float
+    prefill: float
+    decode: float
+
+
 class Tokens(msgspec.Struct, frozen=True, kw_only=True, tag="tokens"):
     """New output tokens of one request; the last one carries `finish`.
 
@@ -135,6 +144,7 @@ class Tokens(msgspec.Struct, frozen=True, kw_only=True, tag="tokens"):
     prompt_logprobs: list[TokenLogprob | None] | None = None
     embedding: bytes | None = None
     num_retractions: int = 0
+    timings: Timings | None = None  # with the finish, unless it was aborted
 
 
 class RequestFailed(msgspec.Struct, frozen=True, tag="failed"):
@@ -156,6 +166,7 @@ class CoreStats(msgspec.Struct, frozen=True, kw_only=True):
     num_prompt_tokens: int
     num_cached_tokens: int
     num_output_tokens: int
+    num_forced_tokens: int = 0  # of those, appended without asking the model
     num_retractions: int
     num_evicted_pages: int
     num_held_pages: int = 0  # that no eviction can free: running requests hold them

@@ -15,6 +15,8 @@ from concurrent.futures import Future
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from msgspec.structs import replace
+
 from ...radix.cache import PrefixCache
 from ..protocol.config import CoreConfig
 from ..protocol.core import (
@@ -33,8 +35,10 @@ from ..protocol.core import (
 from ..protocol.errors import BusyError, ErrorInfo, RequestError
 from .admission import Admission
 from .batch import Batch, Part
+from .clock import Clock
 from .estimate import OutputLengths
 from .grammar import Grammars
+from .jump import jump
 from .limits import end_of
 from .orders import ORDERS
 from .outcome import abort_answer, advance, prompt_answer
@@ -42,6 +46,7 @@ from .plan import ForwardPlan, ForwardResult, PageCopy, Row
 from .pool import Pool
 from .programs import Programs
 from .request import Request, family
+from .retokenise import Retokenise
 from .rows import build_row
 from .stops import StopRules
 from .vocabulary import VocabularyFacts
@@ -57,6 +62,7 @@ class Totals:
     num_prompt_tokens: int = 0
     num_cached_tokens: int = 0
     num_output_tokens: int = 0
+    num_forced_tokens: int = 0
     num_retractions: int = 0
 
     def count_prompt(self, request: Request) -> None:
@@ -92,11 +98,13 @@ class Scheduler:
         vocabulary: VocabularyFacts,
         grammars: Grammars,
         context_length: int,
+        retokenise: Retokenise,
     ) -> None:
         self._cache = cache
         self._vocabulary = vocabulary
         self._grammars = grammars
         self._context_length = context_length
+        self._retokenise = retokenise if config.jump_forward else None
         self._budget = config.prefill_budget
         self._max_waiting = config.max_waiting
         self._live: dict[str, Request] = {}
@@ -132,7 +140,7 @@ class Scheduler:
         """Take in a message of `owner`. Returns what can be answered at once."""
         match message:
             case Generate():
-                return self._arrive(message, owner)
+                return self._arrive(message, now, owner)
             case Abort(rid=rid):
                 asked = list(self._live.values()) if rid is None else [self._live[rid]] if rid in self._live else []
                 return [self._abort(request) for request in asked if request.owner == owner]
@@ -159,10 +167,11 @@ class Scheduler:
         admitted = self._waiting.admit(shares.num_left)
         for part in admitted.parts:
             self._totals.count_prompt(part.request)
+            part.request.clock.start(now)
         for request in admitted.cached_whole:
             self._totals.count_prompt(request)
             del self._live[request.rid]
-            self._answers.append(prompt_answer(request))
+            self._answers.append(replace(prompt_answer(request), timings=request.clock.timings(now)))
         running = self._batch.top_up(shares.parts, admitted.num_left)
         rows, requests = self._build(running + admitted.parts)
         if not rows:
@@ -197,11 +206,16 @@ class Scheduler:
                 continue
             try:
                 answer = advance(request, row, row_result, self._vocabulary)
+                if answer is not None and answer.finish is None:
+                    self._jump(request)
             except RequestError as error:
                 self._end(request)
                 answers.append(RequestFailed(request.rid, ErrorInfo.of(error)))
                 continue
             if answer is not None:
+                request.clock.answer(now)
+                if answer.finish is not None:
+                    answer = replace(answer, timings=request.clock.timings(now))
                 self._totals.num_output_tokens += len(answer.ids)
                 answers.append(answer)
             if answer is not None and answer.finish is not None:
@@ -228,7 +242,7 @@ class Scheduler:
             **asdict(self._totals),
         )
 
-    def _arrive(self, message: Generate, owner: bytes) -> list[FromCore]:
+    def _arrive(self, message: Generate, now: float, owner: bytes) -> list[FromCore]:
         assert message.rid not in self._live, f"rid {message.rid!r} is taken"
         try:
             end = end_of(
@@ -250,6 +264,7 @@ class Scheduler:
             stops=StopRules(message.sampling, self._vocabulary),
             tokens=list(message.tokens),
             pool=None if message.pooling is None else Pool(message.pooling, len(message.tokens)),
+            clock=Clock(now),
         )
         self._num_arrived += 1
         self._live[request.rid] = request
@@ -275,6 +290,7 @@ class Scheduler:
             else:
                 request.matcher = future.result().matcher()
                 self._waiting.add(request)
+                self._jump(request)
 
     def _abort(self, request: Request) -> FromCore:
         if request.lease is None:
@@ -295,6 +311,10 @@ class Scheduler:
         self._batch.leave(request)
         self._batch.release(request)
         del self._live[request.rid]
+
+    def _jump(self, request: Request) -> None:
+        if self._retokenise is not None:
+            self._totals.num_forced_tokens += jump(request, self._retokenise)
 
     def _worth_publishing(self, request: Request) -> bool:
         # Others may wait for every bit of a prompt; of what comes after it, whole pages are enough.
