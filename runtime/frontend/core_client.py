@@ -193,12 +193,10 @@ class CoreClient:
         self._socket.send(wire.encode(message))  # queued at once: the socket has no high-water mark
 
     async def _read(self) -> None:
-        at_once: zmq.Socket[bytes] = zmq.Socket.shadow(
-            self._socket
-        )  # a step's messages come together: one wait for all of them
+        at_once = zmq.Socket.shadow(self._socket)  # a step's messages come together: one wait for all of them
         try:
             while True:
-                data: bytes | None = await self._socket.recv()
+                data = await self._socket.recv()
                 while data is not None:
                     self._handle(wire.decode(self._decoder, data))
                     data = _receive_now(at_once)
