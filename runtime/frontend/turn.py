@@ -137,7 +137,7 @@ class Turn:
             if again is None or not self._may_call_again(calling):
                 self.finish = Finish("stop")
                 return
-            steps.write(calling.format.closing)
+            steps.write(calling.format.rest)
             steps.begin("", limited(steps.until(again, calling.format.over), steps.size(again) + _SLACK))
             await steps.sample.result()
             if not steps.ended_at(again):
@@ -176,7 +176,7 @@ class Turn:
             if self.finish is not None:
                 return
             assert trigger is not None
-            steps.write(calling.format.closing)
+            steps.write(calling.format.rest)
             steps.begin("", steps.until(trigger, calling.format.over))
         if constraint is not None:
             steps.begin("", self._ask.sampling)  # it does not call: the answer, from its beginning
@@ -196,12 +196,17 @@ class Turn:
             if steps.ended.type != "stop":
                 self.finish = steps.ended
                 return
-            steps.keep()
-            self._begin_arguments(calling, name, calling.format.to_arguments[len(ending) :])
+            steps.drop()  # and written again with what follows, in the tokens that the whole has
+            self._begin_arguments(calling, name, f"{name}{calling.format.to_arguments}")
         index, self.num_calls = self.num_calls, self.num_calls + 1
         yield Delta(calls=[CallDelta(index, "", new_call_id(), name)])
+        brace, text, begun = calling.format.brace, "", False
         async for piece in steps.sample:
-            yield Delta(calls=[CallDelta(index, piece.text)] if piece.text else [], logprobs=piece.logprobs)
+            text += piece.text if begun else piece.text.lstrip(" ")
+            begun = begun or bool(text)
+            num_certain = len(text) - len(brace) if text.endswith("}") else len(text)  # the rest may be the format's
+            certain, text = text[:num_certain], text[num_certain:]
+            yield Delta(calls=[CallDelta(index, certain)] if certain else [], logprobs=piece.logprobs)
         if steps.ended.type != "stop":
             self.finish = steps.ended
             return
@@ -218,7 +223,11 @@ class Turn:
         self._steps.begin(opening, self._steps.held_to(Constraint("choices", choices)))
 
     def _begin_arguments(self, calling: Calling, name: str, text: str) -> None:
-        self._steps.begin(text, self._steps.held_to(Constraint("json_schema", calling.schemas[name])))
+        """The blank that `text` may end with, and a brace that follows the arguments, are left to be generated: in the
+        model's tokens they are one with the arguments' own braces."""
+        written = text.rstrip(" ")
+        constraint = _between(text[len(written) :], calling.schemas[name], calling.format.brace)
+        self._steps.begin(written, self._steps.held_to(constraint))
 
     def _may_call_again(self, calling: Calling) -> bool:
         return calling.parallel and self.num_calls < MAX_CALLS and self._steps.room > 0
@@ -247,6 +256,16 @@ class Turn:
         ]
         self.num_calls += len(deltas)
         return deltas
+
+
+def _between(before: str, schema: str, after: str) -> Constraint:
+    """A JSON value between two texts."""
+    if not before and not after:
+        return Constraint("json_schema", schema)
+    parts = [f'{{"type": "const_string", "value": {json.dumps(text)}}}' for text in (before, after)]
+    parts.insert(1, f'{{"type": "json_schema", "json_schema": {schema}}}')
+    whole = f'{{"type": "structural_tag", "format": {{"type": "sequence", "elements": [{", ".join(parts)}]}}}}'
+    return Constraint("structural_tag", whole)
 
 
 def _marks(ask: Ask) -> list[str]:

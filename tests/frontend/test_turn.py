@@ -28,11 +28,16 @@ def tool(name: str, **more: Any) -> dict[str, Any]:
 
 
 def scripted(say: Callable[[str, Generate], str]) -> Callable[[Generate], list[int]]:
-    """A model that answers a prompt's text."""
+    """A model that answers a prompt's text, and writes what stands around a call's arguments."""
 
     def script(request: Generate) -> list[int]:
         prompt = TOKENIZER.decode(request.tokens, skip_special_tokens=False)
-        return TOKENIZER.encode(say(prompt, request), parse_special=False, continues=True)
+        text = say(prompt, request)
+        constraint = request.sampling.constraint
+        if constraint is not None and constraint.kind == "structural_tag":
+            before, _, after = json.loads(constraint.source)["format"]["elements"]
+            text = before["value"] + text + after["value"]
+        return TOKENIZER.encode(text, parse_special=False, continues=True)
 
     return script
 

@@ -45,6 +45,16 @@ class ToolFormat:
         return self.to_arguments[0] if self.to_arguments[0] in '"\n' else ""
 
     @property
+    def brace(self) -> str:
+        """What of `closing` is written by the model: the brace after the arguments', which are often one token."""
+        return "}" if self.closing.startswith("}") else ""
+
+    @property
+    def rest(self) -> str:
+        """What of `closing` is not."""
+        return self.closing.removeprefix(self.brace)
+
+    @property
     def is_marked(self) -> bool:
         """Whether calls begin with a mark that means nothing else: then even a call that nobody forced can be held to
         its schema from there on."""
