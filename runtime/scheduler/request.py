@@ -9,6 +9,7 @@ from ..protocol.core import Generate
 from ..protocol.sampling import TokenLogprob
 from .clock import Clock
 from .grammar import Matcher
+from .pool import Pool
 from .stops import StopRules
 
 
@@ -30,6 +31,7 @@ class Request:
     num_cached: int | None = None  # prompt tokens reused when it first ran
     num_retractions: int = 0
     prompt_scores: list[TokenLogprob] = field(default_factory=list)
+    pool: Pool | None = None
     answered: bool = False  # the client has its first tokens, and the prompt's scores with them
     num_sent: int = 0  # output tokens that the client has; those behind them were forced and go with the next one
     forced_scores: list[TokenLogprob] = field(default_factory=list)  # of output tokens behind `num_sent`
@@ -90,6 +92,8 @@ class Request:
         """How many tokens may come from the cache: those whose logits nobody needs."""
         # The last token's logits give the next one; a scored token needs those of the token before it.
         limit = len(self.tokens) - 1 if self.wants_tokens else len(self.tokens)
+        if self.pool is not None:
+            limit = min(limit, self.pool.next)
         return limit if self.next_scored is None else min(limit, self.next_scored - 1)
 
     def take_scores(self, scores: list[TokenLogprob]) -> None:

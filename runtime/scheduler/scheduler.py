@@ -43,6 +43,7 @@ from .limits import end_of
 from .orders import ORDERS
 from .outcome import abort_answer, advance, prompt_answer
 from .plan import ForwardPlan, ForwardResult, PageCopy, Row
+from .pool import Pool
 from .programs import Programs
 from .request import Request, family
 from .retokenise import Retokenise
@@ -262,6 +263,7 @@ class Scheduler:
             stops=StopRules(message.sampling, self._vocabulary),
             tokens=list(message.tokens),
             clock=Clock(now),
+            pool=None if message.pooling is None else Pool(message.pooling, len(message.tokens)),
         )
         self._num_arrived += 1
         self._live[request.rid] = request
