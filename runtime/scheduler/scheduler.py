@@ -263,8 +263,8 @@ class Scheduler:
             end=end,
             stops=StopRules(message.sampling, self._vocabulary),
             tokens=list(message.tokens),
-            pool=None if message.pooling is None else Pool(message.pooling, len(message.tokens)),
             clock=Clock(now),
+            pool=None if message.pooling is None else Pool(message.pooling, len(message.tokens)),
         )
         self._num_arrived += 1
         self._live[request.rid] = request
