@@ -47,6 +47,18 @@ FLAGS = {
     "run": MODEL_FLAGS | {"--model", "--address", "--log-level"},
     "trace": MODEL_FLAGS | {"--model", "--address", "--save", "--log-level"},
     "info": MODEL_FLAGS | {"--address", "--log-level"},
+    "plan": {
+        "--gpus",
+        "--prompt",
+        "--cached",
+        "--context",
+        "--concurrency",
+        "--ttft",
+        "--itl",
+        "--price",
+        "--efficiency",
+        "--limit",
+    },
     "bench replay": {
         "--order",
         "--eviction",

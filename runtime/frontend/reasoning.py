@@ -18,7 +18,8 @@ def thinks(tokenizer: Tokenizer) -> bool:
         return False
     if CLOSE in tokenizer.special_ids or CLOSE.encode() in tokenizer.token_bytes:
         return True
-    for options in ({}, {"enable_thinking": False}):
+    variants: tuple[dict[str, Any], ...] = ({}, {"enable_thinking": False})
+    for options in variants:
         try:
             if OPEN in tokenizer.chat.render(_PROBE, add_generation_prompt=True, **options):
                 return True

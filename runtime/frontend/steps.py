@@ -55,6 +55,7 @@ class Steps:
         return generated.sequence.finish
 
     def ended_at(self, mark: str) -> bool:
+        """Whether it did so at one of the marks that it was to go to."""
         special = self._generator.tokenizer.special_ids.get(mark)
         return self.ended.type == "stop" and self.ended.matched in ((mark,) if special is None else (mark, special))
 
@@ -86,8 +87,14 @@ class Steps:
 
     def write(self, text: str, *, trusted: bool = True) -> None:
         if text:
-            ids = self._generator.encoder.encode([Segment(text, trusted=trusted)], at_start=False)
-            self._tokens = [*self._tokens, *ids]
+            self._tokens = [*self._tokens, *self._encoded(text, trusted=trusted)]
+
+    def size(self, mark: str) -> int:
+        """How many tokens `mark` has."""
+        return len(self._encoded(mark, trusted=True))
+
+    def _encoded(self, text: str, *, trusted: bool) -> list[int]:
+        return self._generator.encoder.encode([Segment(text, trusted=trusted)], at_start=False)
 
     def keep(self) -> None:
         """What the step has generated, without its stop, becomes a part of the prompt."""
@@ -118,15 +125,15 @@ class Steps:
             no_stop_trim=False,
         )
 
-    def until(self, mark: str) -> SamplingParams:
-        """Free, up to `mark`."""
+    def until(self, *marks: str | None) -> SamplingParams:
+        """Free, up to one of `marks`."""
         sampling = self._ask.sampling
-        special = self._generator.tokenizer.special_ids.get(mark)
+        special = self._generator.tokenizer.special_ids
         return msgspec.structs.replace(
             sampling,
             constraint=None,
-            stop=sampling.stop if special is not None else (*sampling.stop, mark),
-            stop_token_ids=sampling.stop_token_ids if special is None else (*sampling.stop_token_ids, special),
+            stop=(*sampling.stop, *(mark for mark in marks if mark is not None and mark not in special)),
+            stop_token_ids=(*sampling.stop_token_ids, *(special[mark] for mark in marks if mark in special)),
             no_stop_trim=False,
         )
 

@@ -21,7 +21,7 @@ from .tools.calls import Call, new_call_id
 from .tools.parser import CallParser
 
 MAX_CALLS = 128
-_PROBE_TOKENS = 12  # more than any trigger has
+_SLACK = 8  # tokens before a mark: blanks, a few words
 
 
 class Turn:
@@ -86,9 +86,10 @@ class Turn:
         if calling is not None and calling.forced:
             self._open_call(calling, calling.format.opening)
         elif calling is not None and self._ask.is_staged:
-            sampling = self._steps.until(calling.format.trigger)
+            trigger = calling.format.trigger
+            sampling = self._steps.until(trigger)
             is_probe = self._ask.sampling.constraint is not None
-            self._steps.begin("", limited(sampling, _PROBE_TOKENS) if is_probe else sampling)
+            self._steps.begin("", limited(sampling, self._steps.size(trigger) + _SLACK) if is_probe else sampling)
         else:
             self._steps.begin("", self._ask.sampling)
 
@@ -136,8 +137,8 @@ class Turn:
             if again is None or not self._may_call_again(calling):
                 self.finish = Finish("stop")
                 return
-            steps.write(calling.format.closing)
-            steps.begin("", limited(steps.until(again), _PROBE_TOKENS))
+            steps.write(calling.format.rest)
+            steps.begin("", limited(steps.until(again, calling.format.over), steps.size(again) + _SLACK))
             await steps.sample.result()
             if not steps.ended_at(again):
                 steps.drop()
@@ -158,6 +159,9 @@ class Turn:
                     text = blanks + piece.text
                     blanks = text[len(text.rstrip()) :]
                     yield Delta(text.rstrip(), logprobs=piece.logprobs)
+            if self.num_calls and calling.format.over is not None and steps.ended_at(calling.format.over):
+                self.finish = Finish("stop")
+                return
             if not steps.ended_at(trigger):
                 if not self.num_calls:
                     yield Delta(blanks)
@@ -172,8 +176,8 @@ class Turn:
             if self.finish is not None:
                 return
             assert trigger is not None
-            steps.write(calling.format.closing)
-            steps.begin("", steps.until(trigger))
+            steps.write(calling.format.rest)
+            steps.begin("", steps.until(trigger, calling.format.over))
         if constraint is not None:
             steps.begin("", self._ask.sampling)  # it does not call: the answer, from its beginning
             async for piece in steps.sample:
@@ -187,16 +191,22 @@ class Turn:
         steps = self._steps
         name = next(iter(calling.schemas))
         if len(calling.schemas) > 1:
-            name = (await steps.sample.result()).sequence.text[:-1]
+            ending = calling.format.name_end
+            name = (await steps.sample.result()).sequence.text.removesuffix(ending)
             if steps.ended.type != "stop":
                 self.finish = steps.ended
                 return
-            steps.keep()
-            self._begin_arguments(calling, name, calling.format.to_arguments[1:])
+            steps.drop()  # and written again with what follows, in the tokens that the whole has
+            self._begin_arguments(calling, name, f"{name}{calling.format.to_arguments}")
         index, self.num_calls = self.num_calls, self.num_calls + 1
         yield Delta(calls=[CallDelta(index, "", new_call_id(), name)])
+        brace, text, begun = calling.format.brace, "", False
         async for piece in steps.sample:
-            yield Delta(calls=[CallDelta(index, piece.text)] if piece.text else [], logprobs=piece.logprobs)
+            text += piece.text if begun else piece.text.lstrip(" ")
+            begun = begun or bool(text)
+            num_certain = len(text) - len(brace) if text.endswith("}") else len(text)  # the rest may be the format's
+            certain, text = text[:num_certain], text[num_certain:]
+            yield Delta(calls=[CallDelta(index, certain)] if certain else [], logprobs=piece.logprobs)
         if steps.ended.type != "stop":
             self.finish = steps.ended
             return
@@ -209,11 +219,15 @@ class Turn:
             self._begin_arguments(calling, names[0], f"{opening}{names[0]}{to_arguments}")
             return
         # With the character that ends a name, so that none is the beginning of another.
-        choices = json.dumps([name + to_arguments[0] for name in names], ensure_ascii=False)
+        choices = json.dumps([name + calling.format.name_end for name in names], ensure_ascii=False)
         self._steps.begin(opening, self._steps.held_to(Constraint("choices", choices)))
 
     def _begin_arguments(self, calling: Calling, name: str, text: str) -> None:
-        self._steps.begin(text, self._steps.held_to(Constraint("json_schema", calling.schemas[name])))
+        """The blank that `text` may end with, and a brace that follows the arguments, are left to be generated: in the
+        model's tokens they are one with the arguments' own braces."""
+        written = text.rstrip(" ")
+        constraint = _between(text[len(written) :], calling.schemas[name], calling.format.brace)
+        self._steps.begin(written, self._steps.held_to(constraint))
 
     def _may_call_again(self, calling: Calling) -> bool:
         return calling.parallel and self.num_calls < MAX_CALLS and self._steps.room > 0
@@ -242,6 +256,16 @@ class Turn:
         ]
         self.num_calls += len(deltas)
         return deltas
+
+
+def _between(before: str, schema: str, after: str) -> Constraint:
+    """A JSON value between two texts."""
+    if not before and not after:
+        return Constraint("json_schema", schema)
+    parts = [f'{{"type": "const_string", "value": {json.dumps(text)}}}' for text in (before, after)]
+    parts.insert(1, f'{{"type": "json_schema", "json_schema": {schema}}}')
+    whole = f'{{"type": "structural_tag", "format": {{"type": "sequence", "elements": [{", ".join(parts)}]}}}}'
+    return Constraint("structural_tag", whole)
 
 
 def _marks(ask: Ask) -> list[str]:

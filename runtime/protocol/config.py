@@ -74,7 +74,9 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True):
         Meta(description="seconds that an HTTP request may take, its answer included; default: any time"),
     ] = None
     tool_call_parser: Annotated[
-        Literal["auto", "hermes", "llama3_json", "pythonic", "mistral", "deepseek", "json"],
+        Literal[
+            "auto", "hermes", "llama3_json", "pythonic", "mistral", "mistral_args", "deepseek", "deepseek_v31", "json"
+        ],
         Meta(description="how the model writes tool calls; auto: as its chat template does"),
     ] = "auto"
     reasoning_parser: Annotated[

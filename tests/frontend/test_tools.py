@@ -151,6 +151,21 @@ def test_the_format_is_read_off_the_template() -> None:
             "{% endfor %}{% endfor %}",
             "mistral",
         ),
+        (
+            "{% for m in messages %}{% for c in m.tool_calls or [] %}[TOOL_CALLS]{{ c.function.name }}[ARGS]"
+            "{{ c.function.arguments | tojson }}{% endfor %}{% endfor %}",
+            "mistral_args",
+        ),
+        (
+            "{% for m in messages %}{% for c in m.tool_calls or [] %}<｜tool▁call▁begin｜>{{ c.function.name }}"
+            "<｜tool▁sep｜>{{ c.function.arguments | tojson }}<｜tool▁call▁end｜>{% endfor %}{% endfor %}",
+            "deepseek_v31",
+        ),
+        (
+            "{% for m in messages %}{% for c in m.tool_calls or [] %}<｜tool▁call▁begin｜>function<｜tool▁sep｜>"
+            "{{ c.function.name }}{% endfor %}{% endfor %}",
+            "deepseek",
+        ),
         ("{% for m in messages %}{{ m.content }}{% endfor %}", "json"),
         (
             "{% if tools %}Write <tool_call> first.{% endif %}{{ raise_exception('no') if messages|length > 1 }}",

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from typing import Any
 
 import httpx
 import pytest
 
+from ramify.runtime.frontend.tools.formats import FORMATS
+from ramify.runtime.frontend.tools.parser import CallParser
 from ramify.runtime.protocol.core import Generate
 from ramify.runtime.protocol.errors import RequestError
 
@@ -25,11 +28,16 @@ def tool(name: str, **more: Any) -> dict[str, Any]:
 
 
 def scripted(say: Callable[[str, Generate], str]) -> Callable[[Generate], list[int]]:
-    """A model that answers a prompt's text."""
+    """A model that answers a prompt's text, and writes what stands around a call's arguments."""
 
     def script(request: Generate) -> list[int]:
         prompt = TOKENIZER.decode(request.tokens, skip_special_tokens=False)
-        return TOKENIZER.encode(say(prompt, request), parse_special=False, continues=True)
+        text = say(prompt, request)
+        constraint = request.sampling.constraint
+        if constraint is not None and constraint.kind == "structural_tag":
+            before, _, after = json.loads(constraint.source)["format"]["elements"]
+            text = before["value"] + text + after["value"]
+        return TOKENIZER.encode(text, parse_special=False, continues=True)
 
     return script
 
@@ -145,7 +153,41 @@ def test_several_forced_calls_in_one_answer() -> None:
     serving(say, check)
 
 
-@pytest.mark.parametrize("parser", ["hermes", "llama3_json", "pythonic", "mistral", "deepseek", "json"])
+FORMAT_NAMES = ["hermes", "llama3_json", "pythonic", "mistral", "mistral_args", "deepseek", "deepseek_v31", "json"]
+SEVERAL = [name for name in FORMAT_NAMES if FORMATS[name].is_marked]
+
+
+@pytest.mark.parametrize("parser", SEVERAL)
+@pytest.mark.parametrize("choice", ["auto", "required"])
+def test_the_text_of_several_calls_is_what_the_format_reads(parser: str, choice: str) -> None:
+    """The model opens two calls; what was written for it, read as if it were the model's own, is those calls."""
+    tool_format = FORMATS[parser]
+
+    def say(prompt: str, request: Generate) -> str:
+        constraint = request.sampling.constraint
+        num_calls = len(re.findall(r'\{"x": \d', prompt))
+        if constraint is None:
+            if not num_calls:
+                return tool_format.trigger
+            return str(tool_format.again) if num_calls == 1 else tool_format.over or ""
+        if constraint.kind == "choices":
+            return json.loads(constraint.source)[num_calls]
+        return f'{{"x": {num_calls + 1}}}'
+
+    async def check(built: House, client: httpx.AsyncClient) -> None:
+        whole, _ = await both(client, {"tools": [tool("a"), tool("b")], "tool_choice": choice})
+        assert whole["tool_calls"] == [["a", '{"x": 1}'], ["b", '{"x": 2}']]
+        assert (whole["content"], whole["finish_reason"]) == ("", "tool_calls")
+        last = TOKENIZER.decode(built.core.requests[-1].tokens, skip_special_tokens=False)
+        start = last.rindex(tool_format.opening, 0, last.index('{"x": 1}'))
+        reader = CallParser(tool_format, ["a", "b"])
+        read = reader.feed(last[start:] + (tool_format.over or "")).calls + reader.finish().calls
+        assert [(call.name, call.arguments) for call in read] == [("a", '{"x": 1}'), ("b", '{"x": 2}')]
+
+    serving(say, check, tool_call_parser=parser)
+
+
+@pytest.mark.parametrize("parser", FORMAT_NAMES)
 def test_a_forced_call_is_made_in_every_format(parser: str) -> None:
     def say(prompt: str, request: Generate) -> str:
         constraint = request.sampling.constraint
@@ -228,6 +270,21 @@ def test_what_a_step_has_generated_is_the_next_ones_prefix() -> None:
         thinking, answering = built.core.requests
         assert answering.tokens[: len(thinking.tokens)] == thinking.tokens
         assert thinking.sampling.seed == 5 != answering.sampling.seed
+
+    serving(say, check, reasoning_parser="think")
+
+
+def test_a_model_that_need_not_think_is_not_made_to_for_the_sake_of_tools() -> None:
+    def say(prompt: str, request: Generate) -> str:
+        if request.sampling.constraint is not None:  # whether the schema compiles
+            return "{}"
+        assert not prompt.endswith("<think>\n")
+        return '<tool_call>\n{"name": "a", "arguments": {"x": 3}}\n</tool_call>'
+
+    async def check(built: House, client: httpx.AsyncClient) -> None:
+        whole, _ = await both(client, {"tools": [tool("a")]})
+        assert (whole["content"], whole["reasoning"]) == ("", "")
+        assert whole["tool_calls"] == [["a", '{"x": 3}']]
 
     serving(say, check, reasoning_parser="think")
 

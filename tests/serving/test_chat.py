@@ -221,3 +221,9 @@ def test_what_cannot_be_is_a_400_that_names_it(
     response = http.post("/v1/chat/completions", content=json.dumps(body), headers=headers)
     assert response.status_code == 400, response.text
     assert response.json()["error"]["param"] == param
+
+
+def test_switches_of_other_servers_may_be_off(http: httpx.Client, model: str) -> None:
+    body = {"model": model, "messages": CHAT, "max_tokens": 1, "max_completion_tokens": 1}
+    assert http.post("/v1/chat/completions", json=body | {"use_beam_search": False}).status_code == 200
+    assert http.post("/v1/chat/completions", json=body | {"use_beam_search": True}).status_code == 400

@@ -221,6 +221,10 @@ def test_a_conversation_is_compacted_and_goes_on(client: OpenAI, model: str) -> 
     for wrong in ([{"type": "compaction", "encrypted_content": "?"}], []):
         with pytest.raises(BadRequestError):
             client.responses.compact(model=model, input=wrong)  # type: ignore[arg-type]
+    for field, value in (("regex", "a"), ("n", 2), ("stream", True)):
+        with pytest.raises(BadRequestError) as caught:
+            client.responses.compact(model=model, input="I like chess.", extra_body={field: value})
+        assert caught.value.param == field
 
 
 @pytest.mark.filterwarnings("ignore:connect.. must be used:DeprecationWarning")  # the client's affair

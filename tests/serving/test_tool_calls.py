@@ -37,6 +37,21 @@ def test_a_call_that_the_model_writes_is_read(client: OpenAI, model: str) -> Non
     assert check_calls(choice.message.tool_calls) == [("get_weather", {"city": "Paris"})]
 
 
+@pytest.mark.parametrize(
+    "choice", ["auto", "required", {"type": "function", "function": {"name": "get_weather"}}], ids=str
+)
+def test_a_schema_that_leaves_everything_open_leaves_the_model_as_sure(client: OpenAI, model: str, choice: Any) -> None:
+    """Constrained where it would write the same: a seam inside a token would lead it astray."""
+    open_tools: list[Any] = [
+        {"type": "function", "function": {**each["function"], "parameters": {"type": "object"}}} for each in TOOLS
+    ]
+    answer = client.chat.completions.create(
+        model=model, messages=WEATHER, tools=open_tools, tool_choice=choice, temperature=0, max_tokens=60
+    )
+    [call] = answer.choices[0].message.tool_calls
+    assert (call.function.name, json.loads(call.function.arguments)) == ("get_weather", {"city": "Paris"})
+
+
 def test_the_answer_to_a_call_is_used(client: OpenAI, model: str) -> None:
     call = client.chat.completions.create(model=model, messages=WEATHER, tools=TOOLS, temperature=0)
     message = call.choices[0].message

@@ -28,7 +28,7 @@ DEFAULT_TOKENS = 1024
 class ConstrainedBody(GenerationFields):
     """Exactly one of `regex`, `json_schema`, `grammar` and `choices`; of `prompt` and `messages` too."""
 
-    model: Text | None = None
+    model: Text | None = None  # type: ignore[assignment]  # may be left out here
     stream: Literal[False] = False
     n: Literal[1] = 1
     prompt: Text | TokenIds | None = None

@@ -16,4 +16,5 @@ def event(value: Any) -> bytes:
 
 def named_event(value: Any) -> bytes:
     """With a line of the value's "type"."""
-    return b"event: " + value["type"].encode() + b"\n" + event(value)
+    kind: str = value["type"]
+    return b"event: " + kind.encode() + b"\n" + event(value)

@@ -24,7 +24,9 @@ _TOOL = {
 }
 _SIGNS = (
     ("<tool_call>", "hermes"),
+    ("[ARGS]", "mistral_args"),
     ("[TOOL_CALLS]", "mistral"),
+    ("<｜tool▁call▁begin｜>probe", "deepseek_v31"),
     ("<｜tool▁call▁begin｜>", "deepseek"),
     ('"parameters": {"x"', "llama3_json"),
     ("probe(x=1)", "pythonic"),

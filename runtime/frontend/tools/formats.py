@@ -13,7 +13,7 @@ from typing import Literal
 from .calls import Call, read_arguments, read_json_calls
 from .pythonic import read_python_calls
 
-FormatName = Literal["hermes", "llama3_json", "pythonic", "mistral", "deepseek", "json"]
+FormatName = Literal["hermes", "llama3_json", "pythonic", "mistral", "mistral_args", "deepseek", "deepseek_v31", "json"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,8 +22,8 @@ class ToolFormat:
     marker a block is an answer that begins with one of `starts`.
 
     Writing: `trigger` is what shows that the model is about to call; `opening` begins with it and leads to the name,
-    `to_arguments` follows the name (whose end is its first character), `closing` the arguments. After that `again`,
-    if there is one, opens another call in the same answer as `trigger` does, with `opening_again`.
+    `to_arguments` follows the name, `closing` the arguments. After that `again`, if there is one, opens another call in
+    the same answer as `trigger` does, with `opening_again`; `over` says that there is none.
     """
 
     name: FormatName
@@ -37,12 +37,28 @@ class ToolFormat:
     closing: str
     again: str | None = None
     opening_again: str = ""
+    over: str | None = None
+
+    @property
+    def name_end(self) -> str:
+        """The text that ends a name; none where a special token does, of which there are no parts."""
+        return self.to_arguments[0] if self.to_arguments[0] in '"\n' else ""
+
+    @property
+    def brace(self) -> str:
+        """What of `closing` is written by the model: the brace after the arguments', which are often one token."""
+        return "}" if self.closing.startswith("}") else ""
+
+    @property
+    def rest(self) -> str:
+        """What of `closing` is not."""
+        return self.closing.removeprefix(self.brace)
 
     @property
     def is_marked(self) -> bool:
-        """Whether each call by itself begins with a mark that means nothing else: then even a call that nobody forced
-        can be held to its schema from there on."""
-        return self.trigger in self.begins and self.again == self.trigger
+        """Whether calls begin with a mark that means nothing else: then even a call that nobody forced can be held to
+        its schema from there on."""
+        return self.trigger in self.begins
 
 
 def _read_deepseek(block: str) -> list[Call]:
@@ -120,7 +136,21 @@ _ALL = (
         trigger="[TOOL_CALLS]",
         opening='[TOOL_CALLS][{"name": "',
         to_arguments='", "arguments": ',
-        closing="}]",
+        closing="}",
+        again=", {",
+        opening_again=', {"name": "',
+        over="]",
+    ),
+    ToolFormat(
+        name="mistral_args",
+        begins=("[TOOL_CALLS]",),
+        read=_read_mistral,
+        trigger="[TOOL_CALLS]",
+        opening="[TOOL_CALLS]",
+        to_arguments="[ARGS]",
+        closing="",
+        again="[TOOL_CALLS]",
+        opening_again="[TOOL_CALLS]",
     ),
     ToolFormat(
         name="deepseek",
@@ -133,6 +163,20 @@ _ALL = (
         closing="\n```<｜tool▁call▁end｜>",
         again="<｜tool▁call▁begin｜>",
         opening_again="<｜tool▁call▁begin｜>function<｜tool▁sep｜>",
+        over="<｜tool▁calls▁end｜>",
+    ),
+    ToolFormat(
+        name="deepseek_v31",
+        begins=("<｜tool▁calls▁begin｜>",),
+        end="<｜tool▁calls▁end｜>",
+        read=_read_deepseek,
+        trigger="<｜tool▁calls▁begin｜>",
+        opening="<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>",
+        to_arguments="<｜tool▁sep｜>",
+        closing="<｜tool▁call▁end｜>",
+        again="<｜tool▁call▁begin｜>",
+        opening_again="<｜tool▁call▁begin｜>",
+        over="<｜tool▁calls▁end｜>",
     ),
     ToolFormat(
         name="json",

@@ -39,7 +39,8 @@ class ChatBody(GenerationFields):
         super().check(info)
         if self.top_logprobs and not self.logprobs:
             raise RequestError("top_logprobs needs logprobs: true", param="top_logprobs")
-        if self.max_tokens is not None and self.max_completion_tokens is not None:
+        limits = {self.max_tokens, self.max_completion_tokens} - {None}
+        if len(limits) > 1:
             raise RequestError(
                 "max_tokens and max_completion_tokens are two names of one limit", param="max_completion_tokens"
             )

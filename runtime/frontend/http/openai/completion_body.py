@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import Field
 
@@ -23,13 +23,13 @@ class CompletionBody(GenerationFields):
 
     def prompts(self) -> list[str] | list[list[int]]:
         """Raises RequestError for none, and too many."""
-        if isinstance(self.prompt, str):
-            return [self.prompt]
-        if self.prompt and isinstance(self.prompt[0], int):
-            return [self.prompt]  # type: ignore[list-item]
-        if not 1 <= len(self.prompt) <= MAX_BATCH:
-            raise RequestError(f"give 1 to {MAX_BATCH} prompts, got {len(self.prompt)}", param="prompt")
-        return self.prompt  # type: ignore[return-value]
+        given: Any = self.prompt
+        if isinstance(given, str) or (given and isinstance(given[0], int)):
+            given = [given]
+        if not 1 <= len(given) <= MAX_BATCH:
+            raise RequestError(f"give 1 to {MAX_BATCH} prompts, got {len(given)}", param="prompt")
+        prompts: list[str] | list[list[int]] = given
+        return prompts
 
     def check(self, info: ModelInfo) -> None:
         super().check(info)

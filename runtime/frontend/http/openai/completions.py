@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -170,7 +170,7 @@ class CompletionsApi:
 
     async def _growing(
         self, body: CompletionBody, question: Question, sample: Sample, index: int
-    ) -> AsyncIterator[dict[str, Any]]:
+    ) -> AsyncGenerator[dict[str, Any]]:
         writer = None if body.logprobs is None else CompletionLogprobs(self._texts, body.logprobs)
         is_first = True
         async for piece in sample:

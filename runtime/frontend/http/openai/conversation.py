@@ -75,12 +75,11 @@ class Conversations:
         plain = self._plain(await self.generator.encoder.encode_aside(segments, at_start=True), wish)
         tail = segments[-1].text.rstrip()
         splits = self._thinks and wish.splits_reasoning
-        return replace(
-            plain,
-            thinks=splits and not tail.endswith(CLOSE) and not wish.continue_final_message,
-            thinking=splits and tail.endswith(OPEN),
-            calling=called,
-        )
+        thinks = splits and not tail.endswith(CLOSE) and not wish.continue_final_message
+        thinking = splits and tail.endswith(OPEN)
+        if called is not None and not called.strict and thinks and not thinking:
+            called = replace(called, exact=False)  # steps would make it think, and nobody asked for either
+        return replace(plain, thinks=thinks, thinking=thinking, calling=called)
 
     async def ask_plainly(self, prompt: str | list[int], wish: Wish) -> Ask:
         """Without any template. Raises RequestError."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from ....protocol.core import ModelInfo
 from ....protocol.errors import RequestError
@@ -54,6 +54,14 @@ class GenerationFields(ConstraintFields):
     prompt_cache_key: Text | None = None
     prompt_cache_retention: Literal["in-memory", "in_memory", "24h"] | None = None
     safety_identifier: Text | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _false_asks_for_nothing(cls, value: Any) -> Any:
+        """Clients of other servers send switches of theirs that are off."""
+        if not isinstance(value, dict):
+            return value
+        return {key: item for key, item in value.items() if item is not False or key in cls.model_fields}
 
     def check(self, info: ModelInfo) -> None:
         """Raises NotFoundError for a model that is not served, RequestError for fields that do not go together."""

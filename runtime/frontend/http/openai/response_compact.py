@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -22,12 +22,19 @@ MAX_TOKENS = 512
 
 
 class CompactBody(GenerationFields):
-    """`input`, `previous_response_id`, or both."""
+    """`input`, `previous_response_id`, or both. The summary is one text without form."""
 
+    n: Literal[1] = 1
+    stream: Literal[False] = False
     input: Text | Many[InputItem] = Field(default_factory=list)
     instructions: Text | None = None
     previous_response_id: Text | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] = 0.0
+
+    def check(self, info: ModelInfo) -> None:
+        super().check(info)
+        if (asked := self.constraint()) is not None:
+            raise RequestError("a summary has no constraint", param=asked[1])
 
 
 class Compactor:

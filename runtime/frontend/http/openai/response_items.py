@@ -71,7 +71,7 @@ InputItem = Annotated[
 ]
 
 
-def listed(given: str | Sequence[Any]) -> list[dict[str, Any]]:
+def listed(given: str | list[Any]) -> list[dict[str, Any]]:
     """The items of an input, as JSON."""
     if isinstance(given, str):
         return [{"type": "message", "role": "user", "content": given}]

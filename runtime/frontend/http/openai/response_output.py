@@ -53,7 +53,13 @@ class Output:
             part: dict[str, Any] = {"type": name, "text": ""}
             if kind == "message":
                 # What it was said for shows by what follows: a call, or nothing.
-                begun = {"type": kind, "id": new_id("msg"), "role": "assistant", "phase": None, "content": []}
+                begun: dict[str, Any] = {
+                    "type": kind,
+                    "id": new_id("msg"),
+                    "role": "assistant",
+                    "phase": None,
+                    "content": [],
+                }
                 yield self._begin(begun)
                 part |= {"annotations": [], "logprobs": []}
             else:
