@@ -33,6 +33,7 @@ MODEL_FLAGS = {
     "--max-running",
     "--max-waiting",
     "--prefix-cache",
+    "--jump-forward",
 }
 HTTP_FLAGS = {
     "--cors-origins",

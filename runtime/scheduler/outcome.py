@@ -16,7 +16,7 @@ def advance(request: Request, row: Row, result: RowResult, vocabulary: Vocabular
     RequestError when its grammar cannot be followed any further."""
     request.num_computed += len(row.tokens)
     assert len(result.scores) == (0 if row.score is None else len(row.score.targets))
-    request.prompt_scores.extend(result.scores)
+    request.take_scores(result.scores)
     if request.pool is not None and row.pool_from is not None:
         assert result.pooled is not None
         request.pool.add(result.pooled, request.num_computed)
@@ -38,8 +38,11 @@ def advance(request: Request, row: Row, result: RowResult, vocabulary: Vocabular
     logprobs = None
     if request.message.logprobs is not None:
         assert result.logprob is not None
-        logprobs = [result.logprob]
-    return _tokens(request, [token], finish, logprobs=logprobs)
+        logprobs = [*request.forced_scores, result.logprob]
+        request.forced_scores.clear()
+    ids = request.tokens[request.num_prompt + request.num_sent :]
+    request.num_sent = request.num_output
+    return _tokens(request, ids, finish, logprobs=logprobs)
 
 
 def prompt_answer(request: Request) -> Tokens:

@@ -21,6 +21,7 @@ from ramify.runtime.protocol.config import CoreConfig, EvictionName, OrderName
 from ramify.runtime.protocol.core import Abort, Finish, FromCore, Generate, RequestFailed, Tokens
 from ramify.runtime.protocol.sampling import Constraint, LogprobParams, SamplingParams, TokenLogprob
 from ramify.runtime.scheduler.plan import ForwardPlan, ForwardResult, Row, RowResult
+from ramify.runtime.scheduler.retokenise import Retokenise
 from ramify.runtime.scheduler.sampling_draw import draw
 from ramify.runtime.scheduler.scheduler import Scheduler
 from ramify.runtime.scheduler.vocabulary import VocabularyFacts
@@ -64,6 +65,17 @@ def logprob(history: Sequence[int], token: int, num_top: int, of: Sequence[int] 
 def hidden(history: Sequence[int]) -> np.ndarray:
     """The make-believe hidden state of the last token: whole numbers, so that sums are exact in any order."""
     return np.array([number(tuple(history), "hidden", i) % 1000 for i in range(3)], dtype="<f4")
+
+
+def retokenise(before: Sequence[int], data: bytes) -> list[int]:
+    """A tokenizer that takes the longest token, and never the seam into account."""
+    ids = []
+    while data:
+        fitting = [t for t, text in enumerate(TOKEN_BYTES) if text and data.startswith(text)]
+        token = max(fitting, key=lambda t: len(TOKEN_BYTES[t] or b""))
+        ids.append(token)
+        data = data[len(TOKEN_BYTES[token] or b"") :]
+    return ids
 
 
 class FakeEngine:
@@ -157,6 +169,17 @@ class FakeMatcher:
     def is_accepting(self) -> bool:
         return self.accepted in self.language
 
+    def forced(self) -> bytes:
+        """Token after token as long as there is one only, as bytes."""
+        prefix, data = list(self.accepted), b""
+        while len(following := next_in(self.language, prefix)) == 1 and EOS not in following:
+            (token,) = following
+            if (text := TOKEN_BYTES[token]) is None:
+                break
+            prefix.append(token)
+            data += text
+        return data
+
 
 def next_in(language: list[list[int]], prefix: list[int]) -> set[int]:
     n = len(prefix)
@@ -248,12 +271,20 @@ class Runtime:
         eviction: EvictionName = "program",
         num_host_pages: int = 0,
         grammars: Any = None,
+        jump_forward: bool = True,
+        retokenise: Retokenise = retokenise,
     ) -> None:
         self.cache = WatchedCache(num_pages, page_size, cache, num_host_pages=num_host_pages, strategy=eviction)
         self.engine = FakeEngine(page_size)
+        self.retokenise = retokenise
         self.grammars = grammars or FakeGrammars()
         self.config = CoreConfig(
-            prefill_budget=budget, max_running=max_running, max_waiting=max_waiting, order=order, eviction=eviction
+            prefill_budget=budget,
+            max_running=max_running,
+            max_waiting=max_waiting,
+            order=order,
+            eviction=eviction,
+            jump_forward=jump_forward,
         )
         self.scheduler = Scheduler(
             self.config,
@@ -261,6 +292,7 @@ class Runtime:
             vocabulary=VOCABULARY,
             grammars=self.grammars,
             context_length=context_length,
+            retokenise=lambda before, data: self.retokenise(before, data),
         )
         self.answers: dict[str, Answer] = {}
         self.plans: list[ForwardPlan] = []
