@@ -18,7 +18,9 @@ def with_model(described: Any, model: str) -> Any:
     """The document with the one model that there is, so that bodies get beyond it."""
     for schema in described["components"]["schemas"].values():
         if "model" in schema.get("properties", {}):
-            schema["properties"]["model"] = {"const": model}
+            schema["properties"]["model"] = {
+                "enum": [model] if "model" in schema.get("required", ()) else [model, None]
+            }
     return described
 
 
@@ -35,15 +37,32 @@ def test_the_document_is_true_of_every_route(http: httpx.Client) -> None:
     assert http.get("/docs").status_code == 200
 
 
-def test_no_body_that_the_document_allows_makes_a_server_error(
-    http: httpx.Client, url: str, model: str, tmp_path: Path
+# Every route with random bodies; those that answer quickly with each field's edges, and what is just beyond them.
+PHASES = {
+    "fuzzing": [],
+    "coverage": [
+        "--include-path-regex",
+        "^/(v1/(decisions|embeddings)|detokenize|abort_request)$",
+    ],
+}
+CHECKS = [
+    "not_a_server_error",
+    "status_code_conformance",
+    "content_type_conformance",
+    "response_schema_conformance",
+    "unsupported_method",
+]
+
+
+@pytest.mark.parametrize("phase", PHASES)
+def test_the_document_says_which_bodies_are_answered(
+    http: httpx.Client, url: str, model: str, tmp_path: Path, phase: str
 ) -> None:
-    pytest.importorskip("schemathesis", reason="needs the extra test-api")
     document = tmp_path / "openapi.json"
     document.write_text(json.dumps(with_model(http.get("/openapi.json").json(), model)))
-    command = [str(Path(sys.executable).parent / "schemathesis"), "run", str(document), "--url", url]
-    checks = "not_a_server_error,status_code_conformance,content_type_conformance"
-    command += ["--checks", checks, "--max-examples", "8", "--phases", "fuzzing", "--seed", "1"]
+    checks = CHECKS + ["negative_data_rejection"] * (phase == "coverage")
+    command = [Path(sys.executable).parent / "schemathesis", "run", document, "--url", url, *PHASES[phase]]
+    command += ["--checks", ",".join(checks), "--max-examples", "8", "--phases", phase, "--seed", "1"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, cwd=tmp_path)
     assert done.returncode == 0, done.stdout[-6000:]
     assert http.get("/health").status_code == 200

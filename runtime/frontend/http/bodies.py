@@ -7,9 +7,11 @@ for "none" ends here. Source: SGLang's native API.
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, ClassVar, TypeVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, GetJsonSchemaHandler, model_validator
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema
 
 from ...protocol.errors import RequestError
 from ...protocol.sampling import Constraint, ConstraintKind, LogprobParams, SamplingParams
@@ -36,11 +38,26 @@ Text = Annotated[str, AfterValidator(_unicode)]
 
 class Body(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
+    absent: ClassVar[tuple[bool | None, ...]] = (None,)  # what stands for "not given"
 
     @model_validator(mode="before")
     @classmethod
-    def _null_is_absent(cls, value: Any) -> Any:
-        return {key: item for key, item in value.items() if item is not None} if isinstance(value, dict) else value
+    def _only_what_is_given(cls, value: Any) -> Any:
+        if not isinstance(value, dict):
+            return value
+        return {key: item for key, item in value.items() if not any(item is nothing for nothing in cls.absent)}
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, core: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        """The description says so too."""
+        described = handler(core)
+        schema = handler.resolve_ref_schema(described)
+        nothing = {"enum": [*cls.absent]} if len(cls.absent) > 1 else {"type": "null"}
+        for name, field in schema.get("properties", {}).items():
+            if name not in schema.get("required", ()) and nothing not in field.get("anyOf", ()):
+                about = {key: field.pop(key) for key in ("title", "description", "default") if key in field}
+                schema["properties"][name] = {"anyOf": [field, nothing], **about}
+        return described
 
 
 class SamplingBody(Body):
@@ -113,6 +130,7 @@ class SamplingBody(Body):
 class GenerateBody(Body):
     """One prompt or a batch of them; what may differ between them is one value for all or a list of their length."""
 
+    absent = (None, False)  # clients send what they do not use as false, e.g. `return_hidden_states`
     text: Text | Many[Text] | None = None
     input_ids: TokenIds | Many[TokenIds] | None = None
     sampling_params: SamplingBody | Many[SamplingBody] = SamplingBody()
@@ -125,12 +143,6 @@ class GenerateBody(Body):
     rid: Text | Many[Text] | None = None
     priority: Priority | Many[Priority] = 0
     extra_key: Text | Many[Text] | None = None
-
-    @model_validator(mode="before")
-    @classmethod
-    def _false_is_absent(cls, value: Any) -> Any:
-        """Clients send what they do not use as false, e.g. `return_hidden_states`."""
-        return {key: item for key, item in value.items() if item is not False} if isinstance(value, dict) else value
 
     def prompts(self) -> list[str] | list[list[int]]:
         """Raises RequestError unless exactly one of `text` and `input_ids` is given."""

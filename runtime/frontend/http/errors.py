@@ -30,6 +30,7 @@ TYPES = {
     503: "service_unavailable_error",
     504: "timeout_error",
 }
+MAX_MESSAGE = 2000  # characters: what a client gets wrong may be megabytes long
 STATUS = {"request": 400, "busy": 429, "runtime": 503}
 
 
@@ -62,7 +63,7 @@ def error_body(
     status: int, message: str, *, param: str | None = None, code: str | None = None
 ) -> dict[str, dict[str, str | None]]:
     kind = TYPES.get(status, "invalid_request_error" if status < 500 else "internal_error")
-    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
+    return {"error": {"message": _printable(message), "type": kind, "param": param, "code": code}}
 
 
 def error_status(error: RamifyError) -> tuple[int, ErrorInfo]:
@@ -107,10 +108,11 @@ def install(app: FastAPI) -> None:
 
     async def http_error(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, HTTPException)
-        message = (
-            f"{error.detail}: {request.method} {request.url.path}" if error.status_code in (404, 405) else error.detail
-        )
-        code = HTTPStatus(error.status_code).phrase.lower().replace(" ", "_")
+        message, code = error.detail, HTTPStatus(error.status_code).phrase.lower().replace(" ", "_")
+        if error.status_code in (404, 405):
+            message = f"{message}: {request.method} {request.url.path}"
+        elif isinstance(error.__cause__, (ValueError, RecursionError)):  # of the reader of JSON
+            message, code = f"the body cannot be read as JSON: {_unread(error.__cause__)}", "invalid_value"
         return error_response(error.status_code, message, code=code, headers=error.headers)
 
     async def invalid_body(request: Request, error: Exception) -> JSONResponse:
@@ -135,7 +137,27 @@ def explain(error: RequestValidationError) -> tuple[str, str | None]:
     param = next((_printable(part) for part in reversed(path) if isinstance(part, str)), None)
     if detail["type"] == "extra_forbidden":
         return f"unknown parameter {where}", param
-    return f"{where}: {_printable(detail['msg'])}", param
+    return f"{where}: {_printable(_complaint(detail))}", param
+
+
+def _complaint(detail: dict[str, Any]) -> str:
+    """What the validator says, without the names of our code."""
+    context = detail.get("ctx", {})
+    match detail["type"]:
+        case "value_error":
+            return str(context["error"])
+        case "union_tag_invalid":
+            return f"the type {context['tag']!r} is none of {context['expected_tags']}"
+        case _:
+            return str(detail["msg"])
+
+
+def _unread(error: BaseException) -> str:
+    if isinstance(error, RecursionError):
+        return "it is nested too deep"
+    if isinstance(error, UnicodeDecodeError):
+        return f"it is not {error.encoding} at byte {error.start}"
+    return "it has a number of too many digits"  # the one thing that is JSON and that Python does not read
 
 
 def _path(detail: dict[str, Any], body: Any) -> list[str | int]:
@@ -154,5 +176,6 @@ def _path(detail: dict[str, Any], body: Any) -> list[str | int]:
 
 
 def _printable(text: str) -> str:
-    """Without half characters, which JSON can say and UTF-8 cannot."""
-    return text.encode("utf-8", "backslashreplace").decode("utf-8")[:1000]
+    """Without half characters, which JSON can say and UTF-8 cannot; and no longer than a person reads."""
+    text = text.encode("utf-8", "backslashreplace").decode("utf-8")
+    return text if len(text) <= MAX_MESSAGE else f"{text[:MAX_MESSAGE]}..."

@@ -13,6 +13,7 @@ from ....protocol.errors import RequestError
 from ..bodies import Body, Many, Text
 
 MAX_MESSAGES = 100_000
+TEXT_PARTS = ("text", "input_text", "output_text")
 
 
 class Part(Body):
@@ -82,11 +83,11 @@ def message_text(content: str | list[Part] | None, where: str) -> str:
         return content or ""
     texts = []
     for part in content:
-        text = part.text if part.type in ("text", "input_text", "output_text") else part.refusal
+        text = part.text if part.type in TEXT_PARTS else part.refusal
         if text is None:
-            raise RequestError(
-                f"{where} has a part of type {part.type!r}: this model reads text only", param=where.partition("[")[0]
-            )
+            is_text = part.type in TEXT_PARTS
+            wrong = "without text" if is_text else f"of type {part.type!r}: this model reads text only"
+            raise RequestError(f"{where} has a part {wrong}", param=where.partition("[")[0])
         texts.append(text)
     return "\n".join(texts)
 
