@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import logging
 import os
 import runpy
-import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -33,21 +31,33 @@ app = typer.Typer(
 errors = Console(stderr=True, soft_wrap=True, highlight=False)
 
 
-def settings_of(
-    struct: type[msgspec.Struct], panel: str, skip: frozenset[str] = frozenset()
-) -> list[inspect.Parameter]:
-    """One keyword parameter, hence one `--flag`, for each field of a configuration struct."""
+PANELS = {
+    "Model": "served_model_name device dtype context_length",
+    "Memory and reuse": "num_pages kv_memory host_kv_memory prefix_cache eviction kv_events",
+    "Scheduling": "prefill_budget max_running max_waiting order log_plans",
+    "HTTP": "host port uds ssl_certfile ssl_keyfile cors_origins max_body_mib request_timeout",
+    "Access and limits": "api_key max_requests_per_key requests_per_minute_per_key",
+    "Model's dialect": "tool_call_parser reasoning_parser",
+    "Processes": "frontends drain_seconds",
+    "Logs and traces": "log_level log_format otlp_endpoint",
+}
+PANEL_OF = {name: panel for panel, names in PANELS.items() for name in names.split()}
+
+
+def settings_of(struct: type[msgspec.Struct], skip: frozenset[str] = frozenset()) -> list[inspect.Parameter]:
+    """One keyword parameter, hence one `--flag`, for each field of a configuration struct, in the order of PANELS."""
     kinds, hints = get_type_hints(struct), get_type_hints(struct, include_extras=True)
     parameters = []
     for field in msgspec.structs.fields(struct):
         if field.name in skip:
             continue
         description = next(m.description for m in get_args(hints[field.name])[1:] if isinstance(m, msgspec.Meta))
-        annotation = Annotated[kinds[field.name], typer.Option(help=description, rich_help_panel=panel)]
+        annotation = Annotated[kinds[field.name], typer.Option(help=description, rich_help_panel=PANEL_OF.get(field.name))]
         parameters.append(
             inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=annotation)
         )
-    return parameters
+    order = list(PANEL_OF)
+    return sorted(parameters, key=lambda p: order.index(p.name) if p.name in PANEL_OF else len(order))
 
 
 def with_settings(*settings: inspect.Parameter) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -63,9 +73,9 @@ def with_settings(*settings: inspect.Parameter) -> Callable[[Callable[..., Any]]
     return decorate
 
 
-MODEL_SETTINGS = settings_of(CoreConfig, "Model and memory", skip=frozenset({"model"}))
-SERVE_SETTINGS = settings_of(ServeConfig, "Serving", skip=frozenset({"socket_dir", "port", "api_key"}))
-LOG_SETTINGS = [p for p in SERVE_SETTINGS if p.name == "log_level"]
+MODEL_SETTINGS = settings_of(CoreConfig, skip=frozenset({"model"}))
+SERVE_SETTINGS = settings_of(ServeConfig, skip=frozenset({"socket_dir", "port", "api_key"}))
+LOG_SETTINGS = [p for p in SERVE_SETTINGS if p.name in ("log_level", "log_format")]
 ModelArgument = Annotated[
     str | None, typer.Argument(help="Path of a Hugging Face checkpoint; default: the model that ships.")
 ]
@@ -80,7 +90,7 @@ AddressOption = Annotated[
 def serve(
     model: ModelArgument = None,
     *,
-    port: Annotated[int, typer.Option(help="HTTP port; 0: any free one.", rich_help_panel="Serving")] = 30000,
+    port: Annotated[int, typer.Option(help="HTTP port; 0: any free one.", rich_help_panel="HTTP")] = 30000,
     api_key: Annotated[
         str | None,
         # From the environment it stays out of the list of processes.
@@ -88,28 +98,29 @@ def serve(
             envvar="RAMIFY_API_KEY",
             show_envvar=True,
             help="Required as 'Authorization: Bearer KEY' when set.",
-            rich_help_panel="Serving",
+            rich_help_panel="Access and limits",
         ),
     ] = None,
     **settings: Any,
 ) -> None:
-    """Serve a model over HTTP and to programs, until Ctrl-C."""
+    """Serve a model over HTTP and to programs, until Ctrl-C. SIGTERM lets what runs end first."""
+    from .runtime import logs
     from .runtime.launch import make_config
     from .runtime.protocol.start import Started
+    from .runtime.serve import Signals
     from .runtime.serve import serve as run_frontend
 
-    logging.basicConfig(level=settings["log_level"].upper(), format="%(levelname)s %(name)s: %(message)s")
     config = make_config(model, {"port": port, "api_key": api_key, **settings})
+    logs.set_up(config.serve, "frontend")
 
     def on_start(started: Started) -> None:
-        print(f"serving {started.info.name} at http://{config.serve.host}:{started.http_port}", flush=True)
+        print(f"serving {started.info.name} at {config.serve.url(started.http_port)}", flush=True)
         print(f"programs: ramify run FILE --address {config.serve.client_address}", flush=True)
 
     async def until_signalled() -> None:
-        end = asyncio.Event()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            asyncio.get_running_loop().add_signal_handler(number, end.set)
-        await run_frontend(config, end, on_start)
+        signals = Signals()
+        signals.install()
+        await run_frontend(config, signals, on_start)
 
     asyncio.run(until_signalled())
 

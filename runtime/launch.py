@@ -40,6 +40,7 @@ class Runtime:
     def __init__(self, model: str | None = None, **settings: Any) -> None:
         config = make_config(model, settings)
         self.address = config.serve.client_address
+        self._serve = config.serve
         self._process = subprocess.Popen(
             lifeline.child_command("ramify.runtime.serve"),
             stdin=subprocess.PIPE,
@@ -59,7 +60,7 @@ class Runtime:
     @property
     def url(self) -> str | None:
         """Where it answers HTTP, when started with a port."""
-        return None if self.http_port is None else f"http://127.0.0.1:{self.http_port}"
+        return None if self.http_port is None else self._serve.url(self.http_port)
 
     @property
     def pid(self) -> int:

@@ -6,9 +6,10 @@ Whatever arrives is answered or dropped; nothing that a client sends ends the se
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import time
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from functools import partial
 
 import msgspec
@@ -59,9 +60,15 @@ class _Client:
 
 
 class Service:
-    """Serves from `start` to `stop`, on the event loop that `start` is called in."""
+    """Serves from `start` to `stop`, on the event loop that `start` is called in.
 
-    def __init__(self, context: zmq.asyncio.Context, address: str, generator: Generator) -> None:
+    `others` are addresses of services like this one. Once they answer (`share`), new clients are sent on to them in
+    turn: a client stays where it is welcomed, and its states with it.
+    """
+
+    def __init__(
+        self, context: zmq.asyncio.Context, address: str, generator: Generator, *, others: Sequence[str] = ()
+    ) -> None:
         self._socket = context.socket(zmq.ROUTER)
         wire.set_options(self._socket)
         self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)  # sending to who is gone is an error: so we learn of it
@@ -73,6 +80,12 @@ class Service:
         self._clients: dict[bytes, _Client] = {}
         self._outgoing: dict[bytes, list[Done | Delta | Failed]] = {}  # to be sent before this turn is over
         self._tasks: list[asyncio.Task[None]] = []
+        self._others = others
+        self._sharing = asyncio.Event()
+        if not others:
+            self._sharing.set()
+        self._turns = itertools.cycle([None, *others])
+        self._closing = False
         self._questions: set[asyncio.Task[None]] = set()  # asked outside any state, being answered
 
     @property
@@ -86,6 +99,14 @@ class Service:
             asyncio.create_task(self._forget_regularly(), name="forget silent clients"),
             asyncio.create_task(self._forget_disconnected(), name="forget clients that are gone"),
         ]
+
+    def share(self) -> None:
+        """The others answer."""
+        self._sharing.set()
+
+    def close_door(self) -> None:
+        """Welcome nobody any more."""
+        self._closing = True
 
     async def stop(self, error: ErrorInfo) -> None:
         """Tell every client that this is the end, and why."""
@@ -192,8 +213,12 @@ class Service:
                 f"the program uses ramify {version}, the runtime is {__version__}", param="version", code="version"
             )
             return Fatal(ErrorInfo.of(error))
+        if self._closing:
+            return Fatal(ErrorInfo.of(RuntimeFailed("the runtime is shutting down")))
         try:
-            return Welcome(await self._core.ready())
+            info = await self._core.ready()
+            await self._sharing.wait()
+            return Welcome(info, move_to=next(self._turns))
         except RamifyError as error:
             return Fatal(ErrorInfo.of(error))
 

@@ -162,6 +162,8 @@ class Connection:
             case Reply():
                 if (waiting := self._calls.get(message.call)) is not None:
                     waiting.put(message)
+            case Welcome(move_to=str(address)):
+                self._link.move(address, wire.encode(Hello(__version__)))
             case Welcome():
                 self._info = message.info
                 self._link.allow_sending()

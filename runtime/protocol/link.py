@@ -62,13 +62,12 @@ class Link:
         self._leaving = False
         self._awake = False
         self._context = zmq.Context()
-        self._socket = self._context.socket(zmq.DEALER)
-        wire.set_options(self._socket)
-        self._monitor = self._socket.get_monitor_socket(_GONE | _REFUSED)
+        self._open_sockets()
         try:
             self._socket.connect(address)
         except zmq.ZMQError as error:
             self._close_sockets()
+            self._context.term()
             raise RequestError(
                 f"{address!r} is not the address of a runtime: {error}", param="address", code="invalid_address"
             ) from None
@@ -100,6 +99,16 @@ class Link:
         """Call on the thread, or before it starts."""
         self._may_send = True
 
+    def move(self, address: str, first: bytes) -> None:
+        """Go on at another address, whose first message is `first`. Call on the thread, before sending is allowed."""
+        assert not self._may_send
+        self._socket.send(wire.encode(Bye()))
+        self._close_sockets()
+        self._address = address
+        self._open_sockets()
+        self._socket.connect(address)
+        self._socket.send(first)
+
     def _wake(self) -> None:
         # The thread clears the flag before it looks at the outbox, so whoever finds it set has been seen.
         if self._awake:
@@ -123,13 +132,12 @@ class Link:
             raise
         finally:
             self._close_sockets()
+            self._context.term()
             self._bell.close()
             self._ring.close()
 
     def _loop(self) -> None:
-        poller = zmq.Poller()
-        for source in (self._bell.fileno(), self._socket, self._monitor):
-            poller.register(source, zmq.POLLIN)
+        poller, polled = self._make_poller(), self._socket
         next_ping = time.monotonic() + PING_SECONDS
         while not self._leaving:
             wait_ms = max(0, math.ceil((next_ping - time.monotonic()) * 1000)) if self._is_busy() else None
@@ -138,6 +146,9 @@ class Link:
                 self._bell.recv(4096)
                 self._awake = False
             self._receive(MESSAGES_PER_TURN)
+            if polled is not self._socket:  # it moved
+                poller, polled = self._make_poller(), self._socket
+                continue
             if self._monitor in ready:
                 self._examine(parse_monitor_message(self._monitor.recv_multipart()))
             self._send()
@@ -147,6 +158,12 @@ class Link:
                     self._socket.send(wire.encode(Ping()))
         self._send()
         self._socket.send(wire.encode(Bye()))
+
+    def _make_poller(self) -> zmq.Poller:
+        poller = zmq.Poller()
+        for source in (self._bell.fileno(), self._socket, self._monitor):
+            poller.register(source, zmq.POLLIN)
+        return poller
 
     def _send(self) -> None:
         while self._may_send and self._outbox:
@@ -170,8 +187,12 @@ class Link:
             raise LinkDown(f"no runtime listens at {self._address}")
         raise LinkDown(f"the runtime at {self._address} is gone")
 
+    def _open_sockets(self) -> None:
+        self._socket = self._context.socket(zmq.DEALER)
+        wire.set_options(self._socket)
+        self._monitor = self._socket.get_monitor_socket(_GONE | _REFUSED)
+
     def _close_sockets(self) -> None:
         self._socket.disable_monitor()
         self._monitor.close(linger=0)
         self._socket.close(linger=GOODBYE_MS)
-        self._context.term()

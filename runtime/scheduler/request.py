@@ -8,6 +8,7 @@ from ...radix.cache import Lease
 from ..protocol.core import Generate
 from ..protocol.sampling import TokenLogprob
 from .grammar import Matcher
+from .pool import Pool
 from .stops import StopRules
 
 
@@ -28,6 +29,7 @@ class Request:
     num_cached: int | None = None  # prompt tokens reused when it first ran
     num_retractions: int = 0
     prompt_scores: list[TokenLogprob] = field(default_factory=list)
+    pool: Pool | None = None
     answered: bool = False  # the client has its first tokens, and the prompt's scores with them
     aborted: bool = False
 
@@ -76,6 +78,8 @@ class Request:
         """How many tokens may come from the cache: those whose logits nobody needs."""
         # The last token's logits give the next one; a scored token needs those of the token before it.
         limit = len(self.tokens) - 1 if self.wants_tokens else len(self.tokens)
+        if self.pool is not None:
+            limit = min(limit, self.pool.next)
         return limit if self.next_scored is None else min(limit, self.next_scored - 1)
 
     def note_cached(self, num_tokens: int) -> None:

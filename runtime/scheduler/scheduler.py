@@ -39,6 +39,7 @@ from .limits import end_of
 from .orders import ORDERS
 from .outcome import abort_answer, advance, prompt_answer
 from .plan import ForwardPlan, ForwardResult, PageCopy, Row
+from .pool import Pool
 from .programs import Programs
 from .request import Request, family
 from .rows import build_row
@@ -219,6 +220,7 @@ class Scheduler:
             num_pages=self._cache.num_pages,
             num_free_pages=self._cache.num_free,
             num_cached_pages=self._cache.num_cached,
+            num_held_pages=self._cache.num_pages - self._cache.num_available,
             num_evicted_pages=self._cache.stats.num_evicted_pages,
             num_host_cached_pages=self._cache.num_host_cached,
             num_demoted_pages=self._cache.stats.num_demoted_pages,
@@ -247,6 +249,7 @@ class Scheduler:
             end=end,
             stops=StopRules(message.sampling, self._vocabulary),
             tokens=list(message.tokens),
+            pool=None if message.pooling is None else Pool(message.pooling, len(message.tokens)),
         )
         self._num_arrived += 1
         self._live[request.rid] = request
