@@ -72,9 +72,7 @@ async def serve(config: RuntimeConfig, signals: Signals, on_start: Callable[[Sta
             for index in range(1, config.serve.frontends):
                 name, arguments = f"frontend {index}", (str(index), *map(str, fds))
                 children.append(
-                    await Child.start(
-                        name, "ramify.runtime.sibling", *arguments, config=config, fds=fds, reports=True
-                    )
+                    await Child.start(name, "ramify.runtime.sibling", *arguments, config=config, fds=fds, reports=True)
                 )
             await frontend.start()
             await _supervise(config, frontend, children, signals, on_start)
@@ -111,7 +109,7 @@ async def _supervise(
             # A core that fails says why before it leaves; the message may still be on its way.
             await asyncio.wait({ready}, timeout=1.0)
         if ready.done():
-            on_start(Started(ready.result(), frontend.http_port))
+            on_start(Started(ready.result(), frontend.http_port, frontend.tcp_address))
             await asyncio.wait({*deaths, ended, drained}, return_when=asyncio.FIRST_COMPLETED)
         if drained.done() and not ended.done():
             emptied = asyncio.ensure_future(_drain(config, frontend, children))

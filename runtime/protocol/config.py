@@ -60,9 +60,11 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True):
     port: Annotated[Annotated[int, Meta(ge=0, le=65535)] | None, Meta(description="HTTP port; 0: any free one")] = None
     uds: Annotated[str | None, Meta(description="serve HTTP at this Unix socket instead of a port")] = None
     ssl_certfile: Annotated[str | None, Meta(description="PEM certificates: HTTP becomes HTTPS")] = None
-    ssl_keyfile: Annotated[
-        str | None, Meta(description="PEM key of the certificate; default: in the same file")
+    ssl_keyfile: Annotated[str | None, Meta(description="PEM key of the certificate; default: in the same file")] = None
+    bind: Annotated[
+        str | None, Meta(description="let programs of other machines in too, at tcp://HOST:PORT; needs keys")
     ] = None
+    keys: Annotated[str | None, Meta(description="folder of the keys for bind, made by `ramify keys`")] = None
     frontends: Annotated[
         int, Meta(ge=1, le=64, description="processes that tokenise and answer HTTP and programs, for one core")
     ] = 1
@@ -81,7 +83,8 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True):
         Meta(description="HTTP requests that one API key may have at once; default: any number"),
     ] = None
     requests_per_minute_per_key: Annotated[
-        Annotated[int, Meta(ge=1)] | None, Meta(description="HTTP requests of one API key in a minute; default: any number")
+        Annotated[int, Meta(ge=1)] | None,
+        Meta(description="HTTP requests of one API key in a minute; default: any number"),
     ] = None
     request_timeout: Annotated[
         Annotated[float, Meta(gt=0)] | None,
