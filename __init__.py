@@ -42,10 +42,10 @@ from .runtime.protocol.errors import BusyError, RamifyError, RequestError, Runti
 from .runtime.protocol.version import __version__
 
 if TYPE_CHECKING:
-    from .lang.backends.http_runtime import HttpRuntime as HttpRuntime
-    from .lang.backends.openai import OpenAI as OpenAI
-    from .lang.backends.scripted import Scripted as Scripted
-    from .lang.trace import Trace as Trace
+    from .lang.backends.http_runtime import HttpRuntime
+    from .lang.backends.openai import OpenAI
+    from .lang.backends.scripted import Scripted
+    from .lang.trace import Trace
     from .runtime.launch import Runtime
 
 __all__ = [
@@ -54,6 +54,8 @@ __all__ = [
     "ChoicesDecision",
     "ChoicesSamplingMethod",
     "ForkGroup",
+    "HttpRuntime",
+    "OpenAI",
     "Plan",
     "Program",
     "ProgramState",
@@ -62,6 +64,8 @@ __all__ = [
     "Runtime",
     "RuntimeEndpoint",
     "RuntimeFailed",
+    "Scripted",
+    "Trace",
     "__version__",
     "assistant",
     "assistant_begin",

@@ -43,10 +43,11 @@ HTTP_FLAGS = {
     "--reasoning-parser",
 }
 FLAGS = {
-    "serve": MODEL_FLAGS | {"--host", "--port", "--api-key", "--log-level"} | HTTP_FLAGS,
-    "run": MODEL_FLAGS | {"--model", "--address", "--log-level"},
-    "trace": MODEL_FLAGS | {"--model", "--address", "--save", "--log-level"},
-    "info": MODEL_FLAGS | {"--address", "--log-level"},
+    "serve": MODEL_FLAGS | {"--host", "--port", "--api-key", "--bind", "--keys", "--log-level"} | HTTP_FLAGS,
+    "run": MODEL_FLAGS | {"--model", "--address", "--keys", "--log-level"},
+    "trace": MODEL_FLAGS | {"--model", "--address", "--keys", "--save", "--log-level"},
+    "info": MODEL_FLAGS | {"--address", "--keys", "--log-level"},
+    "keys": {"--name"},
     "plan": {
         "--gpus",
         "--prompt",
