@@ -114,7 +114,7 @@ def test_facts_counters_and_the_cache(backend: ramify.Runtime, over_http: HttpRu
 
 @pytest.mark.parametrize(
     ("options", "message"),
-    [({"regex": "("}, "regex"), ({"grammar": "root ::="}, "grammar")],
+    [({"regex": "("}, "regex"), ({"grammar": "root ::= ("}, "grammar")],
 )
 def test_what_the_runtime_refuses_names_the_programs_line(
     over_http: HttpRuntime, options: dict[str, Any], message: str
