@@ -38,6 +38,7 @@ PANELS = {
     "HTTP": "host port uds ssl_certfile ssl_keyfile cors_origins max_body_mib request_timeout",
     "Access and limits": "api_key max_requests_per_key requests_per_minute_per_key",
     "Model's dialect": "tool_call_parser reasoning_parser",
+    "Programs of other machines": "bind keys",
     "Processes": "frontends drain_seconds",
     "Logs and traces": "log_level log_format otlp_endpoint",
 }
@@ -85,6 +86,9 @@ ModelOption = Annotated[str | None, typer.Option(help="Path of a checkpoint; def
 AddressOption = Annotated[
     str | None, typer.Option(help="Of a running runtime (printed by serve), instead of one's own.")
 ]
+KeysOption = Annotated[
+    str | None, typer.Option(envvar="RAMIFY_KEYS", help="Folder of the keys that an address of TCP asks for.")
+]
 
 
 @app.command()
@@ -118,6 +122,8 @@ def serve(
     def on_start(started: Started) -> None:
         print(f"serving {started.info.name} at {config.serve.url(started.http_port)}", flush=True)
         print(f"programs: ramify run FILE --address {config.serve.client_address}", flush=True)
+        if started.tcp_address is not None:
+            print(f"from afar: ramify run FILE --address {started.tcp_address} --keys FOLDER", flush=True)
 
     async def until_signalled() -> None:
         signals = Signals()
@@ -134,10 +140,11 @@ def run(
     file: Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="A Python script that uses ramify.")],
     model: ModelOption = None,
     address: AddressOption = None,
+    keys: KeysOption = None,
     **settings: Any,
 ) -> None:
     """Run a script against a runtime of its own, or a running one. Other arguments go to the script."""
-    _run_script(file, context.args, model, address, settings)
+    _run_script(file, context.args, model, address, keys, settings)
 
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
@@ -147,6 +154,7 @@ def trace(
     file: Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="A script, or a trace saved as .json.")],
     model: ModelOption = None,
     address: AddressOption = None,
+    keys: KeysOption = None,
     save: Annotated[
         Path | None, typer.Option(help="Write the traces there too, as JSON that Perfetto and chrome://tracing show.")
     ] = None,
@@ -160,7 +168,7 @@ def trace(
         shown = traces.load(file)
     else:
         with record_all() as recordings:
-            _run_script(file, context.args, model, address, settings)
+            _run_script(file, context.args, model, address, keys, settings)
         shown = [traces.trace_of(recording) for recording in recordings]
     console = Console(highlight=False, width=None if sys.stdout.isatty() else traces.WIDTH)
     for one in shown:
@@ -170,7 +178,12 @@ def trace(
 
 
 def _run_script(
-    file: Path, arguments: list[str], model: str | None, address: str | None, settings: dict[str, Any]
+    file: Path,
+    arguments: list[str],
+    model: str | None,
+    address: str | None,
+    keys: str | None,
+    settings: dict[str, Any],
 ) -> None:
     from .lang.backend import set_default_backend
     from .runtime.launch import Runtime
@@ -179,11 +192,26 @@ def _run_script(
     sys.path.insert(0, str(file.resolve().parent))  # as `python FILE` does
     if address is not None:
         os.environ["RAMIFY_ADDRESS"] = address
+        if keys is not None:
+            os.environ["RAMIFY_KEYS"] = keys
         runpy.run_path(str(file), run_name="__main__")
         return
     with Runtime(model, **settings) as runtime:
         set_default_backend(runtime)
         runpy.run_path(str(file), run_name="__main__")
+
+
+@app.command()
+def keys(
+    folder: Annotated[Path, typer.Argument(file_okay=False, help="Where the keys go.")],
+    name: Annotated[str, typer.Option(help="Of the program or user that these are for.")] = "client",
+) -> None:
+    """Make keys for `serve --bind`: the runtime's, if there are none yet, and a program's."""
+    from .runtime.protocol.keys import make_keys
+
+    for file in make_keys(folder, name):
+        print(file)
+    print(f"a program needs server.key and {name}.key_secret, in a folder of its own on another machine")
 
 
 app.command()(plan)
@@ -223,13 +251,14 @@ def chat(
 
 @app.command()
 @with_settings(*MODEL_SETTINGS, *LOG_SETTINGS)
-def info(model: ModelArgument = None, address: AddressOption = None, **settings: Any) -> None:
+def info(model: ModelArgument = None, address: AddressOption = None, keys: KeysOption = None, **settings: Any) -> None:
     """Print the facts of a model, its cache and its device, as a runtime sees them."""
     from .runtime.launch import Runtime
     from .runtime.protocol.client import Connection
+    from .runtime.protocol.keys import keys_for
 
     if address is not None:
-        connection = Connection(address)
+        connection = Connection(address, keys_for(address, keys))
         _print_info(connection)
         connection.close()
         return

@@ -109,7 +109,7 @@ async def _supervise(
             # A core that fails says why before it leaves; the message may still be on its way.
             await asyncio.wait({ready}, timeout=1.0)
         if ready.done():
-            on_start(Started(ready.result(), frontend.http_port))
+            on_start(Started(ready.result(), frontend.http_port, frontend.tcp_address))
             await asyncio.wait({*deaths, ended, drained}, return_when=asyncio.FIRST_COMPLETED)
         if drained.done() and not ended.done():
             emptied = asyncio.ensure_future(_drain(config, frontend, children))

@@ -53,11 +53,12 @@ HTTP_FLAGS = {
 }
 LOG_FLAGS = {"--log-level", "--log-format"}
 FLAGS = {
-    "serve": MODEL_FLAGS | {"--host", "--port", "--api-key"} | LOG_FLAGS | HTTP_FLAGS,
-    "run": MODEL_FLAGS | {"--model", "--address"} | LOG_FLAGS,
-    "trace": MODEL_FLAGS | {"--model", "--address", "--save"} | LOG_FLAGS,
+    "serve": MODEL_FLAGS | {"--host", "--port", "--api-key", "--bind", "--keys"} | LOG_FLAGS | HTTP_FLAGS,
+    "run": MODEL_FLAGS | {"--model", "--address", "--keys"} | LOG_FLAGS,
+    "trace": MODEL_FLAGS | {"--model", "--address", "--keys", "--save"} | LOG_FLAGS,
     "chat": MODEL_FLAGS | {"--url", "--name", "--api-key", "--system"} | LOG_FLAGS,
-    "info": MODEL_FLAGS | {"--address"} | LOG_FLAGS,
+    "info": MODEL_FLAGS | {"--address", "--keys"} | LOG_FLAGS,
+    "keys": {"--name"},
     "plan": {
         "--gpus",
         "--prompt",

@@ -21,6 +21,7 @@ from .generation import Generator
 from .http.app import create_app
 from .http.listening import listen
 from .http.server import GRACE, HttpServer
+from .remote import RemoteService
 from .service import Service
 from .siblings import Siblings
 from .watch import Watcher
@@ -58,6 +59,9 @@ class Frontend:
             if index == 0
             else [],
         )
+        self._remote = None
+        if config.serve.bind is not None and index == 0:
+            self._remote = RemoteService(self._context, config.serve.bind, config.serve.keys, self._generator)
         self._siblings = Siblings(
             self._context, config.serve.socket_dir, index, config.serve.frontends, self._watcher.measures
         )
@@ -69,10 +73,17 @@ class Frontend:
         """The port that HTTP is served at, once started; None when it is not, or at a Unix socket."""
         return None if self._http is None else self._http.port
 
+    @property
+    def tcp_address(self) -> str | None:
+        """Where programs of other machines come, once started; None when they may not."""
+        return None if self._remote is None else self._remote.service.address
+
     async def start(self) -> None:
         """Accept clients, which wait until the core is ready. Raises RamifyError when HTTP cannot be served."""
         self._core.start()
         self._service.start()
+        if self._remote is not None:
+            self._remote.start()
         self._siblings.start()
         listener = listen(self._config) if self._listener is None and self._index == 0 else self._listener
         if listener is not None:
@@ -91,6 +102,8 @@ class Frontend:
     async def drain(self, seconds: float) -> None:
         """Accept nobody new; return when what runs has ended. After `seconds` the rest is told that it is over."""
         self._service.close_door()
+        if self._remote is not None:
+            self._remote.service.close_door()
         deadline = time.monotonic() + seconds
         http = None if self._http is None else asyncio.create_task(self._http.stop(seconds + GRACE))
         quiet_since = time.monotonic()
@@ -112,6 +125,8 @@ class Frontend:
         reason = SHUT_DOWN if error is None else error
         self._core.fail(reason)
         await self._service.stop(reason)
+        if self._remote is not None:
+            await self._remote.stop(reason)
         if self._http is not None:
             await self._http.stop()
         await self._siblings.stop()

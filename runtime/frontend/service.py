@@ -18,6 +18,7 @@ import zmq.asyncio
 
 from ..protocol import wire
 from ..protocol.errors import BusyError, ErrorInfo, RamifyError, RequestError, RuntimeFailed
+from ..protocol.keys import ServerKeys
 from ..protocol.session import (
     Answers,
     Append,
@@ -40,6 +41,7 @@ from ..protocol.session import (
     ToFrontend,
     Welcome,
 )
+from ..protocol.transport import secure_server
 from ..protocol.version import __version__
 from .generation import Generator
 from .session import Session
@@ -63,14 +65,23 @@ class Service:
     """Serves from `start` to `stop`, on the event loop that `start` is called in.
 
     `others` are addresses of services like this one. Once they answer (`share`), new clients are sent on to them in
-    turn: a client stays where it is welcomed, and its states with it.
+    turn: a client stays where it is welcomed, and its states with it. With `keys` it answers whom the context's
+    authenticator lets in.
     """
 
     def __init__(
-        self, context: zmq.asyncio.Context, address: str, generator: Generator, *, others: Sequence[str] = ()
+        self,
+        context: zmq.asyncio.Context,
+        address: str,
+        generator: Generator,
+        *,
+        others: Sequence[str] = (),
+        keys: ServerKeys | None = None,
     ) -> None:
         self._socket = context.socket(zmq.ROUTER)
         wire.set_options(self._socket)
+        if keys is not None:
+            secure_server(self._socket, keys)
         self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)  # sending to who is gone is an error: so we learn of it
         self._monitor = self._socket.get_monitor_socket(zmq.Event.DISCONNECTED)
         self._address = address
@@ -92,8 +103,17 @@ class Service:
     def num_clients(self) -> int:
         return len(self._clients)
 
+    @property
+    def address(self) -> str:
+        """Where it is bound, the port included that the system chose."""
+        return self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
+
     def start(self) -> None:
-        self._socket.bind(self._address)
+        """Raises RamifyError when the address cannot be had."""
+        try:
+            self._socket.bind(self._address)
+        except zmq.ZMQError as error:
+            raise RamifyError(f"programs cannot be served at {self._address}: {error}") from None
         self._tasks = [
             asyncio.create_task(self._receive(), name="service"),
             asyncio.create_task(self._forget_regularly(), name="forget silent clients"),

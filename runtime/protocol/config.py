@@ -64,6 +64,10 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True):
     uds: Annotated[str | None, Meta(description="serve HTTP at this Unix socket instead of a port")] = None
     ssl_certfile: Annotated[str | None, Meta(description="PEM certificates: HTTP becomes HTTPS")] = None
     ssl_keyfile: Annotated[str | None, Meta(description="PEM key of the certificate; default: in the same file")] = None
+    bind: Annotated[
+        str | None, Meta(description="let programs of other machines in too, at tcp://HOST:PORT; needs keys")
+    ] = None
+    keys: Annotated[str | None, Meta(description="folder of the keys for bind, made by `ramify keys`")] = None
     frontends: Annotated[
         int, Meta(ge=1, le=64, description="processes that tokenise and answer HTTP and programs, for one core")
     ] = 1

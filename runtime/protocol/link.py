@@ -19,14 +19,18 @@ from zmq.utils.monitor import parse_monitor_message
 
 from . import wire
 from .errors import ErrorInfo, RequestError, RuntimeFailed
+from .keys import ProgramKeys
 from .session import Bye, Ping
+from .transport import secure_program
 
 PING_SECONDS = 5.0
 GOODBYE_MS = 200  # how long a closing socket may take to deliver its last messages
 MESSAGES_PER_TURN = 256  # read before looking at what is to be sent
 
 _GONE = zmq.Event.DISCONNECTED | zmq.Event.CLOSED  # CLOSED: an attempt to connect failed
-_REFUSED = zmq.Event.HANDSHAKE_FAILED_NO_DETAIL | zmq.Event.HANDSHAKE_FAILED_PROTOCOL | zmq.Event.HANDSHAKE_FAILED_AUTH
+_REFUSED = zmq.Event.HANDSHAKE_FAILED_NO_DETAIL | zmq.Event.HANDSHAKE_FAILED_PROTOCOL
+_UNKNOWN = zmq.Event.HANDSHAKE_FAILED_AUTH
+_MET = zmq.Event.HANDSHAKE_SUCCEEDED
 
 
 class LinkDown(Exception):
@@ -41,7 +45,8 @@ class Link:
     """`first` is sent at once, everything else after `allow_sending`.
 
     On the thread: `on_message(data)` for each message, `is_busy()` when a ping is due, and at last `on_end(error)`,
-    once. Raises RequestError for an address that is none.
+    once. With `keys`, which every address of TCP needs, both ends prove who they are. Raises RequestError for an
+    address that is none.
     """
 
     def __init__(
@@ -49,11 +54,19 @@ class Link:
         address: str,
         first: bytes,
         *,
+        keys: ProgramKeys | None = None,
         on_message: Callable[[bytes], None],
         is_busy: Callable[[], bool],
         on_end: Callable[[ErrorInfo], None],
     ) -> None:
+        if keys is None and address.startswith("tcp:"):
+            raise RequestError(
+                f"{address} is reached over a network, which needs keys: name their folder (keys, --keys, RAMIFY_KEYS)",
+                param="keys",
+                code="keys_missing",
+            )
         self._address = address
+        self._keys = keys
         self._on_message = on_message
         self._is_busy = is_busy
         self._on_end = on_end
@@ -179,18 +192,28 @@ class Link:
             self._on_message(data)
 
     def _examine(self, event: Any) -> None:
-        """The monitor reports only ends. Messages sent before the end, last words among them, come first."""
+        """But for one, the monitor reports ends. Messages sent before the end, last words among them, come first."""
+        if event["event"] == _MET:
+            self._met = True
+            return
         self._receive(math.inf)
+        if event["event"] == _UNKNOWN:
+            raise LinkDown(f"the runtime at {self._address} does not know our key")
         if event["event"] & _REFUSED:
             raise LinkDown(f"what answers at {self._address} does not speak our protocol")
         if event["event"] == zmq.Event.CLOSED:
             raise LinkDown(f"no runtime listens at {self._address}")
+        if self._keys is not None and not self._met:
+            raise LinkDown(f"what answers at {self._address} is not the runtime whose key server.key holds")
         raise LinkDown(f"the runtime at {self._address} is gone")
 
     def _open_sockets(self) -> None:
         self._socket = self._context.socket(zmq.DEALER)
         wire.set_options(self._socket)
-        self._monitor = self._socket.get_monitor_socket(_GONE | _REFUSED)
+        if self._keys is not None:
+            secure_program(self._socket, self._keys)
+        self._met = False
+        self._monitor = self._socket.get_monitor_socket(_GONE | _REFUSED | _UNKNOWN | _MET)
 
     def _close_sockets(self) -> None:
         self._socket.disable_monitor()
