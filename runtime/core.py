@@ -146,7 +146,7 @@ def load(config: CoreConfig) -> Core:
         config,
         cache=cache,
         vocabulary=facts,
-        grammars=Grammars(facts.token_bytes, facts.eos_ids),
+        grammars=Grammars(facts.token_bytes, facts.eos_ids, engine=config.grammar_backend),
         context_length=info.context_length,
         retokenise=retokenise,
     )

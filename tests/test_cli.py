@@ -34,6 +34,7 @@ MODEL_FLAGS = {
     "--max-waiting",
     "--prefix-cache",
     "--jump-forward",
+    "--grammar-backend",
 }
 FLAGS = {
     "serve": MODEL_FLAGS | {"--host", "--port", "--api-key", "--log-level"},

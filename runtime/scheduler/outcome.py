@@ -18,7 +18,7 @@ def advance(request: Request, row: Row, result: RowResult, vocabulary: Vocabular
     assert len(result.scores) == (0 if row.score is None else len(row.score.targets))
     request.take_scores(result.scores)
     if row.sample is None:
-        return None if request.num_uncomputed else prompt_answer(request)
+        return None if request.num_uncomputed or request.awaits_grammar else prompt_answer(request)
     token = result.token
     assert token is not None
     assert 0 <= token < vocabulary.vocab_size
