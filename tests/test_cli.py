@@ -36,11 +36,31 @@ MODEL_FLAGS = {
     "--jump-forward",
     "--grammar-backend",
 }
+HTTP_FLAGS = {
+    "--cors-origins",
+    "--max-body-mib",
+    "--max-requests-per-key",
+    "--request-timeout",
+    "--tool-call-parser",
+    "--reasoning-parser",
+}
 FLAGS = {
-    "serve": MODEL_FLAGS | {"--host", "--port", "--api-key", "--log-level"},
+    "serve": MODEL_FLAGS | {"--host", "--port", "--api-key", "--log-level"} | HTTP_FLAGS,
     "run": MODEL_FLAGS | {"--model", "--address", "--log-level"},
     "trace": MODEL_FLAGS | {"--model", "--address", "--save", "--log-level"},
     "info": MODEL_FLAGS | {"--address", "--log-level"},
+    "plan": {
+        "--gpus",
+        "--prompt",
+        "--cached",
+        "--context",
+        "--concurrency",
+        "--ttft",
+        "--itl",
+        "--price",
+        "--efficiency",
+        "--limit",
+    },
     "bench replay": {
         "--order",
         "--eviction",

@@ -193,9 +193,13 @@ class CoreClient:
         self._socket.send(wire.encode(message))  # queued at once: the socket has no high-water mark
 
     async def _read(self) -> None:
+        at_once = zmq.Socket.shadow(self._socket)  # a step's messages come together: one wait for all of them
         try:
             while True:
-                self._handle(wire.decode(self._decoder, await self._socket.recv()))
+                data = await self._socket.recv()
+                while data is not None:
+                    self._handle(wire.decode(self._decoder, data))
+                    data = _receive_now(at_once)
         except Exception as error:
             logger.exception("the link to the core broke")
             self.fail(ErrorInfo.of(RuntimeFailed(f"the link to the core broke: {error}")))
@@ -219,3 +223,11 @@ class CoreClient:
                     self._ready.set_result(info)
             case CoreFailed(error=error):
                 self.fail(error)
+
+
+def _receive_now(socket: zmq.Socket[bytes]) -> bytes | None:
+    """A message that is there already."""
+    try:
+        return socket.recv(zmq.NOBLOCK)
+    except zmq.Again:
+        return None

@@ -44,8 +44,10 @@ class Frontend:
         self._core.start()
         self._service.start()
         if self._config.port is not None:
-            app = create_app(self._generator, api_key=self._config.api_key)
-            self._http = HttpServer(app, self._config.host, self._config.port)
+            app = create_app(self._generator, self._config)
+            self._http = HttpServer(
+                app, self._config.host, self._config.port, max_message_bytes=self._config.max_body_mib << 20
+            )
             await self._http.start()
 
     async def core_ready(self) -> ModelInfo:

@@ -238,7 +238,8 @@ class Service:
             self._send_answers(identity, [answer])
 
     def _send_bytes(self, identity: bytes, data: bytes) -> None:
-        sent = self._socket.send_multipart([identity, data])  # queued at once: no high-water mark
+        sent: asyncio.Future[object]
+        sent = self._socket.send_multipart([identity, data])  # type: ignore[assignment]  # queued: no high-water mark
         if sent.done() and (error := sent.exception()) is not None:
             assert isinstance(error, zmq.ZMQError), error
             self._forget(identity)

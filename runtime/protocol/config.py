@@ -65,7 +65,31 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True):
     socket_dir: str  # mode 0700, made and removed by the frontend's owner
     host: Annotated[str, Meta(description="HTTP address to bind")] = "127.0.0.1"
     port: Annotated[Annotated[int, Meta(ge=0, le=65535)] | None, Meta(description="HTTP port; 0: any free one")] = None
-    api_key: Annotated[str | None, Meta(description="required as 'Authorization: Bearer KEY' when set")] = None
+    api_key: Annotated[
+        str | None, Meta(description="required as 'Authorization: Bearer KEY' when set; several are parted by commas")
+    ] = None
+    cors_origins: Annotated[
+        str | None, Meta(description="web pages' origins that may ask, parted by commas, or *; default: none")
+    ] = None
+    max_body_mib: Annotated[int, Meta(ge=1, le=1024, description="MiB that the body of an HTTP request may have")] = 32
+    max_requests_per_key: Annotated[
+        Annotated[int, Meta(ge=1)] | None,
+        Meta(description="HTTP requests that one API key may have at once; default: any number"),
+    ] = None
+    request_timeout: Annotated[
+        Annotated[float, Meta(gt=0)] | None,
+        Meta(description="seconds that an HTTP request may take, its answer included; default: any time"),
+    ] = None
+    tool_call_parser: Annotated[
+        Literal[
+            "auto", "hermes", "llama3_json", "pythonic", "mistral", "mistral_args", "deepseek", "deepseek_v31", "json"
+        ],
+        Meta(description="how the model writes tool calls; auto: as its chat template does"),
+    ] = "auto"
+    reasoning_parser: Annotated[
+        Literal["auto", "none", "think"],
+        Meta(description="whether <think> parts are told from answers; auto: when the model was taught to think"),
+    ] = "auto"
     log_level: Annotated[Literal["debug", "info", "warning", "error"], Meta(description="of our processes' logs")] = (
         "warning"
     )

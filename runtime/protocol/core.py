@@ -56,8 +56,12 @@ class Outlook(msgspec.Struct, frozen=True):
     complete: bool = False  # these are all
 
 
+Pooling = Literal["last", "mean"]
+
+
 class Generate(msgspec.Struct, frozen=True, kw_only=True, tag="generate"):
-    """Continue `tokens`. `max_new_tokens=0` computes prompt log-probabilities only.
+    """Continue `tokens`. `max_new_tokens=0` computes only what is asked of the prompt: its log-probabilities, or an
+    embedding, which is the final hidden state of its last token or the mean of all tokens'.
 
     `namespace` separates caches: nothing is shared across namespaces. `program` names the program the request is a
     part of, so that the scheduler can keep its branches together; `claims` say what of the prompt the program needs
@@ -68,6 +72,7 @@ class Generate(msgspec.Struct, frozen=True, kw_only=True, tag="generate"):
     tokens: list[int]
     sampling: SamplingParams  # seed is set
     logprobs: LogprobParams | None = None
+    pooling: Pooling | None = None  # an embedding is wanted
     priority: int = 0  # higher goes first
     namespace: str = ""
     program: str | None = None
@@ -112,12 +117,22 @@ class Finish(msgspec.Struct, frozen=True):
     matched: str | int | None = None
 
 
+class Timings(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a request's time in the core went, in seconds: waiting for a place (its grammar's compilation too),
+    computing up to the first token, and from there to the end."""
+
+    queue: float
+    prefill: float
+    decode: float
+
+
 class Tokens(msgspec.Struct, frozen=True, kw_only=True, tag="tokens"):
     """New output tokens of one request; the last one carries `finish`.
 
     A stop token is the last id of `ids`; so is the token in which a stop string ended. `logprobs` has one entry per id
     when asked for. `prompt_logprobs` comes whole, with the first tokens: one entry for each prompt position in
-    [prompt_from, len(prompt)), None for position 0.
+    [prompt_from, len(prompt)), None for position 0. `embedding` comes with the finish: float32, little-endian, as long
+    as the model's hidden states, of any length as a vector.
     """
 
     rid: str
@@ -126,7 +141,9 @@ class Tokens(msgspec.Struct, frozen=True, kw_only=True, tag="tokens"):
     finish: Finish | None = None
     logprobs: list[TokenLogprob] | None = None
     prompt_logprobs: list[TokenLogprob | None] | None = None
+    embedding: bytes | None = None
     num_retractions: int = 0
+    timings: Timings | None = None  # with the finish, unless it was aborted
 
 
 class RequestFailed(msgspec.Struct, frozen=True, tag="failed"):

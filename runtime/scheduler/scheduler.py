@@ -16,6 +16,8 @@ from concurrent.futures import Future
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from msgspec.structs import replace
+
 from ...radix.cache import PrefixCache
 from ..protocol.config import CoreConfig
 from ..protocol.core import (
@@ -34,6 +36,7 @@ from ..protocol.core import (
 from ..protocol.errors import BusyError, ErrorInfo, RequestError
 from .admission import Admission
 from .batch import Batch, Part
+from .clock import Clock
 from .estimate import OutputLengths
 from .grammar import Grammars
 from .jump import jump
@@ -41,6 +44,7 @@ from .limits import end_of
 from .orders import ORDERS
 from .outcome import abort_answer, advance, prompt_answer
 from .plan import ForwardPlan, ForwardResult, PageCopy, Row
+from .pool import Pool
 from .programs import Programs
 from .request import Request, family
 from .retokenise import Retokenise
@@ -139,7 +143,7 @@ class Scheduler:
         """Take in a message of `owner`. Returns what can be answered at once."""
         match message:
             case Generate():
-                return self._arrive(message, owner)
+                return self._arrive(message, now, owner)
             case Abort(rid=rid):
                 asked = list(self._live.values()) if rid is None else [self._live[rid]] if rid in self._live else []
                 return [self._abort(request) for request in asked if request.owner == owner]
@@ -166,10 +170,11 @@ class Scheduler:
         admitted = self._waiting.admit(shares.num_left)
         for part in admitted.parts:
             self._totals.count_prompt(part.request)
+            part.request.clock.start(now)
         for request in admitted.cached_whole:
             self._totals.count_prompt(request)
             del self._live[request.rid]
-            self._answers.append(prompt_answer(request))
+            self._answers.append(replace(prompt_answer(request), timings=request.clock.timings(now)))
         self._parked.update((request.rid, request) for request in admitted.awaiting)
         running = self._batch.top_up(shares.parts, admitted.num_left)
         rows, requests = self._build(running + admitted.parts)
@@ -212,6 +217,9 @@ class Scheduler:
                 answers.append(RequestFailed(request.rid, ErrorInfo.of(error)))
                 continue
             if answer is not None:
+                request.clock.answer(now)
+                if answer.finish is not None:
+                    answer = replace(answer, timings=request.clock.timings(now))
                 self._totals.num_output_tokens += len(answer.ids)
                 answers.append(answer)
             if answer is not None and answer.finish is not None:
@@ -240,7 +248,7 @@ class Scheduler:
             **asdict(self._totals),
         )
 
-    def _arrive(self, message: Generate, owner: bytes) -> list[FromCore]:
+    def _arrive(self, message: Generate, now: float, owner: bytes) -> list[FromCore]:
         assert message.rid not in self._live, f"rid {message.rid!r} is taken"
         try:
             end = end_of(
@@ -261,6 +269,8 @@ class Scheduler:
             end=end,
             stops=StopRules(message.sampling, self._vocabulary),
             tokens=list(message.tokens),
+            clock=Clock(now),
+            pool=None if message.pooling is None else Pool(message.pooling, len(message.tokens)),
         )
         self._num_arrived += 1
         self._live[request.rid] = request

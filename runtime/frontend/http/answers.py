@@ -29,6 +29,8 @@ def answer(tokenizer: Tokenizer, prompt: Prompt, sample: Sample, text: str, *, r
         meta["finish_reason"] = _finish_reason(sequence.finish, sequence.completion_tokens)
         meta["e2e_latency"] = sequence.seconds
         meta["num_retractions"] = sequence.num_retractions
+        if (timings := sequence.timings) is not None:
+            meta |= {"queue_time": timings.queue, "prefill_time": timings.prefill, "decode_time": timings.decode}
     return {"text": text, "output_ids": list(sample.output_ids), "meta_info": meta}
 
 
@@ -51,6 +53,12 @@ def _logprobs(
     def tops(values: Sequence[TokenLogprob | None]) -> list[Any]:
         return [None if value is None else [entry(*top) for top in value.top] for value in values]
 
+    def asked(values: Sequence[TokenLogprob | None]) -> list[Any]:
+        return [
+            None if value is None else [entry(*each) for each in zip(value.of, wanted.of, strict=True)]
+            for value in values
+        ]
+
     first = 0 if wanted.prompt_from is None else wanted.prompt_from
     given = sample.prompt_logprobs or []
     output = sample.logprobs or []
@@ -63,4 +71,6 @@ def _logprobs(
     }
     if wanted.num_top:
         meta |= {"input_top_logprobs": tops(given), "output_top_logprobs": tops(output)}
+    if wanted.of:
+        meta |= {"input_token_ids_logprobs": asked(given), "output_token_ids_logprobs": asked(output)}
     return meta

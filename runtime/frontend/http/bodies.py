@@ -78,7 +78,7 @@ class SamplingBody(Body):
             frequency_penalty=self.frequency_penalty,
             presence_penalty=self.presence_penalty,
             repetition_penalty=self.repetition_penalty,
-            logit_bias={_token_id(key): bias for key, bias in self.logit_bias.items()},
+            logit_bias={token_id(key): bias for key, bias in self.logit_bias.items()},
             seed=self.sampling_seed,
             stop=(self.stop,) if isinstance(self.stop, str) else tuple(self.stop),
             stop_token_ids=tuple(self.stop_token_ids),
@@ -119,6 +119,7 @@ class GenerateBody(Body):
     return_logprob: bool | Many[bool] = False
     logprob_start_len: int | Many[int] = -1
     top_logprobs_num: int | Many[int] = 0
+    token_ids_logprob: TokenIds | Many[TokenIds] | None = None
     return_text_in_logprobs: bool = False
     stream: bool = False
     rid: Text | Many[Text] | None = None
@@ -150,6 +151,13 @@ class GenerateBody(Body):
         given = self.text if self.text is not None else self.input_ids
         return isinstance(given, list) and (self.text is not None or (bool(given) and isinstance(given[0], list)))
 
+    def asked_ids(self, num_prompts: int) -> list[list[int] | None]:
+        """`token_ids_logprob` for each prompt. Raises RequestError when it is a list of another length."""
+        given = self.token_ids_logprob
+        if given and isinstance(given[0], list):
+            return self.each("token_ids_logprob", num_prompts)
+        return [given] * num_prompts  # type: ignore[list-item]
+
     def each(self, field: str, num_prompts: int) -> list[Any]:
         """The value of `field` for each prompt. Raises RequestError when it is a list of another length."""
         value = getattr(self, field)
@@ -160,7 +168,9 @@ class GenerateBody(Body):
         return value
 
 
-def logprob_params(wanted: bool, start: int, num_top: int, num_prompt: int) -> LogprobParams | None:
+def logprob_params(
+    wanted: bool, start: int, num_top: int, asked: list[int] | None, num_prompt: int
+) -> LogprobParams | None:
     """Raises RequestError when `start` is outside the prompt."""
     if not wanted:
         return None
@@ -169,17 +179,9 @@ def logprob_params(wanted: bool, start: int, num_top: int, num_prompt: int) -> L
             f"logprob_start_len must be -1 or a position of the prompt of {num_prompt} tokens, got {start}",
             param="logprob_start_len",
         )
-    return LogprobParams(num_top=num_top, prompt_from=None if start in (-1, num_prompt) else start)
-
-
-class TokenizeBody(Body):
-    prompt: Text | Many[Text]
-    add_special_tokens: bool = True
-
-
-class DetokenizeBody(Body):
-    tokens: TokenIds | Many[TokenIds]
-    skip_special_tokens: bool = True
+    return LogprobParams(
+        num_top=num_top, prompt_from=None if start in (-1, num_prompt) else start, of=tuple(asked or ())
+    )
 
 
 class AbortBody(Body):
@@ -187,7 +189,8 @@ class AbortBody(Body):
     abort_all: bool = False
 
 
-def _token_id(key: str) -> int:
+def token_id(key: str) -> int:
+    """A key of `logit_bias`. Raises RequestError."""
     if not key.isdecimal() or not key.isascii() or len(key) > 10:
         raise RequestError(f"logit_bias maps token ids, as strings, to numbers; got {key!r}", param="logit_bias")
     return int(key)

@@ -9,20 +9,53 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
+from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
-from ...protocol.errors import ErrorInfo, RamifyError
+from ...protocol.errors import ErrorInfo, RamifyError, RequestError
+
+
+class NotFoundError(RequestError):
+    """The client names something that there is not."""
+
 
 TYPES = {
     400: "invalid_request_error",
     401: "authentication_error",
     404: "not_found_error",
+    408: "timeout_error",
     413: "invalid_request_error",
     429: "rate_limit_error",
     500: "internal_error",
     503: "service_unavailable_error",
+    504: "timeout_error",
 }
 STATUS = {"request": 400, "busy": 429, "runtime": 503}
+
+
+class ErrorDetail(BaseModel):
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorAnswer(BaseModel):
+    error: ErrorDetail
+
+
+# What every route may answer besides its own.
+DOCUMENTED: dict[int | str, dict[str, Any]] = {
+    400: {"model": ErrorAnswer, "description": "The request is wrong; `param` says where."},
+    401: {"model": ErrorAnswer, "description": "A wrong API key, or none."},
+    404: {"model": ErrorAnswer, "description": "There is no such thing."},
+    408: {"model": ErrorAnswer, "description": "The body did not come in time."},
+    413: {"model": ErrorAnswer, "description": "The body is too long."},
+    429: {"model": ErrorAnswer, "description": "Too many requests wait, or run for this key. See Retry-After."},
+    500: {"model": ErrorAnswer, "description": "An error of ours. The log says more."},
+    503: {"model": ErrorAnswer, "description": "The model is loading, or gone. See Retry-After."},
+    504: {"model": ErrorAnswer, "description": "The answer took longer than the server allows."},
+}
 
 
 def error_body(
@@ -32,10 +65,22 @@ def error_body(
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
 
-def error_event(error: RamifyError) -> dict[str, dict[str, str | None]]:
-    """The same for a stream that has begun, where no status can be sent any more."""
+def error_status(error: RamifyError) -> tuple[int, ErrorInfo]:
     info = ErrorInfo.of(error)
-    return error_body(STATUS[info.kind], info.message, param=info.param, code=info.code)
+    return 404 if isinstance(error, NotFoundError) else STATUS[info.kind], info
+
+
+def error_event(error: Exception) -> dict[str, dict[str, str | None]]:
+    """The same for a stream that has begun, where no status can be sent any more."""
+    if not isinstance(error, RamifyError):
+        return error_body(500, bug_message(error), code="internal_error")
+    status, info = error_status(error)
+    return error_body(status, info.message, param=info.param, code=info.code)
+
+
+def bug_message(error: Exception) -> str:
+    """No more than its kind: what it says may be another client's."""
+    return f"an error of ours: {type(error).__name__}"
 
 
 def error_response(
@@ -57,8 +102,8 @@ def install(app: FastAPI) -> None:
 
     async def ramify_error(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, RamifyError)
-        info = ErrorInfo.of(error)
-        return error_response(STATUS[info.kind], info.message, param=info.param, code=info.code)
+        status, info = error_status(error)
+        return error_response(status, info.message, param=info.param, code=info.code)
 
     async def http_error(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, HTTPException)
@@ -73,13 +118,9 @@ def install(app: FastAPI) -> None:
         message, param = explain(error)
         return error_response(400, message, param=param, code="invalid_value")
 
-    async def bug(request: Request, error: Exception) -> JSONResponse:
-        return error_response(500, f"an error of ours: {type(error).__name__}", code="internal_error")
-
     app.add_exception_handler(RamifyError, ramify_error)
     app.add_exception_handler(HTTPException, http_error)
     app.add_exception_handler(RequestValidationError, invalid_body)
-    app.add_exception_handler(Exception, bug)
 
 
 def explain(error: RequestValidationError) -> tuple[str, str | None]:

@@ -22,6 +22,7 @@ from .answers import answer
 from .bodies import MAX_BATCH, AbortBody, GenerateBody, logprob_params
 from .connection import EventStream, json_response, unless_client_leaves
 from .merge import merge
+from .openapi import STREAMS
 
 
 @dataclass(frozen=True)
@@ -42,10 +43,12 @@ class NativeApi:
 
     @property
     def router(self) -> APIRouter:
-        router = APIRouter()
+        router = APIRouter(tags=["native"])
         for method in ("POST", "PUT"):  # a route each, so that each has an operation id of its own
-            router.add_api_route("/generate", self.generate, methods=[method], response_model=None)
-        router.add_api_route("/abort_request", self.abort, methods=["POST"], response_model=None)
+            router.add_api_route("/generate", self.generate, methods=[method], response_model=None, responses=STREAMS)
+        router.add_api_route(
+            "/abort_request", self.abort, methods=["POST"], response_model=None, response_class=Response
+        )
         return router
 
     async def generate(self, body: GenerateBody, request: Request) -> Response:
@@ -137,17 +140,18 @@ class NativeApi:
                 Prompt(
                     tokens=ids,
                     sampling=own,
-                    logprobs=logprob_params(wanted, start, num_top, len(ids)),
+                    logprobs=logprob_params(wanted, start, num_top, asked, len(ids)),
                     priority=priority,
                     namespace=extra_key or "",
                 ),
                 part.n,
             )
-            for ids, own, part, wanted, start, num_top, rid, priority, extra_key in zip(
+            for ids, own, part, wanted, start, num_top, asked, rid, priority, extra_key in zip(
                 tokens,
                 params,
                 sampling,
                 *settings,
+                body.asked_ids(num),
                 body.each("rid", num),
                 body.each("priority", num),
                 body.each("extra_key", num),

@@ -14,7 +14,7 @@ GRACE = 1  # seconds that running answers may take to end
 
 
 class HttpServer:
-    def __init__(self, app: FastAPI, host: str, port: int) -> None:
+    def __init__(self, app: FastAPI, host: str, port: int, *, max_message_bytes: int = 16 << 20) -> None:
         """Binds at once, so that the port is known. Raises RamifyError when it cannot be had."""
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._socket = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
@@ -33,7 +33,8 @@ class HttpServer:
                 log_config=None,  # logging is the process's to set up
                 access_log=False,
                 lifespan="off",
-                ws="none",
+                ws="websockets-sansio",
+                ws_max_size=max_message_bytes,
                 timeout_graceful_shutdown=GRACE,
             )
         )

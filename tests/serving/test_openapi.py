@@ -1,0 +1,49 @@
+"""What schemathesis makes of our OpenAPI document finds no server error."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+SECONDS = 150
+
+
+def with_model(described: Any, model: str) -> Any:
+    """The document with the one model that there is, so that bodies get beyond it."""
+    for schema in described["components"]["schemas"].values():
+        if "model" in schema.get("properties", {}):
+            schema["properties"]["model"] = {"const": model}
+    return described
+
+
+def test_the_document_is_true_of_every_route(http: httpx.Client) -> None:
+    described = http.get("/openapi.json").json()
+    assert "422" not in json.dumps(described["paths"])
+    for path in ("/v1/chat/completions", "/v1/responses", "/v1/decisions", "/generate", "/tokenizer_info"):
+        assert path in described["paths"]
+    for operations in described["paths"].values():
+        for operation in operations.values():
+            assert {"200", "400", "401", "404", "413", "429", "503"} <= set(operation["responses"])
+            assert operation.get("summary")
+            assert operation.get("description")
+    assert http.get("/docs").status_code == 200
+
+
+def test_no_body_that_the_document_allows_makes_a_server_error(
+    http: httpx.Client, url: str, model: str, tmp_path: Path
+) -> None:
+    pytest.importorskip("schemathesis", reason="needs the extra test-api")
+    document = tmp_path / "openapi.json"
+    document.write_text(json.dumps(with_model(http.get("/openapi.json").json(), model)))
+    command = [str(Path(sys.executable).parent / "schemathesis"), "run", str(document), "--url", url]
+    checks = "not_a_server_error,status_code_conformance,content_type_conformance"
+    command += ["--checks", checks, "--max-examples", "8", "--phases", "fuzzing", "--seed", "1"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, cwd=tmp_path)
+    assert done.returncode == 0, done.stdout[-6000:]
+    assert http.get("/health").status_code == 200
