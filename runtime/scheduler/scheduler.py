@@ -6,7 +6,7 @@
     answers = scheduler.commit(plan, result, now)
 
 One plan mixes decode rows and prefill chunks under one token budget. A request is, in this order: waiting; running,
-that is, with a lease; possibly retracted, that is, waiting again; ended. While its grammar is compiled it may run as far
+that is, with a lease; possibly retracted, that is, waiting again; ended. While its grammar is compiled it runs as far
 as its prompt goes; then it is parked, without lease or place, and waits again when the grammar is there.
 """
 
