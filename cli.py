@@ -34,7 +34,8 @@ errors = Console(stderr=True, soft_wrap=True, highlight=False)
 PANELS = {
     "Model": "served_model_name device dtype context_length",
     "Memory and reuse": "num_pages kv_memory host_kv_memory prefix_cache eviction kv_events",
-    "Scheduling": "prefill_budget max_running max_waiting order jump_forward log_plans",
+    "Scheduling": "prefill_budget max_running max_waiting order log_plans",
+    "Constraints": "grammar_backend jump_forward",
     "HTTP": "host port uds ssl_certfile ssl_keyfile cors_origins max_body_mib request_timeout",
     "Access and limits": "api_key max_requests_per_key requests_per_minute_per_key",
     "Model's dialect": "tool_call_parser reasoning_parser",

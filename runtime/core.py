@@ -148,7 +148,7 @@ def load(config: CoreConfig) -> Core:
         config,
         cache=cache,
         vocabulary=facts,
-        grammars=TimedGrammars(facts.token_bytes, facts.eos_ids, meter.measures),
+        grammars=TimedGrammars(facts.token_bytes, facts.eos_ids, meter.measures, engine=config.grammar_backend),
         context_length=info.context_length,
         retokenise=retokenise,
     )

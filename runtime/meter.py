@@ -8,6 +8,7 @@ from threading import Lock
 from typing import Any
 
 from .grammars import Grammars
+from .protocol.config import GrammarBackendName
 from .protocol.core import FromCore, Tokens
 from .protocol.errors import RequestError
 from .protocol.measures import CoreMeasures, Distribution
@@ -37,8 +38,15 @@ class Meter:
 class TimedGrammars(Grammars):
     """Grammars whose compilation and masks are timed into `measures`."""
 
-    def __init__(self, token_bytes: Sequence[bytes | None], eos_ids: Iterable[int], measures: CoreMeasures) -> None:
-        super().__init__(token_bytes, eos_ids)
+    def __init__(
+        self,
+        token_bytes: Sequence[bytes | None],
+        eos_ids: Iterable[int],
+        measures: CoreMeasures,
+        *,
+        engine: GrammarBackendName,
+    ) -> None:
+        super().__init__(token_bytes, eos_ids, engine=engine)
         self._measures = measures
         self._counting = Lock()  # compilations end in threads
 

@@ -114,7 +114,9 @@ class _Player:
         vocabulary = header.vocabulary()
         self.entries = entries
         self.texts = _Texts()
-        self.grammars = _Settled(Grammars(vocabulary.token_bytes, vocabulary.eos_ids))
+        self.grammars = _Settled(
+            Grammars(vocabulary.token_bytes, vocabulary.eos_ids, engine=header.config.grammar_backend)
+        )
         self.scheduler = Scheduler(
             header.config,
             cache=make_cache(

@@ -35,6 +35,7 @@ MODEL_FLAGS = {
     "--max-waiting",
     "--prefix-cache",
     "--jump-forward",
+    "--grammar-backend",
 }
 HTTP_FLAGS = {
     "--cors-origins",
@@ -112,7 +113,9 @@ def test_settings_are_shown_in_groups() -> None:
     for name in ("serve", "run", "trace", "chat", "info"):
         for parameter in commands()[name].params:
             if parameter.name in (*CoreConfig.__struct_fields__, *ServeConfig.__struct_fields__):
-                assert parameter.rich_help_panel is not None or parameter.name in ("model", "api_key"), parameter.name
+                assert parameter.rich_help_panel is not None or parameter.name in ("model", "api_key", "keys"), (
+                    parameter.name
+                )
 
 
 def test_the_version_is_the_same_everywhere() -> None:

@@ -8,6 +8,7 @@ import msgspec
 from msgspec import Meta
 
 OrderName = Literal["fcfs", "lpm", "dfs", "program"]
+GrammarBackendName = Literal["native", "llguidance", "xgrammar", "outlines"]
 EvictionName = Literal["lru", "lfu", "priority", "program"]
 
 
@@ -45,6 +46,9 @@ class CoreConfig(msgspec.Struct, frozen=True, kw_only=True):
     host_kv_memory: Annotated[
         float, Meta(ge=0, le=1 << 20, description="GiB of host memory for KV that the pool has no room for")
     ] = 0.0
+    grammar_backend: Annotated[
+        GrammarBackendName, Meta(description="the engine of grammars; others than native need their packages")
+    ] = "native"
     jump_forward: Annotated[
         bool, Meta(description="append text that a grammar leaves no choice about without asking the model")
     ] = True

@@ -21,7 +21,7 @@ def advance(request: Request, row: Row, result: RowResult, vocabulary: Vocabular
         assert result.pooled is not None
         request.pool.add(result.pooled, request.num_computed)
     if row.sample is None:
-        return None if request.num_uncomputed else prompt_answer(request)
+        return None if request.num_uncomputed or request.awaits_grammar else prompt_answer(request)
     token = result.token
     assert token is not None
     assert 0 <= token < vocabulary.vocab_size

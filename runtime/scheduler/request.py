@@ -26,6 +26,7 @@ class Request:
     tokens: list[int]  # the prompt, then the output so far
     clock: Clock = field(default_factory=lambda: Clock(0.0))
     matcher: Matcher | None = None
+    awaits_grammar: bool = False  # until it is there, all but the last token may be computed
     lease: Lease | None = None
     num_computed: int = 0
     num_cached: int | None = None  # prompt tokens reused when it first ran
@@ -36,6 +37,7 @@ class Request:
     num_sent: int = 0  # output tokens that the client has; those behind them were forced and go with the next one
     forced_scores: list[TokenLogprob] = field(default_factory=list)  # of output tokens behind `num_sent`
     aborted: bool = False
+    counted: bool = False  # its prompt, in the totals
 
     @property
     def rid(self) -> str:
@@ -57,7 +59,8 @@ class Request:
 
     @property
     def num_uncomputed(self) -> int:
-        return len(self.tokens) - self.num_computed
+        """Tokens that can be computed now. The last one's logits are of no use without the grammar."""
+        return len(self.tokens) - self.num_computed - self.awaits_grammar
 
     @property
     def seniority(self) -> tuple[int, int]:
