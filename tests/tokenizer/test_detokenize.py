@@ -32,8 +32,8 @@ def matched_stop(tokenizer: Tokenizer, ids: Sequence[int], stops: Sequence[str],
     for number, token in enumerate(ids, start=1):
         if token in special and shown:
             strings.interrupt()
-        elif (stop := strings.feed(tokenizer.token_bytes[token] or b"")) is not None:
-            return number, stop
+        elif (match := strings.feed(tokenizer.token_bytes[token] or b"")) is not None:
+            return number, match.text.decode()
     return None
 
 
