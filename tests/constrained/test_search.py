@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import time
 
 import pytest
 from hypothesis import given
@@ -108,17 +107,15 @@ def test_what_has_no_meaning_in_a_stream_is_refused_with_its_pattern(pattern: st
         "(a|b)*a(a|b){30}",
         "((a{0,60}){0,60}){0,60}b",
         "(a?){2000}a{2000}",
-        "(.*a.){300}",
+        "(?s).*a.{12}b",
         r"(?u)(\w|\p{Lu}.){1,300}",
         "(x+x+)+y" * 500,
     ],
     ids=["long", "subsets", "nested", "optional", "dots", "letters", "many"],
 )
-def test_a_hostile_pattern_is_refused_within_a_second(pattern: str) -> None:
-    began = time.thread_time()
-    with pytest.raises(GrammarError, match="complex"):
+def test_a_hostile_pattern_is_refused_by_its_size_long_before_its_time_is_over(pattern: str) -> None:
+    with pytest.raises(GrammarError, match=r"complex.* states"):
         search((pattern,))
-    assert time.thread_time() - began < 1.0
 
 
 def test_patterns_share_one_allowance() -> None:
