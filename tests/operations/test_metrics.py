@@ -84,7 +84,7 @@ def test_grammars_are_timed_once_each_and_masks_where_there_is_a_choice(client: 
     regex = "[a-f]{4}x"
     for _ in range(2):
         assert "finish_reason" in generate(client, "A:", regex=regex, ignore_eos=False, max_new_tokens=20)
-    assert "error" in generate(client, "A:", regex="[a-")
+    assert "error" in generate(client, "A:", regex="[metrics-")  # no other test asks for it: failures are remembered
     asked = scrape(client).since(before)
     assert asked("ramify_grammar_compile_seconds_count") == 1
     assert asked("ramify_grammar_errors_total") == 1
