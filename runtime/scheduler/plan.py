@@ -80,7 +80,6 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     parents: list[int] | None = None  # None: no token is a guess
     nodes: list[Node] = []
     draft: DraftWant | None = None  # for the next step of the request; from the engine's source, if it has one
-    follower: int | None = None  # the prompt token that comes after a chunk; None where it samples, or where none does
 
     @property
     def num_committed(self) -> int:
@@ -119,6 +118,11 @@ class RowResult(msgspec.Struct, frozen=True, kw_only=True):
     logprobs: list[TokenLogprob] = []  # one for each of them, when wanted
     scores: list[TokenLogprob] = []
     draft: DraftTree | None = None  # what the engine's source guesses to come next
+
+    @property
+    def token(self) -> int | None:
+        """The one sampled last, if any was."""
+        return self.tokens[-1] if self.tokens else None
 
 
 class ForwardResult(msgspec.Struct, frozen=True, kw_only=True):

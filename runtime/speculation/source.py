@@ -33,10 +33,10 @@ class DraftRow:
     """One row of the step, as far as it was computed for good: chunks whole, of a tree the accepted path.
 
     The tokens `kept` are at positions [first_position, first_position + len(kept)) of the sequence, whose page table
-    `pages` covers them (and perhaps more: a rejected node's slots hold nothing of worth). `next_token` comes after
-    them: the sampled one, or the prompt's; None when it is not known in the core yet (a prompt's last chunk that
-    samples nothing), and then nothing is wanted. Its slot may not exist yet: `pages` may end before it. What a source
-    computes for `next_token` and for guesses after it must go to memory of its own, outside the pages.
+    `pages` covers them (and perhaps more: a rejected node's slots hold nothing of worth). `next_token` is the one that
+    was sampled after them, None for a chunk that samples nothing; then no tree is wanted. Its slot may not exist yet:
+    `pages` may end before it. What a source computes for `next_token` and for guesses after it must go to memory of its
+    own, outside the pages; in the step after, `next_token` is the first of the kept tokens.
     """
 
     kept: list[int]
