@@ -7,6 +7,9 @@ from dataclasses import dataclass, field
 from ...radix.cache import Lease
 from ..protocol.core import Generate
 from ..protocol.sampling import TokenLogprob
+from ..speculation.ngram import NgramIndex
+from ..speculation.tree import DraftTree
+from .economy import Acceptance
 from .grammar import Matcher
 from .stops import StopRules
 
@@ -27,6 +30,10 @@ class Request:
     num_computed: int = 0
     num_cached: int | None = None  # prompt tokens reused when it first ran
     num_retractions: int = 0
+    num_passes: int = 0  # forwards that gave output tokens
+    draft: DraftTree | None = None  # the engine's guess of what follows `tokens`
+    acceptance: Acceptance = field(default_factory=Acceptance)  # of its guesses
+    ngrams: NgramIndex | None = None  # for guessing from the tokens themselves
     prompt_scores: list[TokenLogprob] = field(default_factory=list)
     answered: bool = False  # the client has its first tokens, and the prompt's scores with them
     aborted: bool = False
