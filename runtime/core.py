@@ -37,7 +37,8 @@ from .protocol.core import (
 )
 from .protocol.errors import ErrorInfo, RamifyError, RequestError, RuntimeFailed
 from .protocol.version import __version__
-from .scheduler.plan_log import Header, LoggingScheduler
+from .scheduler.plan_log import Header, LoggingScheduler, PlanLog
+from .scheduler.retokenise import Retokenise, Retokeniser
 from .scheduler.scheduler import Scheduler, VocabularyFacts, make_cache
 from .tokenizer import load_tokenizer
 
@@ -133,16 +134,24 @@ def load(config: CoreConfig) -> Core:
         publisher = CacheEventPublisher(config.kv_events, page_size=info.page_size)
     shape = {"num_pages": info.num_pages, "num_host_pages": info.num_host_pages, "page_size": info.page_size}
     cache = make_cache(config, **shape, events=publisher is not None)
+    retokenise: Retokenise = Retokeniser(
+        token_bytes, lambda text: tokenizer.encode(text, parse_special=False, continues=True)
+    )
+    log = None
+    if config.log_plans is not None:
+        header = Header.of(config, facts, **shape, context_length=info.context_length)
+        log = PlanLog(header, _open_log(config.log_plans))
+        retokenise = log.retokenise(retokenise)
     scheduler: Scheduler | LoggingScheduler = Scheduler(
         config,
         cache=cache,
         vocabulary=facts,
         grammars=Grammars(facts.token_bytes, facts.eos_ids),
         context_length=info.context_length,
+        retokenise=retokenise,
     )
-    if config.log_plans is not None:
-        header = Header.of(config, facts, **shape, context_length=info.context_length)
-        scheduler = LoggingScheduler(scheduler, header, _open_log(config.log_plans))
+    if log is not None:
+        scheduler = LoggingScheduler(scheduler, log)
     return Core(engine, scheduler, info, cache, publisher)
 
 

@@ -33,12 +33,25 @@ MODEL_FLAGS = {
     "--max-running",
     "--max-waiting",
     "--prefix-cache",
+    "--jump-forward",
 }
 FLAGS = {
     "serve": MODEL_FLAGS | {"--host", "--port", "--api-key", "--log-level"},
     "run": MODEL_FLAGS | {"--model", "--address", "--log-level"},
     "trace": MODEL_FLAGS | {"--model", "--address", "--save", "--log-level"},
     "info": MODEL_FLAGS | {"--address", "--log-level"},
+    "plan": {
+        "--gpus",
+        "--prompt",
+        "--cached",
+        "--context",
+        "--concurrency",
+        "--ttft",
+        "--itl",
+        "--price",
+        "--efficiency",
+        "--limit",
+    },
     "bench replay": {
         "--order",
         "--eviction",

@@ -46,6 +46,9 @@ class CoreConfig(msgspec.Struct, frozen=True, kw_only=True):
     host_kv_memory: Annotated[
         float, Meta(ge=0, le=1 << 20, description="GiB of host memory for KV that the pool has no room for")
     ] = 0.0
+    jump_forward: Annotated[
+        bool, Meta(description="append text that a grammar leaves no choice about without asking the model")
+    ] = True
     kv_events: Annotated[
         str | None,
         Meta(description="ZMQ address to publish what the cache stores and removes at; tcp replays at the next port"),

@@ -149,6 +149,7 @@ class CoreStats(msgspec.Struct, frozen=True, kw_only=True):
     num_prompt_tokens: int
     num_cached_tokens: int
     num_output_tokens: int
+    num_forced_tokens: int = 0  # of those, appended without asking the model
     num_retractions: int
     num_evicted_pages: int
     num_host_cached_pages: int = 0

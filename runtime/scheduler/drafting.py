@@ -59,7 +59,8 @@ class Drafting:
         self._verified.clear()
         if self._source == "off":
             return 0
-        decoding = [request for request in batch if request.num_uncomputed == 1 and request.wants_tokens]
+        # Forced text leaves more than one token to compute, and guesses follow them all the same.
+        decoding = [request for request in batch if request.num_output > 0 and request.wants_tokens]
         limit = max(0, budget - len(decoding)) // SHARE
         trees = [(request, tree) for request in decoding if (tree := self._tree(request)) is not None]
         counts = self._num_worth([request for request, _ in trees], [tree for _, tree in trees], len(batch), limit)
@@ -76,7 +77,7 @@ class Drafting:
     def want(self, part: Part) -> DraftWant | None:
         """What the engine should draft for the request's next step, when this one has given it a token."""
         request = part.request
-        if not self._drafts_now and not (self._source in ("eagle", "draft") and part.num_tokens > 1):
+        if not self._drafts_now:
             return None
         if request.end - len(request.tokens) < 3:  # it will have one token to go, or none
             return None
@@ -85,7 +86,7 @@ class Drafting:
 
     def observe(self, request: Request, row: Row, result: RowResult) -> None:
         """What came of a row's guesses, and the next ones."""
-        request.draft = result.draft
+        request.draft = _still_good(result.draft, request, row, result)
         if row.parents is not None:
             num_right = len(result.tokens) - 1
             self.counts.observe(len(row.parents), num_right)
@@ -124,12 +125,12 @@ class Drafting:
         if not self._adaptive:
             return True
         usual = self._economy.overall.gain(prior=1.0)
-        gains = [request.acceptance.gain(usual) for request in decoding]
-        return bool(gains) and self._economy.worth_drafting(gains, num_rows, float(self._num_guesses))
+        gains = [request.acceptance.gain(usual) for request in decoding] or [usual]
+        return self._economy.worth_drafting(gains, max(1, num_rows), float(self._num_guesses))
 
     def _add(self, part: Part, batch: Batch) -> Part:
         proposed = self._proposals.get(part.request.rid)
-        if proposed is None or not part.samples or part.num_tokens > 1:
+        if proposed is None or not part.samples:
             return part
         tree, count = proposed
         room = min(count, batch.room_for_guesses(part))
@@ -138,3 +139,12 @@ class Drafting:
             return part
         self._verified[part.request.rid] = guesses.tree
         return batch.add_guesses(part, guesses)
+
+
+def _still_good(draft: DraftTree | None, request: Request, row: Row, result: RowResult) -> DraftTree | None:
+    """The part of it that follows what the request has by now: forced tokens may have come, or replaced sampled ones."""
+    start = row.first_position + row.num_committed
+    end = start + len(result.tokens)
+    if draft is None or request.tokens[start:end] != result.tokens:
+        return None
+    return draft.after(request.tokens[end:])

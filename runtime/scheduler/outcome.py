@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from ...constrained.errors import GrammarError
@@ -22,46 +23,81 @@ class Advance:
     error: RequestError | None = None
 
 
-def advance(request: Request, row: Row, result: RowResult, vocabulary: VocabularyFacts) -> Advance:
-    """Take over the result of a row that has been computed. Tokens that come after the output's end are dropped."""
+def advance(
+    request: Request,
+    row: Row,
+    result: RowResult,
+    vocabulary: VocabularyFacts,
+    jump: Callable[[Request], object],
+) -> Advance:
+    """Take over the result of a row that has been computed, token by token, just as if each had come alone: `jump`
+    appends what is forced after it, and what comes after the output's end is dropped."""
     request.num_computed += row.num_committed
     assert len(result.scores) == (0 if row.score is None else len(row.score.targets))
-    request.prompt_scores.extend(result.scores)
+    request.take_scores(result.scores)
     if row.sample is None:
         return Advance(None if request.num_uncomputed else prompt_answer(request))
-    assert 1 <= len(result.tokens) <= 1 + len(row.nodes)
     request.num_passes += 1
-    first, finish, error = len(request.tokens), None, None
-    for token in result.tokens:
-        assert 0 <= token < vocabulary.vocab_size
-        try:
-            finish = _take(request, token, vocabulary)
-        except RequestError as failure:
-            error = failure
-        if finish is not None or error is not None:
+    finish, error = None, None
+    position = len(request.tokens)  # of the next of the result's tokens
+    num_done = request.num_output  # tokens up to the last sampled one
+    for index, token in enumerate(result.tokens):
+        if position < len(request.tokens):
+            if request.tokens[position] != token:
+                break  # other ids for text that was forced meanwhile
+            _keep_logprob(request, result, index)
+        else:
+            try:
+                finish = _take(request, token, vocabulary)
+                _keep_logprob(request, result, index)
+                if finish is None:
+                    jump(request)
+            except RequestError as failure:
+                error = failure
+                break
+            num_done = position + 1 - request.num_prompt
+        position += 1
+        # The KV of what proved right is there; the token that was sampled last is still to be computed.
+        request.num_computed += index < len(result.tokens) - 1
+        if finish is not None:
             break
-    ids = request.tokens[first:]
-    # The KV of what proved right is there; the token that was sampled last is still to be computed.
-    request.num_computed += min(len(ids), len(result.tokens) - 1)
-    logprobs = None
-    if request.message.logprobs is not None:
-        assert len(result.logprobs) == len(result.tokens)
-        logprobs = result.logprobs[: len(ids)]
-    return Advance(_tokens(request, ids, finish, logprobs=logprobs) if ids else None, error)
+    if (scored := request.next_scored) is not None:
+        request.num_computed = min(request.num_computed, scored - 1)  # a forced token's logits were not looked at
+    return Advance(_sampled(request, num_done, finish), error)
 
 
 def _take(request: Request, token: int, vocabulary: VocabularyFacts) -> Finish | None:
-    """One more output token, and whether it is the last. Raises RequestError, and has not taken it, when the grammar
-    cannot be followed that far."""
+    """One more output token, and whether it is the last. Raises RequestError when the grammar cannot be followed that
+    far."""
+    assert 0 <= token < vocabulary.vocab_size
+    finish = request.stops.feed(token, request.num_output)
+    request.tokens.append(token)
     if request.matcher is not None and token not in vocabulary.eos_ids:
         try:
             accepted = request.matcher.accept(token)
         except GrammarError as error:
             raise too_hard(error) from None
         assert accepted, f"token {token} was sampled against its mask"
-    finish = request.stops.feed(token, request.num_output)
-    request.tokens.append(token)
     return Finish("length") if finish is None and not request.wants_tokens else finish
+
+
+def _keep_logprob(request: Request, result: RowResult, index: int) -> None:
+    if request.message.logprobs is not None:
+        assert len(result.logprobs) == len(result.tokens)
+        request.output_scores.append(result.logprobs[index])
+
+
+def _sampled(request: Request, num_done: int, finish: Finish | None) -> Tokens | None:
+    """The output's first `num_done` tokens, as far as the client lacks them."""
+    num_new = num_done - request.num_sent
+    if not num_new:
+        return None
+    start = request.num_prompt + request.num_sent
+    request.num_sent = num_done
+    logprobs = None
+    if request.message.logprobs is not None:
+        logprobs, request.output_scores = request.output_scores[:num_new], request.output_scores[num_new:]
+    return _tokens(request, request.tokens[start : start + num_new], finish, logprobs=logprobs)
 
 
 def prompt_answer(request: Request) -> Tokens:

@@ -67,6 +67,6 @@ def _score(request: Request, first: int, end: int) -> Score | None:
     assert request.message.logprobs is not None
     return Score(
         first=target - 1 - first,
-        targets=request.message.tokens[target : end + 1],
+        targets=request.tokens[target : end + 1],
         num_top=request.message.logprobs.num_top,
     )

@@ -36,12 +36,14 @@ from .batch import Batch, Part
 from .drafting import Drafting
 from .estimate import OutputLengths
 from .grammar import Grammars
+from .jump import jump
 from .limits import end_of
 from .orders import ORDERS
 from .outcome import abort_answer, advance, prompt_answer
 from .plan import ForwardPlan, ForwardResult, PageCopy, Row
 from .programs import Programs
 from .request import Request, family
+from .retokenise import Retokenise
 from .rows import build_row
 from .stops import StopRules
 from .vocabulary import VocabularyFacts
@@ -57,6 +59,7 @@ class Totals:
     num_prompt_tokens: int = 0
     num_cached_tokens: int = 0
     num_output_tokens: int = 0
+    num_forced_tokens: int = 0
     num_retractions: int = 0
 
     def count_prompt(self, request: Request) -> None:
@@ -92,11 +95,13 @@ class Scheduler:
         vocabulary: VocabularyFacts,
         grammars: Grammars,
         context_length: int,
+        retokenise: Retokenise,
     ) -> None:
         self._cache = cache
         self._vocabulary = vocabulary
         self._grammars = grammars
         self._context_length = context_length
+        self._retokenise = retokenise if config.jump_forward else None
         self._budget = config.prefill_budget
         self._max_waiting = config.max_waiting
         self._live: dict[str, Request] = {}
@@ -198,7 +203,7 @@ class Scheduler:
                 self._batch.release(request)
                 continue
             num_computed = request.num_computed
-            advanced = advance(request, row, row_result, self._vocabulary)
+            advanced = advance(request, row, row_result, self._vocabulary, self._jump)
             self._drafting.observe(request, row, row_result)
             answer = advanced.answer
             if answer is not None:
@@ -278,6 +283,7 @@ class Scheduler:
             else:
                 request.matcher = future.result().matcher()
                 self._waiting.add(request)
+                self._jump(request)
 
     def _abort(self, request: Request) -> FromCore:
         if request.lease is None:
@@ -298,6 +304,10 @@ class Scheduler:
         self._batch.leave(request)
         self._batch.release(request)
         del self._live[request.rid]
+
+    def _jump(self, request: Request) -> None:
+        if self._retokenise is not None:
+            self._totals.num_forced_tokens += jump(request, self._retokenise)
 
     def _publish(self, request: Request, row: Row, num_computed_before: int) -> None:
         """Others may wait for every bit of a prompt; of what comes after it, whole pages are enough."""

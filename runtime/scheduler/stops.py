@@ -21,6 +21,13 @@ class StopStrings:
         self._tail = b""  # the last bytes in which a match may have begun
 
     def feed(self, data: bytes) -> str | None:
+        """Go on by `data`. Returns as `find`."""
+        found = self.find(data)
+        window = self._tail + data
+        self._tail = window[max(0, len(window) - self._num_kept) :]
+        return found
+
+    def find(self, data: bytes) -> str | None:
         """The stop string whose match ends first within `data`; of several that end there, the longest."""
         window = self._tail + data
         matches = []
@@ -29,7 +36,6 @@ class StopStrings:
             at = window.find(pattern, max(0, len(self._tail) + 1 - len(pattern)))
             if at >= 0:
                 matches.append((at + len(pattern), -len(pattern), stop))
-        self._tail = window[max(0, len(window) - self._num_kept) :]
         return min(matches)[2] if matches else None
 
     def interrupt(self) -> None:
@@ -71,6 +77,13 @@ class StopRules:
         if token in self._ending_ids:
             return Finish("stop", token)
         return None if stop is None else Finish("stop", stop)
+
+    def would_end(self, token: int, num_output: int) -> bool:
+        """Whether `feed` would end the output."""
+        if num_output < self._params.min_new_tokens:
+            return False
+        data = self._vocabulary.token_bytes[token] or b""
+        return token in self._ending_ids or (bool(self._params.stop) and self._strings.find(data) is not None)
 
     def _feed_strings(self, token: int) -> str | None:
         if not self._params.stop:

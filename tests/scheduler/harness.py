@@ -21,6 +21,7 @@ from ramify.runtime.protocol.config import CoreConfig, EvictionName, OrderName
 from ramify.runtime.protocol.core import Abort, Finish, FromCore, Generate, RequestFailed, Tokens
 from ramify.runtime.protocol.sampling import Constraint, LogprobParams, SamplingParams, TokenLogprob
 from ramify.runtime.scheduler.plan import ForwardPlan, ForwardResult, Row, RowResult
+from ramify.runtime.scheduler.retokenise import Retokenise
 from ramify.runtime.scheduler.sampling_draw import draw
 from ramify.runtime.scheduler.scheduler import Scheduler
 from ramify.runtime.scheduler.vocabulary import VocabularyFacts
@@ -59,6 +60,17 @@ def choose(history: Sequence[int], allowed: Iterable[int], how: object) -> int:
 def logprob(history: Sequence[int], token: int, num_top: int) -> TokenLogprob:
     top = [(-float(i), number(tuple(history), i) % VOCABULARY.vocab_size) for i in range(num_top)]
     return TokenLogprob(-(number(tuple(history), token) % 1000) / 100, token, top)
+
+
+def retokenise(before: Sequence[int], data: bytes) -> list[int]:
+    """A tokenizer that takes the longest token, and never the seam into account."""
+    ids = []
+    while data:
+        fitting = [t for t, text in enumerate(TOKEN_BYTES) if text and data.startswith(text)]
+        token = max(fitting, key=lambda t: len(TOKEN_BYTES[t] or b""))
+        ids.append(token)
+        data = data[len(TOKEN_BYTES[token] or b"") :]
+    return ids
 
 
 class FakeEngine:
@@ -181,6 +193,17 @@ class FakeMatcher:
     def is_accepting(self) -> bool:
         return self.accepted in self.language
 
+    def forced(self) -> bytes:
+        """Token after token as long as there is one only, as bytes."""
+        prefix, data = list(self.accepted), b""
+        while len(following := next_in(self.language, prefix)) == 1 and EOS not in following:
+            (token,) = following
+            if (text := TOKEN_BYTES[token]) is None:
+                break
+            prefix.append(token)
+            data += text
+        return data
+
 
 def next_in(language: list[list[int]], prefix: list[int]) -> set[int]:
     n = len(prefix)
@@ -271,10 +294,13 @@ class Runtime:
         eviction: EvictionName = "program",
         num_host_pages: int = 0,
         grammars: Any = None,
+        jump_forward: bool = True,
+        retokenise: Retokenise = retokenise,
         **speculative: Any,
     ) -> None:
         self.cache = WatchedCache(num_pages, page_size, cache, num_host_pages=num_host_pages, strategy=eviction)
         self.engine = FakeEngine(page_size)
+        self.retokenise = retokenise
         self.grammars = grammars or FakeGrammars()
         self.config = CoreConfig(
             prefill_budget=budget,
@@ -282,6 +308,7 @@ class Runtime:
             max_waiting=max_waiting,
             order=order,
             eviction=eviction,
+            jump_forward=jump_forward,
             **speculative,
         )
         self.scheduler = Scheduler(
@@ -290,6 +317,7 @@ class Runtime:
             vocabulary=VOCABULARY,
             grammars=self.grammars,
             context_length=context_length,
+            retokenise=lambda before, data: self.retokenise(before, data),
         )
         self.answers: dict[str, Answer] = {}
         self.plans: list[ForwardPlan] = []
