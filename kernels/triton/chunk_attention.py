@@ -1,0 +1,164 @@
+"""Attention of rows with many tokens, prefill chunks, over what came before them and themselves: a program per tile of
+queries and key head.
+
+Legend: T tokens, R rows, H query heads, K key/value heads, D head size, M queries of a tile, I tiles.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+import triton
+import triton.language as tl
+
+from .flash import attend, start
+from .paged_rows import KvCache, PagedRows
+from .tables import Tile
+
+
+class QueryTiles(NamedTuple):
+    """Tile i is of row `row_I[i]` and begins with its token `first_I[i]`; the longest first."""
+
+    row_I: torch.Tensor  # int32
+    first_I: torch.Tensor  # int32
+    num_tokens: int  # of a tile, at most
+    tile: Tile
+
+
+def query_tiles(
+    num_tokens_R: Sequence[int], num_keys_R: Sequence[int], *, group: int, tile: Tile, device: torch.device
+) -> QueryTiles:
+    """Tiles of all rows. `group` query heads share a key head."""
+    step = max(1, tile.queries // group)
+    tiles = [
+        (keys - num + min(first + step, num), row, first)
+        for row, (num, keys) in enumerate(zip(num_tokens_R, num_keys_R, strict=True))
+        for first in range(0, num, step)
+    ]
+    tiles.sort(reverse=True)  # the tiles with most keys begin first, so that none of them is alone at the end
+    table = torch.from_numpy(np.array(tiles, dtype=np.int32)[:, 1:].T.copy()).to(device)
+    return QueryTiles(table[0], table[1], step, tile)
+
+
+def chunk_attention(
+    q_THD: torch.Tensor, kv: KvCache, rows: PagedRows, tiles: QueryTiles, scale: float, soft_cap: float | None = None
+) -> torch.Tensor:
+    """`softmax(scale * q k^T) v` of causal attention, [T, H, D] in the queries' dtype. `rows.visible_T` is None.
+
+    With `soft_cap` c scores become `c * tanh(score / c)` first.
+    """
+    assert rows.visible_T is None
+    H, D = q_THD.shape[1:]
+    K = kv.k_SKD.shape[1]
+    out_THD = torch.empty(q_THD.shape, dtype=q_THD.dtype, device=q_THD.device)
+    _attend_chunk[(tiles.row_I.shape[0], K)](
+        q_THD,
+        kv.k_SKD,
+        kv.v_SKD,
+        kv.k_scale_K,
+        kv.v_scale_K,
+        out_THD,
+        rows.page_table_RP,
+        rows.num_keys_R,
+        rows.first_query_R,
+        tiles.row_I,
+        tiles.first_I,
+        scale,
+        0.0 if soft_cap is None else soft_cap,
+        q_THD.stride(0),
+        q_THD.stride(1),
+        rows.page_table_RP.stride(0),
+        kv.k_SKD.stride(0),
+        H=H,
+        GROUP=H // K,
+        TOKENS=tiles.num_tokens,
+        WINDOW=rows.window or 0,
+        CAP=soft_cap is not None,
+        PAGE=rows.page_size,
+        TILE=tiles.tile.keys,
+        D=D,
+        BLOCK_D=max(16, triton.next_power_of_2(D)),
+        BLOCK_M=max(16, triton.next_power_of_2(tiles.num_tokens * (H // K))),
+        PRODUCT=kv.product_dtype(),
+        num_warps=tiles.tile.num_warps,
+        num_stages=tiles.tile.num_stages,
+    )
+    return out_THD
+
+
+@triton.jit
+def _attend_chunk(
+    q_THD,
+    k_SKD,
+    v_SKD,
+    k_scale_K,
+    v_scale_K,
+    out_THD,
+    page_table_RP,
+    num_keys_R,
+    first_query_R,
+    row_I,
+    first_I,
+    scale,
+    cap,
+    stride_qt,
+    stride_qh,
+    stride_pages,
+    stride_slot,
+    H: tl.constexpr,
+    GROUP: tl.constexpr,
+    TOKENS: tl.constexpr,
+    WINDOW: tl.constexpr,
+    CAP: tl.constexpr,
+    PAGE: tl.constexpr,
+    TILE: tl.constexpr,
+    D: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    PRODUCT: tl.constexpr,
+):
+    row = tl.load(row_I + tl.program_id(0))
+    first_own = tl.load(first_I + tl.program_id(0))
+    head_k = tl.program_id(1)
+    first_query = tl.load(first_query_R + row)
+    num_queries = tl.load(first_query_R + row + 1) - first_query
+    prefix = tl.load(num_keys_R + row) - num_queries
+
+    m = tl.arange(0, BLOCK_M)
+    d = tl.arange(0, BLOCK_D)
+    own_M = first_own + m // GROUP
+    head_M = head_k * GROUP + m % GROUP
+    valid_M = (m // GROUP < TOKENS) & (own_M < num_queries)
+    token_M = (first_query + own_M).to(tl.int64)
+    stored_MD = valid_M[:, None] & (d < D)[None, :]
+    q_MD = tl.load(
+        q_THD + token_M[:, None] * stride_qt + head_M[:, None] * stride_qh + d[None, :], mask=stored_MD, other=0.0
+    ).to(PRODUCT)
+    position_M = prefix + own_M
+    if k_scale_K is not None:
+        scale *= tl.load(k_scale_K + head_k)
+
+    end = prefix + tl.minimum(first_own + TOKENS, num_queries)
+    pages = page_table_RP + row.to(tl.int64) * stride_pages
+    kv_offset = head_k * D
+    acc_MD, max_M, sum_M = start(BLOCK_M, BLOCK_D)
+    if WINDOW:
+        everyone = tl.maximum(prefix + first_own - WINDOW + 1, 0)
+    else:
+        everyone = (prefix + first_own + 1) // TILE * TILE  # the tile's first token sees them, and so all do
+        acc_MD, max_M, sum_M = attend(
+            acc_MD, max_M, sum_M, q_MD, 0, everyone, k_SKD, v_SKD, kv_offset, stride_slot, pages, position_M,
+            prefix, position_M, scale, cap, "none", WINDOW, CAP, PAGE, TILE, D, BLOCK_D,
+        )  # fmt: skip
+    acc_MD, max_M, sum_M = attend(
+        acc_MD, max_M, sum_M, q_MD, everyone, end, k_SKD, v_SKD, kv_offset, stride_slot, pages, position_M,
+        prefix, position_M, scale, cap, "causal", WINDOW, CAP, PAGE, TILE, D, BLOCK_D,
+    )  # fmt: skip
+    acc_MD /= tl.where(sum_M == 0.0, 1.0, sum_M)[:, None]  # rows of the tile that stand for no token may see nothing
+    if v_scale_K is not None:
+        acc_MD *= tl.load(v_scale_K + head_k)
+    at_MD = (token_M[:, None] * H + head_M[:, None]) * D + d[None, :]
+    tl.store(out_THD + at_MD, acc_MD.to(out_THD.dtype.element_ty), mask=stored_MD)

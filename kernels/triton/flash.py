@@ -1,0 +1,97 @@
+"""The inner loop of attention: some queries over a range of one sequence's keys, in tiles, with a running softmax.
+
+Used by the kernels for splits and for chunks, which differ in who attends to what. Milakov and Gimelshein 2018
+(online softmax), section 3; Dao 2023 (FlashAttention-2), section 3.1.
+
+Legend: M queries of a tile (tokens of one row times the query heads that share a key head), N keys of a tile, D head
+size.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+LOG2E = tl.constexpr(1.4426950408889634)
+
+
+@triton.jit
+def start(BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr):
+    """Nothing attended to yet: sum of values, largest score in base 2, sum of weights."""
+    return (
+        tl.zeros([BLOCK_M, BLOCK_D], dtype=tl.float32),
+        tl.full([BLOCK_M], float("-inf"), dtype=tl.float32),
+        tl.zeros([BLOCK_M], dtype=tl.float32),
+    )
+
+
+@triton.jit
+def attend(
+    acc_MD,
+    max_M,
+    sum_M,
+    q_MD,  # in the dtype of the products
+    first,
+    end,
+    k_SKD,
+    v_SKD,
+    kv_offset,  # of the key head, in elements
+    stride_slot,
+    pages,  # the row's page table
+    positions_M,
+    prefix,  # keys before the row's own tokens
+    bits_M,  # the row's own tokens that each query sees
+    scale,
+    cap,
+    MASK: tl.constexpr,  # "none": whole tiles that everyone sees; "causal"; "bits"
+    WINDOW: tl.constexpr,  # 0: none
+    CAP: tl.constexpr,
+    PAGE: tl.constexpr,
+    TILE: tl.constexpr,
+    D: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+):
+    """Attend to the keys at positions [first, end) as well."""
+    d = tl.arange(0, BLOCK_D)
+    for begin in range(first, end, TILE):
+        at_N = begin + tl.arange(0, TILE)
+        there_N = at_N < end
+        if MASK == "none":
+            page_N = tl.load(pages + at_N // PAGE)
+        else:
+            page_N = tl.load(pages + at_N // PAGE, mask=there_N, other=0)
+        offset_N = (page_N.to(tl.int64) * PAGE + at_N % PAGE) * stride_slot + kv_offset
+        if MASK == "none" and D == BLOCK_D:
+            k_ND = tl.load(k_SKD + offset_N[:, None] + d[None, :])
+            v_ND = tl.load(v_SKD + offset_N[:, None] + d[None, :])
+        else:
+            valid_ND = there_N[:, None] & (d < D)[None, :]
+            k_ND = tl.load(k_SKD + offset_N[:, None] + d[None, :], mask=valid_ND, other=0.0)
+            v_ND = tl.load(v_SKD + offset_N[:, None] + d[None, :], mask=valid_ND, other=0.0)
+        score_MN = tl.dot(q_MD, tl.trans(k_ND.to(q_MD.dtype)), input_precision="ieee") * scale
+        if CAP:
+            # tanh(x) = 1 - 2 / (exp(2x) + 1)
+            score_MN = cap * (1.0 - 2.0 / (tl.exp(2.0 * score_MN / cap) + 1.0))
+        score_MN *= LOG2E
+        if MASK != "none":
+            if MASK == "bits":
+                own_N = at_N - prefix
+                bit_MN = (bits_M[:, None] >> tl.maximum(own_N, 0).to(tl.int64)[None, :]) & 1
+                seen_MN = (own_N < 0)[None, :] | (bit_MN != 0)
+            else:
+                seen_MN = at_N[None, :] <= positions_M[:, None]
+            if WINDOW:
+                near_MN = at_N[None, :] > positions_M[:, None] - WINDOW
+                if MASK == "bits":
+                    near_MN |= (at_N >= prefix)[None, :]  # a node's index is not its position; a tree fits any window
+                seen_MN &= near_MN
+            score_MN = tl.where(seen_MN & there_N[None, :], score_MN, float("-inf"))
+        new_M = tl.maximum(max_M, tl.max(score_MN, 1))
+        base_M = tl.where(new_M == float("-inf"), 0.0, new_M)  # a query may see nothing of this range
+        weight_MN = tl.exp2(score_MN - base_M[:, None])
+        shrink_M = tl.exp2(max_M - base_M)
+        sum_M = sum_M * shrink_M + tl.sum(weight_MN, 1)
+        acc_MD = acc_MD * shrink_M[:, None]
+        acc_MD += tl.dot(weight_MN.to(q_MD.dtype), v_ND.to(q_MD.dtype), input_precision="ieee")
+        max_M = new_M
+    return acc_MD, max_M, sum_M

@@ -1,0 +1,61 @@
+"""How the keys of a step's rows are cut into pieces that are attended to side by side. Knows lengths only.
+
+One row's keys are read one after another by one program unless they are split, and at batch 1 most of the device then
+idles. So rows are cut into splits of one size, chosen on the device from the rows' lengths: a captured graph serves
+all of them.
+
+Legend: R rows.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+
+
+class Splits(NamedTuple):
+    """Split i belongs to the row r with `first[r] <= i < first[r + 1]`; it holds `size` keys, the row's last one fewer.
+
+    `num_max` bounds their number: that many programs are launched for each key head, those beyond the last do nothing.
+    """
+
+    first: torch.Tensor  # int32 [R + 1]
+    size: torch.Tensor  # int32 [1]
+    num_max: int
+
+
+def make_splits(num_keys_R: torch.Tensor, *, num_wanted: int, tile: int) -> Splits:
+    """About `num_wanted` splits of at least `tile` keys. `num_keys_R` is int32 on the device; a row without keys, as
+    padding has, gets none."""
+    num_rows = num_keys_R.shape[0]
+    first = torch.empty(num_rows + 1, dtype=torch.int32, device=num_keys_R.device)
+    size = torch.empty(1, dtype=torch.int32, device=num_keys_R.device)
+    _split_kernel[(1,)](
+        num_keys_R, first, size, num_rows, num_wanted, TILE=tile, BLOCK_R=triton.next_power_of_2(num_rows), num_warps=4
+    )
+    return Splits(first, size, num_rows + num_wanted)
+
+
+def fixed_splits(num_keys_R: torch.Tensor, *, size: int, max_keys: int) -> Splits:
+    """Splits of `size` keys whatever the other rows are: a row's sums are then added in the same order in any batch."""
+    num_rows = num_keys_R.shape[0]
+    counts_R = (num_keys_R + (size - 1)) // size
+    first = torch.zeros(num_rows + 1, dtype=torch.int32, device=num_keys_R.device)
+    first[1:] = counts_R.cumsum(0)
+    return Splits(first, torch.full_like(first[:1], size), num_rows * triton.cdiv(max_keys, size))
+
+
+@triton.jit
+def _split_kernel(num_keys_R, first, size, num_rows, num_wanted, TILE: tl.constexpr, BLOCK_R: tl.constexpr):
+    r = tl.arange(0, BLOCK_R)
+    num_keys = tl.load(num_keys_R + r, mask=r < num_rows, other=0)
+    per_split = tl.cdiv(tl.cdiv(tl.sum(num_keys), num_wanted), TILE) * TILE
+    per_split = tl.maximum(per_split, TILE)
+    counts = tl.cdiv(num_keys, per_split)
+    ends = tl.cumsum(counts, 0)
+    tl.store(first + r, ends - counts, mask=r < num_rows)
+    tl.store(first + num_rows + r * 0, tl.sum(counts), mask=r == 0)
+    tl.store(size + r * 0, per_split, mask=r == 0)

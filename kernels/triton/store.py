@@ -1,0 +1,112 @@
+"""From the projections' output to rotated queries and stored keys and values, in one pass over them.
+
+Legend: T tokens, H query heads, K key/value heads, D head size, S slots, N heads of a block.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from .paged_rows import KvCache
+
+_FP8_MAX = 448.0  # e4m3
+
+
+def rope_and_store(
+    qkv_TND: torch.Tensor,
+    cos_TD: torch.Tensor,
+    sin_TD: torch.Tensor,
+    kv: KvCache,
+    slots_T: torch.Tensor,
+    num_heads: int,
+) -> torch.Tensor:
+    """The rotated queries [T, H, D]; rotated keys, and values, go to `slots_T` of the cache, over their head's scale
+    where it is quantised. `qkv_TND` are the queries', keys' and values' heads; `cos_TD` and `sin_TD` are as in
+    `reference.apply_rope`."""
+    T, N, D = qkv_TND.shape
+    K = kv.k_SKD.shape[1]
+    q_THD = torch.empty((T, num_heads, D), dtype=qkv_TND.dtype, device=qkv_TND.device)
+    block_n = min(triton.next_power_of_2(N), 16)
+    _rope_and_store[(T, triton.cdiv(N, block_n))](
+        qkv_TND,
+        cos_TD,
+        sin_TD,
+        kv.k_SKD,
+        kv.v_SKD,
+        kv.k_scale_K,
+        kv.v_scale_K,
+        slots_T,
+        q_THD,
+        qkv_TND.stride(0),
+        kv.k_SKD.stride(0),
+        H=num_heads,
+        K=K,
+        D=D,
+        BLOCK_N=block_n,
+        BLOCK_D=triton.next_power_of_2(D),
+        LIMIT=127.0 if kv.k_SKD.dtype == torch.int8 else _FP8_MAX,
+        num_warps=4,
+    )
+    return q_THD
+
+
+@triton.jit
+def _quantise(x, scale, LIMIT: tl.constexpr, dtype: tl.constexpr):
+    x = tl.minimum(tl.maximum(x / scale, -LIMIT), LIMIT)
+    if dtype == tl.int8:
+        x = tl.floor(x + 0.5)
+    return x.to(dtype)
+
+
+@triton.jit
+def _rope_and_store(
+    qkv_TND,
+    cos_TD,
+    sin_TD,
+    k_SKD,
+    v_SKD,
+    k_scale_K,
+    v_scale_K,
+    slots_T,
+    q_THD,
+    stride_t,
+    stride_slot,
+    H: tl.constexpr,
+    K: tl.constexpr,
+    D: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    LIMIT: tl.constexpr,
+):
+    token = tl.program_id(0).to(tl.int64)
+    n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
+    d = tl.arange(0, BLOCK_D)
+    valid_D = d < D
+    valid_ND = (n < H + 2 * K)[:, None] & valid_D[None, :]
+    source = qkv_TND + token * stride_t + n[:, None] * D
+    x_ND = tl.load(source + d[None, :], mask=valid_ND, other=0.0).to(tl.float32)
+    swapped_ND = tl.load(source + ((d + D // 2) % D)[None, :], mask=valid_ND, other=0.0).to(tl.float32)
+    cos_D = tl.load(cos_TD + token * D + d, mask=valid_D, other=0.0).to(tl.float32)
+    sin_D = tl.load(sin_TD + token * D + d, mask=valid_D, other=0.0).to(tl.float32)
+    turned_ND = x_ND * cos_D[None, :] + swapped_ND * sin_D[None, :]
+
+    is_q = n < H
+    is_k = (n >= H) & (n < H + K)
+    is_v = (n >= H + K) & (n < H + 2 * K)
+    at_q = (token * H + n)[:, None] * D + d[None, :]
+    tl.store(q_THD + at_q, turned_ND.to(q_THD.dtype.element_ty), mask=is_q[:, None] & valid_D[None, :])
+    slot = tl.load(slots_T + token).to(tl.int64) * stride_slot
+    at_k = slot + (n - H)[:, None] * D + d[None, :]
+    at_v = slot + (n - H - K)[:, None] * D + d[None, :]
+    dtype: tl.constexpr = k_SKD.dtype.element_ty
+    if k_scale_K is not None:
+        k_scale_N = tl.load(k_scale_K + n - H, mask=is_k, other=1.0)
+        v_scale_N = tl.load(v_scale_K + n - H - K, mask=is_v, other=1.0)
+        turned_ND = turned_ND.to(qkv_TND.dtype.element_ty).to(tl.float32)
+        tl.store(k_SKD + at_k, _quantise(turned_ND, k_scale_N[:, None], LIMIT, dtype), mask=is_k[:, None] & valid_ND)
+        tl.store(v_SKD + at_v, _quantise(x_ND, v_scale_N[:, None], LIMIT, dtype), mask=is_v[:, None] & valid_ND)
+    else:
+        tl.store(k_SKD + at_k, turned_ND.to(dtype), mask=is_k[:, None] & valid_ND)
+        tl.store(v_SKD + at_v, x_ND.to(dtype), mask=is_v[:, None] & valid_ND)

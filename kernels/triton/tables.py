@@ -1,0 +1,56 @@
+"""Launch settings by device, found offline: what the shape of a tile is and how many warps share it. Knows no data.
+
+Triton's own autotuner would measure at the first request; a table can be read, and compiled without a device.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import NamedTuple
+
+import torch
+
+ASSUMED = (9, 0)  # of kernels that run in the interpreter or are compiled for a device that is not there
+
+
+class Tile(NamedTuple):
+    queries: int  # times the heads that share a key head, at most
+    keys: int
+    num_warps: int
+    num_stages: int
+
+
+def split_tile(device: torch.device, head_dim: int) -> Tile:
+    """Of rows with few tokens: memory is what limits, so as many loads in flight as there is room for."""
+    if head_dim > 128:
+        return Tile(32, 32, 4, 3) if capability(device) >= (9, 0) else Tile(16, 16, 4, 3)
+    return Tile(64 if capability(device) >= (9, 0) else 32, 64, 4, 3)
+
+
+def chunk_tile(device: torch.device, head_dim: int, stored: torch.dtype) -> Tile:
+    """Of rows with many tokens: products are what limits. `stored` is the cache's dtype."""
+    if stored == torch.float32 or head_dim > 128:
+        return Tile(64, 32, 8, 2) if stored.itemsize > 1 else Tile(32, 32, 8, 2)
+    if capability(device) >= (9, 0):
+        return Tile(128, 64, 8, 3)
+    return Tile(128 if stored.itemsize == 2 else 64, 32, 8, 3)
+
+
+def num_splits_wanted(device: torch.device, num_kv_heads: int) -> int:
+    """Four programs for each multiprocessor, over all key heads."""
+    return max(1, 4 * _num_multiprocessors(device) // num_kv_heads)
+
+
+def reads_fp8(device: torch.device) -> bool:
+    """Whether e4m3 can be converted: Ada, Hopper and later."""
+    return capability(device) >= (8, 9)
+
+
+@cache
+def capability(device: torch.device) -> tuple[int, int]:
+    return torch.cuda.get_device_capability(device) if device.type == "cuda" else ASSUMED
+
+
+@cache
+def _num_multiprocessors(device: torch.device) -> int:
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 132

@@ -1,0 +1,68 @@
+"""Judge: the reference, which sorts."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from ramify.kernels.reference import sampling as reference
+from ramify.kernels.triton.sampling import logprobs, sample_tokens
+
+FILTERS = {  # top-k (None: no filter), top-p, min-p
+    "none": (None, 1.0, 0.0),
+    "top-k": (50, 1.0, 0.0),
+    "top-k-1": (1, 1.0, 0.0),
+    "top-p": (None, 0.9, 0.0),
+    "small-top-p": (None, 1e-6, 0.0),
+    "min-p": (None, 1.0, 0.1),
+    "top-k-top-p": (40, 0.7, 0.0),
+    "all": (300, 0.95, 0.02),
+}
+
+
+@pytest.mark.parametrize("filters", FILTERS.values(), ids=FILTERS)
+@pytest.mark.parametrize("shape", ["spread", "ties", "flat", "masked"])
+def test_the_winner_is_that_of_the_race_among_what_the_filters_leave(
+    filters: tuple[int | None, float, float], shape: str, device: torch.device
+) -> None:
+    R, V = 6, 5003
+    torch.manual_seed(len(shape))
+    logits_RV = torch.randn(R, V, device=device) * 3
+    if shape == "ties":
+        logits_RV = logits_RV.round()
+    elif shape == "flat":
+        logits_RV = torch.zeros(R, V, device=device)
+    elif shape == "masked":
+        logits_RV = logits_RV.masked_fill(torch.rand(R, V, device=device) < 0.999, float("-inf"))
+        logits_RV[:, 77] = 0.0
+    top_k, top_p, min_p = filters
+    temperature_R = torch.tensor([0.0, 0.3, 1.0, 1.0, 2.0, 1e-38], device=device)
+    top_k_R = torch.full((R,), V if top_k is None else top_k, device=device)
+    top_p_R = torch.full((R,), top_p, dtype=torch.float64, device=device)
+    min_p_R = torch.full((R,), min_p, device=device)
+    draw_R = torch.randint(-(2**63), 2**63 - 1, (R,), device=device)
+    got_R = sample_tokens(
+        logits_RV,
+        temperature_R=temperature_R,
+        top_k_R=top_k_R,
+        top_p_R=top_p_R,
+        min_p_R=min_p_R,
+        draw_R=draw_R,
+        max_top_k=0 if top_k is None or top_p == 1 else top_k,
+    )
+    weights_RV = reference.sampling_weights(
+        logits_RV, temperature_R=temperature_R.clamp_min(1e-38), top_k_R=top_k_R, top_p_R=top_p_R, min_p_R=min_p_R
+    )
+    drawn_R = reference.draw_tokens(weights_RV, draw_R)
+    assert got_R.tolist() == torch.where(temperature_R == 0, logits_RV.argmax(-1), drawn_R).tolist()
+
+
+def test_log_probabilities_are_the_reference_s(device: torch.device) -> None:
+    torch.manual_seed(0)
+    logits_RV = torch.randn(4, 5003, device=device) * 10
+    logits_RV[1, :4999] = float("-inf")
+    tokens_R = torch.tensor([0, 5002, 4097, 3], device=device)
+    wanted_R, _, _ = reference.token_logprobs(logits_RV, tokens_R, 1)
+    found_R, normaliser_R = logprobs(logits_RV, tokens_R)
+    torch.testing.assert_close(found_R, wanted_R)
+    torch.testing.assert_close(normaliser_R, logits_RV.logsumexp(-1))
