@@ -52,6 +52,6 @@ def head_config(kind: HeadKind, target: ModelConfig, draft_vocab_size: int, prob
         rope=RopeConfig(type="default", theta=target.rope.theta, original_context=target.context_length),
         vocab_size=target.vocab_size,
         draft_vocab_size=draft_vocab_size if kind == "eagle3" else target.vocab_size,
-        captured_layers=default_layers(target) if kind == "eagle3" else (),
+        captures=default_layers(target) if kind == "eagle3" else (target.num_layers,),
         target_probe=probe,
     )

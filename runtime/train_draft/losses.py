@@ -11,7 +11,6 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from ..models.parameters import Linear
 from ..speculation.eagle.head import EagleHead
 from .attention import AheadAttention
 from .config import TrainConfig
@@ -25,7 +24,6 @@ class Losses:
 
 def losses(
     head: EagleHead,
-    lm_head: Linear,
     ids_BT: torch.Tensor,
     weights_BT: torch.Tensor,
     captured_BTC: torch.Tensor,
@@ -33,7 +31,7 @@ def losses(
     config: TrainConfig,
     noise: torch.Generator,
 ) -> Losses:
-    """`final_BTE` are the target's hidden states after its final norm, of which `lm_head` makes its logits;
+    """`final_BTE` are the target's hidden states after its final norm, of which its logits are made;
     `captured_BTC` what the head is fed (the same ones for EAGLE-1). A token's weight says how much drafting it counts."""
     B, T = ids_BT.shape
     P = T - 1
@@ -59,7 +57,7 @@ def losses(
         weights_n = wanted_BP.reshape(-1)[chosen_n]
         final_nE = _shifted(final_BTE[:, 1:], step).reshape(B * P, -1)[chosen_n]
         with torch.no_grad():
-            expected_nV = head.target_logits(lm_head, final_nE)
+            expected_nV = head.target_logits(final_nE)
         logits_nV = head.logits(output.read_NE[chosen_n])
         token_n = F.cross_entropy(logits_nV, expected_nV.softmax(dim=-1), reduction="none")
         loss_n = config.token_loss * token_n

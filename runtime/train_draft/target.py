@@ -1,6 +1,6 @@
-"""The target's features of whole texts, computed by the decoder that serves it.
+"""The target's hidden states of whole texts, computed by the decoder that serves it.
 
-Legend: B texts, T tokens of the longest, C captured size.
+Legend: B texts, T tokens of the longest, C captured size, E hidden size.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from ..scheduler.plan import Row
 class Target:
     """Keys and values live in pages that grow with the largest batch seen."""
 
-    def __init__(self, model: Decoder, captured_layers: Sequence[int]) -> None:
+    def __init__(self, model: Decoder, captures: Sequence[int]) -> None:
         self.model = model
-        self._captured_layers = tuple(captured_layers)
+        self._captures = tuple(captures)
         self._memory = self._room(1)
 
     def _room(self, num_pages: int) -> KvMemory:
         return KvMemory(self.model.config, num_pages, device=self.model.device, dtype=self.model.dtype)
 
     @torch.no_grad()
-    def captured(self, texts: Sequence[Sequence[int]]) -> torch.Tensor:
-        """[B, T, C], zeros behind a text's end."""
+    def states(self, texts: Sequence[Sequence[int]]) -> tuple[torch.Tensor, torch.Tensor]:
+        """What the head is fed [B, T, C], and the states after the final norm [B, T, E]; zeros behind a text's end."""
         rows, num_pages = [], 0
         for index, ids in enumerate(texts):
             end = num_pages + -(-len(ids) // PAGE_SIZE)
@@ -40,5 +40,10 @@ class Target:
         lengths = [len(ids) for ids in texts]
         inputs = decoder_inputs(rows, self.model, np.arange(sum(lengths)))
         layers = list(zip(self._memory.k_LSKD.unbind(), self._memory.v_LSKD.unbind(), strict=True))
-        captured_NC = self.model.hidden(inputs, layers)
-        return torch.nn.utils.rnn.pad_sequence(list(captured_NC.split(lengths)), batch_first=True)
+        final_NE, captured_NC = self.model.hidden_and_features(inputs, layers, self._captures)
+        assert captured_NC is not None
+        captured_BTC, final_BTE = (
+            torch.nn.utils.rnn.pad_sequence(list(states.split(lengths)), batch_first=True)
+            for states in (captured_NC, final_NE)
+        )
+        return captured_BTC, final_BTE

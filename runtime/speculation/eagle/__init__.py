@@ -6,5 +6,6 @@ from __future__ import annotations
 from .config import HeadConfig
 from .head import EagleHead
 from .load import load_head
+from .source import EagleSource
 
-__all__ = ["EagleHead", "HeadConfig", "load_head"]
+__all__ = ["EagleHead", "EagleSource", "HeadConfig", "load_head"]

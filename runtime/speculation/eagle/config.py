@@ -35,13 +35,13 @@ class HeadConfig:
     rope: RopeConfig
     vocab_size: int  # the target's
     draft_vocab_size: int  # of the head's logits; less than vocab_size when the head knows the likeliest tokens only
-    captured_layers: tuple[int, ...]  # of the target: the hidden states at their inputs; (): those after the final norm
+    captures: tuple[int, ...]  # of the target: layers whose input is read; num_layers stands for the final norm's output
     target_probe: tuple[float, ...] = ()  # a few of the target's weights, see `probe`; (): unknown
 
     @property
     def captured_size(self) -> int:
         """Width of what is captured of a target's token."""
-        return self.target_hidden_size * max(1, len(self.captured_layers))
+        return self.target_hidden_size * len(self.captures)
 
 
 def default_layers(target: ModelConfig) -> tuple[int, ...]:
@@ -97,15 +97,15 @@ def parse_head_config(raw: dict[str, Any], file: Path, kind: HeadKind, target: M
         rope=rope,
         vocab_size=vocab_size,
         draft_vocab_size=fields.count("draft_vocab_size", default=vocab_size),
-        captured_layers=_captured_layers(fields, kind, target),
+        captures=_captures(fields, kind, target),
         target_probe=_probe(fields),
     )
 
 
-def _captured_layers(fields: Fields, kind: HeadKind, target: ModelConfig) -> tuple[int, ...]:
+def _captures(fields: Fields, kind: HeadKind, target: ModelConfig) -> tuple[int, ...]:
     """`eagle_config.eagle_aux_hidden_state_layer_ids` names layers by whose *output* is captured."""
     if kind == "eagle":
-        return ()
+        return (target.num_layers,)
     eagle = fields.nested("eagle_config")
     ids = eagle.raw.get("eagle_aux_hidden_state_layer_ids")
     if ids is None:
@@ -162,7 +162,7 @@ def config_json(config: HeadConfig, target: ModelConfig) -> dict[str, Any]:
         "target_probe": list(config.target_probe),
     }
     if config.kind == "eagle3":
-        ids = [layer - 1 for layer in config.captured_layers]
+        ids = [layer - 1 for layer in config.captures]
         raw |= {
             "draft_vocab_size": config.draft_vocab_size,
             "target_hidden_size": config.target_hidden_size,

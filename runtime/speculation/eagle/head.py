@@ -62,6 +62,7 @@ class EagleHead:
         self.rope = Rope(config.rope, config.head_dim, device=self.device, dtype=self.dtype)
         self.scale = config.head_dim**-0.5
         self._embedding = target_embedding if parameters.embedding is None else parameters.embedding
+        self._target_lm_head = target_lm_head
         self._lm_head = target_lm_head if parameters.lm_head is None else parameters.lm_head
         self._token_ids = None
         if token_offsets is not None:
@@ -110,9 +111,9 @@ class EagleHead:
         """float32 [N, V]."""
         return self._lm_head(read_NE).float()
 
-    def target_logits(self, lm_head: Linear, feature_NE: torch.Tensor) -> torch.Tensor:
-        """The target's own logits of its features, at the head's vocabulary: float32 [N, V]."""
-        logits = lm_head(feature_NE).float()
+    def target_logits(self, final_NE: torch.Tensor) -> torch.Tensor:
+        """The target's own logits of its final hidden states, at the head's vocabulary: float32 [N, V]."""
+        logits = self._target_lm_head(final_NE).float()
         return logits if self._token_ids is None else logits[:, self._token_ids]
 
     def token_ids(self, indices: torch.Tensor) -> torch.Tensor:
