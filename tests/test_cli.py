@@ -34,6 +34,12 @@ MODEL_FLAGS = {
     "--max-waiting",
     "--prefix-cache",
     "--jump-forward",
+    "--speculative",
+    "--speculative-draft-model",
+    "--speculative-num-steps",
+    "--speculative-eagle-topk",
+    "--speculative-num-draft-tokens",
+    "--speculative-adaptive",
 }
 FLAGS = {
     "serve": MODEL_FLAGS | {"--host", "--port", "--api-key", "--log-level"},

@@ -15,7 +15,7 @@ from ramify.runtime.protocol.core import Claim, EndStates, FlushCache
 from ramify.runtime.protocol.errors import RequestError
 from ramify.runtime.protocol.sampling import Constraint
 from ramify.runtime.replay import Difference, replay, what_if
-from ramify.runtime.scheduler.plan_log import MAX_BYTES, Entry, Header, LoggingScheduler, Planned, PlanLog, read_log
+from ramify.runtime.scheduler.plan_log import MAX_BYTES, Entry, Header, LoggingScheduler, PlanLog, Planned, read_log
 
 from .harness import VOCABULARY, Runtime, generate
 
