@@ -42,8 +42,10 @@ demo-model: $(VENV)/.train  ## train the model that ships again, from nothing (h
 	$(BIN)/python -P examples/demo_model/train.py --out runtime/shipped_model
 	$(BIN)/python -P examples/demo_model/evaluate.py runtime/shipped_model
 
-gpu-check: $(VENV)/.test  ## the tests that need a CUDA device
+gpu-check: $(VENV)/.test  ## on a CUDA device: the tests that need one, the kernels against their meaning, their speed
 	$(BIN)/pytest --rootdir=tests -m gpu $(PYTEST_ARGS) tests/engine tests/kernels
+	$(BIN)/pytest --rootdir=tests $(PYTEST_ARGS) tests/kernels/triton
+	$(BIN)/python -P bench/kernels.py --out bench/results/kernels_gpu.md
 
 clean:
 	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

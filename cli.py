@@ -20,6 +20,7 @@ from rich.table import Table
 from rich.text import Text
 
 from . import __version__
+from .runtime.planner.command import plan
 from .runtime.protocol.config import CoreConfig, EvictionName, OrderName, ServeConfig
 from .runtime.protocol.errors import RamifyError
 
@@ -170,6 +171,9 @@ def _run_script(
     with Runtime(model, **settings) as runtime:
         set_default_backend(runtime)
         runpy.run_path(str(file), run_name="__main__")
+
+
+app.command()(plan)
 
 
 @app.command()

@@ -85,7 +85,12 @@ class Simulation:
     def __init__(self, config: CoreConfig, cache: PrefixCache) -> None:
         self._cache = cache
         self._scheduler = Scheduler(
-            config, cache=cache, vocabulary=VOCABULARY, grammars=NoGrammars(), context_length=1 << 20
+            config,
+            cache=cache,
+            vocabulary=VOCABULARY,
+            grammars=NoGrammars(),
+            context_length=1 << 20,
+            retokenise=lambda before, data: [],  # nothing here is constrained
         )
         self._now = 0.0
         self._timers: list[tuple[float, int, Callable[[], None]]] = []

@@ -11,6 +11,7 @@ import time
 import traceback
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import IO
 
 import msgspec
@@ -37,8 +38,10 @@ from .protocol.core import (
 )
 from .protocol.errors import ErrorInfo, RamifyError, RequestError, RuntimeFailed
 from .protocol.version import __version__
-from .scheduler.plan_log import Header, LoggingScheduler
+from .scheduler.plan_log import Header, LoggingScheduler, PlanLog
+from .scheduler.retokenise import Retokenise, Retokeniser
 from .scheduler.scheduler import Scheduler, VocabularyFacts, make_cache
+from .speculation.build import build_source, choose_source
 from .tokenizer import load_tokenizer
 
 logger = logging.getLogger("ramify.core")
@@ -123,7 +126,8 @@ def load(config: CoreConfig) -> Core:
     name = served_name(config.model, config.served_model_name)
     tokenizer = load_tokenizer(path)
     with progress.loading(name) as on_progress:
-        engine = build_engine(config, path, on_progress)
+        engine = build_engine(config, path, on_progress, partial(build_source, config, path))
+    config = msgspec.structs.replace(config, speculative=choose_source(config, path))
     engine.warm_up()
     info = ModelInfo(name=name, path=str(path), version=__version__, **asdict(engine.info))
     token_bytes = (tokenizer.token_bytes + [None] * info.vocab_size)[: info.vocab_size]
@@ -133,16 +137,24 @@ def load(config: CoreConfig) -> Core:
         publisher = CacheEventPublisher(config.kv_events, page_size=info.page_size)
     shape = {"num_pages": info.num_pages, "num_host_pages": info.num_host_pages, "page_size": info.page_size}
     cache = make_cache(config, **shape, events=publisher is not None)
+    retokenise: Retokenise = Retokeniser(
+        token_bytes, lambda text: tokenizer.encode(text, parse_special=False, continues=True)
+    )
+    log = None
+    if config.log_plans is not None:
+        header = Header.of(config, facts, **shape, context_length=info.context_length)
+        log = PlanLog(header, _open_log(config.log_plans))
+        retokenise = log.retokenise(retokenise)
     scheduler: Scheduler | LoggingScheduler = Scheduler(
         config,
         cache=cache,
         vocabulary=facts,
         grammars=Grammars(facts.token_bytes, facts.eos_ids),
         context_length=info.context_length,
+        retokenise=retokenise,
     )
-    if config.log_plans is not None:
-        header = Header.of(config, facts, **shape, context_length=info.context_length)
-        scheduler = LoggingScheduler(scheduler, header, _open_log(config.log_plans))
+    if log is not None:
+        scheduler = LoggingScheduler(scheduler, log)
     return Core(engine, scheduler, info, cache, publisher)
 
 

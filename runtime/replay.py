@@ -6,7 +6,7 @@ no model and no sockets.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,7 +18,8 @@ from .protocol.core import Abort, CoreStats, FromCore, Generate, GetStats, Reque
 from .protocol.errors import RequestError
 from .protocol.sampling import Constraint, TokenLogprob
 from .scheduler.plan import ForwardPlan, ForwardResult, Row, RowResult
-from .scheduler.plan_log import Computed, Entry, Handled, Header, Planned
+from .scheduler.plan_log import Computed, Entry, Handled, Header, Planned, Retokenised
+from .scheduler.retokenise import CONTEXT
 from .scheduler.scheduler import Scheduler, make_cache
 
 
@@ -44,7 +45,7 @@ def replay(entries: Iterable[Entry]) -> Figures:
     that makes no sense."""
     player = _Player(*_first(iter(entries)))
     plan: ForwardPlan | None = None
-    for entry in player.entries:
+    for entry in player.texts.learn(player.entries):
         match entry:
             case Handled(owner=owner, message=message):
                 player.handle(message, owner)
@@ -58,7 +59,7 @@ def replay(entries: Iterable[Entry]) -> Figures:
                     raise RequestError(f"the log has a result of step {result.step} without its plan", param="file")
                 player.commit(plan, result)
                 plan = None
-            case Header():
+            case _:
                 raise RequestError("the log has two headers", param="file")
     return player.figures()
 
@@ -77,7 +78,7 @@ def what_if(entries: Sequence[Entry], **changes: Any) -> Figures:
     arrivals: list[tuple[int, Handled]] = []
     num_steps = 0
     logged: ForwardPlan | None = None
-    for entry in player.entries:
+    for entry in player.texts.learn(player.entries):
         match entry:
             case Handled(message=Abort() | GetStats()):
                 pass
@@ -112,6 +113,7 @@ class _Player:
     def __init__(self, header: Header, entries: Iterable[Entry]) -> None:
         vocabulary = header.vocabulary()
         self.entries = entries
+        self.texts = _Texts()
         self.grammars = _Settled(Grammars(vocabulary.token_bytes, vocabulary.eos_ids))
         self.scheduler = Scheduler(
             header.config,
@@ -124,6 +126,7 @@ class _Player:
             vocabulary=vocabulary,
             grammars=self.grammars,
             context_length=header.context_length,
+            retokenise=self.texts,
         )
         self.owners: dict[str, bytes] = {}
         self.num_steps = 0
@@ -186,17 +189,41 @@ class _Settled:
                 future.set_exception(error)
 
 
+class _Texts:
+    """A tokenizer that knows what the log's said. What was never asked there is left to the model."""
+
+    def __init__(self) -> None:
+        self._ids: dict[tuple[tuple[int, ...], bytes], list[int]] = {}
+
+    def __call__(self, before: Sequence[int], data: bytes) -> list[int]:
+        return self._ids.get((tuple(before[-CONTEXT:]), data), [])
+
+    def learn(self, entries: Iterable[Entry]) -> Iterator[Entry]:
+        """The other entries, each once what stands behind it is known."""
+        held: Entry | None = None
+        for entry in entries:
+            if isinstance(entry, Retokenised):
+                self._ids[tuple(entry.before), entry.data] = entry.ids
+                continue
+            if held is not None:
+                yield held
+            held = entry
+        if held is not None:
+            yield held
+
+
 class _Results:
     """What the model said, by request and position."""
 
     def __init__(self) -> None:
-        self._tokens: dict[tuple[str, int], RowResult] = {}
+        self._tokens: dict[tuple[str, int], tuple[int, TokenLogprob | None]] = {}
         self._scores: dict[tuple[str, int], TokenLogprob] = {}
 
     def learn(self, plan: ForwardPlan, result: ForwardResult) -> None:
         for row, row_result in zip(plan.rows, result.rows, strict=True):
-            if row.sample is not None:
-                self._tokens[row.rid, _end(row)] = row_result
+            for at, token in enumerate(row_result.tokens):
+                logprob = row_result.logprobs[at] if row_result.logprobs else None
+                self._tokens[row.rid, _end(row) + at] = token, logprob
             if row.score is not None:
                 for at, score in enumerate(row_result.scores, row.first_position + row.score.first):
                     self._scores[row.rid, at] = score
@@ -208,14 +235,23 @@ class _Results:
 
     def of(self, row: Row) -> RowResult:
         """What is not known is made up: the request has been aborted."""
-        nothing = RowResult(token=None if row.sample is None else 0)
-        sampled = self._tokens.get((row.rid, _end(row)), nothing) if row.sample is not None else nothing
         scores = [self._scores.get((row.rid, at), TokenLogprob(0.0, 0)) for at in _scored(row)]
-        return RowResult(token=sampled.token, logprob=sampled.logprob, scores=scores)
+        if row.sample is None:
+            return RowResult(scores=scores)
+        guesses = {
+            (parent, token): node
+            for node, (parent, token) in enumerate(zip(row.parents or (), row.tokens[row.num_committed :], strict=True))
+        }
+        found = [self._tokens.get((row.rid, _end(row)), (0, None))]
+        node: int | None = -1
+        while node is not None and (node := guesses.get((node, found[-1][0]))) is not None:
+            found.append(self._tokens.get((row.rid, _end(row) + len(found)), (0, None)))
+        logprobs = [logprob for _, logprob in found if logprob is not None]
+        return RowResult(tokens=[token for token, _ in found], logprobs=logprobs, scores=scores)
 
 
 def _end(row: Row) -> int:
-    return row.first_position + len(row.tokens)
+    return row.first_position + row.num_committed
 
 
 def _scored(row: Row) -> range:

@@ -44,16 +44,21 @@ def query_tiles(
 
 
 def chunk_attention(
-    q_THD: torch.Tensor, kv: KvCache, rows: PagedRows, tiles: QueryTiles, scale: float, soft_cap: float | None = None
-) -> torch.Tensor:
-    """`softmax(scale * q k^T) v` of causal attention, [T, H, D] in the queries' dtype. `rows.visible_T` is None.
+    q_THD: torch.Tensor,
+    kv: KvCache,
+    rows: PagedRows,
+    tiles: QueryTiles,
+    out_THD: torch.Tensor,
+    scale: float,
+    soft_cap: float | None = None,
+) -> None:
+    """Write causal `softmax(scale * q k^T) v` of the rows' tokens to `out_THD`, which is contiguous. No trees.
 
     With `soft_cap` c scores become `c * tanh(score / c)` first.
     """
     assert rows.visible_T is None
     H, D = q_THD.shape[1:]
     K = kv.k_SKD.shape[1]
-    out_THD = torch.empty(q_THD.shape, dtype=q_THD.dtype, device=q_THD.device)
     _attend_chunk[(tiles.row_I.shape[0], K)](
         q_THD,
         kv.k_SKD,
@@ -64,6 +69,7 @@ def chunk_attention(
         rows.page_table_RP,
         rows.num_keys_R,
         rows.first_query_R,
+        rows.num_queries_R,
         tiles.row_I,
         tiles.first_I,
         scale,
@@ -86,7 +92,6 @@ def chunk_attention(
         num_warps=tiles.tile.num_warps,
         num_stages=tiles.tile.num_stages,
     )
-    return out_THD
 
 
 @triton.jit
@@ -100,6 +105,7 @@ def _attend_chunk(
     page_table_RP,
     num_keys_R,
     first_query_R,
+    num_queries_R,
     row_I,
     first_I,
     scale,
@@ -124,7 +130,7 @@ def _attend_chunk(
     first_own = tl.load(first_I + tl.program_id(0))
     head_k = tl.program_id(1)
     first_query = tl.load(first_query_R + row)
-    num_queries = tl.load(first_query_R + row + 1) - first_query
+    num_queries = tl.load(num_queries_R + row)
     prefix = tl.load(num_keys_R + row) - num_queries
 
     m = tl.arange(0, BLOCK_M)

@@ -15,11 +15,12 @@ MAX_TREE = 64  # tokens of a row with a tree: a bit each
 
 @dataclass(frozen=True)
 class PagedRows:
-    """Rows whose tokens are concatenated in order. Keys of a row: what came before it, then its own tokens."""
+    """Some rows of a step. Keys of a row: what came before it, then its own tokens."""
 
     page_table_RP: torch.Tensor  # int32
     num_keys_R: torch.Tensor  # int32, its own tokens included
-    first_query_R: torch.Tensor  # int32 [R + 1]: row r has the tokens [first[r], first[r + 1])
+    first_query_R: torch.Tensor  # int32, where the row's tokens begin among the step's
+    num_queries_R: torch.Tensor  # int32
     positions_T: torch.Tensor  # int32
     visible_T: (
         torch.Tensor | None

@@ -21,9 +21,15 @@ from .tables import split_tile
 
 
 def split_attention(
-    q_THD: torch.Tensor, kv: KvCache, rows: PagedRows, splits: Splits, scale: float, soft_cap: float | None = None
-) -> torch.Tensor:
-    """`softmax(scale * q k^T) v`, [T, H, D] in the queries' dtype.
+    q_THD: torch.Tensor,
+    kv: KvCache,
+    rows: PagedRows,
+    splits: Splits,
+    out_THD: torch.Tensor,
+    scale: float,
+    soft_cap: float | None = None,
+) -> None:
+    """Write `softmax(scale * q k^T) v` of the rows' tokens to `out_THD`, which is contiguous.
 
     `splits` are those of each row's keys that a window leaves: `num_seen`. With `soft_cap` c scores become
     `c * tanh(score / c)` first.
@@ -33,7 +39,6 @@ def split_attention(
     R, Q, group = rows.num_keys_R.shape[0], rows.max_queries, H // K
     assert rows.visible_T is None or Q <= MAX_TREE
     assert rows.window is None or rows.window >= Q, "a row's own tokens are within the window"
-    out_THD = torch.empty(q_THD.shape, dtype=q_THD.dtype, device=q_THD.device)
     partial_IQHD = torch.empty((splits.num_max, Q, H, D), dtype=torch.float32, device=q_THD.device)
     weight_IQH = torch.empty((splits.num_max, Q, H), dtype=torch.float32, device=q_THD.device)
     tile = split_tile(q_THD.device, D)
@@ -52,6 +57,7 @@ def split_attention(
         rows.page_table_RP,
         rows.num_keys_R,
         rows.first_query_R,
+        rows.num_queries_R,
         rows.positions_T,
         rows.visible_T,
         splits.first,
@@ -83,6 +89,7 @@ def split_attention(
         partial_IQHD,
         weight_IQH,
         rows.first_query_R,
+        rows.num_queries_R,
         splits.first,
         H=H,
         Q=Q,
@@ -91,7 +98,6 @@ def split_attention(
         BLOCK_I=16,
         num_warps=2,
     )
-    return out_THD
 
 
 def num_seen(num_keys_R: torch.Tensor, num_queries_R: torch.Tensor, window: int | None) -> torch.Tensor:
@@ -114,6 +120,7 @@ def _attend_split(
     page_table_RP,
     num_keys_R,
     first_query_R,
+    num_queries_R,
     positions_T,
     visible_T,
     first_split,
@@ -149,7 +156,7 @@ def _attend_split(
     num_splits = tl.load(first_split + row + 1) - own_first
 
     first_query = tl.load(first_query_R + row)
-    num_queries = tl.load(first_query_R + row + 1) - first_query
+    num_queries = tl.load(num_queries_R + row)
     num_keys = tl.load(num_keys_R + row)
     prefix = num_keys - num_queries
     begin = tl.maximum(prefix - WINDOW + 1, 0) if WINDOW else 0
@@ -214,6 +221,7 @@ def _combine(
     partial_IQHD,
     weight_IQH,  # log2 of the sum of each split's weights
     first_query_R,
+    num_queries_R,
     first_split,
     H: tl.constexpr,
     Q: tl.constexpr,
@@ -224,11 +232,11 @@ def _combine(
     row = tl.program_id(0) // Q
     query = tl.program_id(0) % Q
     head = tl.program_id(1)
-    token = tl.load(first_query_R + row) + query
     first = tl.load(first_split + row)
     end = tl.load(first_split + row + 1)
-    if (token >= tl.load(first_query_R + row + 1)) | (end - first < 2):
+    if (query >= tl.load(num_queries_R + row)) | (end - first < 2):
         return
+    token = tl.load(first_query_R + row) + query
     d = tl.arange(0, BLOCK_D)
     acc_D = tl.zeros([BLOCK_D], dtype=tl.float32)
     largest = float("-inf")

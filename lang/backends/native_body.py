@@ -53,6 +53,7 @@ def sequence_of(answer: dict[str, Any], gen: session.Gen) -> session.Sequence:
         else None,
         seconds=meta["e2e_latency"],
         num_retractions=meta["num_retractions"],
+        num_passes=meta["spec_verify_ct"],
         token_texts=texts if gen.token_texts else None,
     )
 

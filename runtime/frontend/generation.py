@@ -130,7 +130,7 @@ class Sample:
             text, num_ids, leftover = self._end(tokens.ids, tokens.finish)
         self._texts.append(text)
         if tokens.finish is not None:
-            self.generated = self._finished(tokens.finish, num_ids, leftover, tokens.num_retractions)
+            self.generated = self._finished(tokens, tokens.finish, num_ids, leftover)
         start, self._num_ids_given = self._num_ids_given, num_ids
         logprobs = None if self.logprobs is None else self.logprobs[start:num_ids]
         return Piece(text, self.output_ids[start:num_ids], logprobs)
@@ -157,7 +157,7 @@ class Sample:
             case _:
                 return self._detokenizer.finish(ids), len(self.output_ids), ""
 
-    def _finished(self, finish: Finish, num_ids: int, leftover: str, num_retractions: int) -> Generated:
+    def _finished(self, last: Tokens, finish: Finish, num_ids: int, leftover: str) -> Generated:
         num_logprobs = len(self.output_ids) if isinstance(finish.matched, int) else num_ids
         sequence = Sequence(
             text="".join(self._texts),
@@ -169,7 +169,8 @@ class Sample:
             logprobs=None if self.logprobs is None else self.logprobs[:num_logprobs],
             prompt_logprobs=self.prompt_logprobs,
             seconds=time.monotonic() - self._began,
-            num_retractions=num_retractions,
+            num_retractions=last.num_retractions,
+            num_passes=last.num_passes,
         )
         return Generated(sequence, self.output_ids, leftover)
 

@@ -28,6 +28,9 @@ class Matcher(Protocol):
     def is_accepting(self) -> bool:
         """Whether the output may end here."""
 
+    def forced(self) -> bytes:
+        """The bytes that must come next, up to where there is a choice or the output may end."""
+
 
 class CompiledGrammar(Protocol):
     def matcher(self) -> Matcher: ...

@@ -6,7 +6,7 @@ A value format and the scheduler that writes it. Knows no model; the results sta
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import IO
 
 import msgspec
@@ -15,10 +15,11 @@ from ..protocol.config import CoreConfig
 from ..protocol.core import Abort, EndStates, FlushCache, FromCore, Generate, GetStats, ToCore
 from ..protocol.errors import RequestError
 from .plan import ForwardPlan, ForwardResult
+from .retokenise import CONTEXT, Retokenise
 from .scheduler import Scheduler
 from .vocabulary import VocabularyFacts
 
-VERSION = 1
+VERSION = 2
 MAX_BYTES = 8 << 30  # a log ends here, lest it fill the disk; what it has can be played
 
 
@@ -78,18 +79,51 @@ class Computed(msgspec.Struct, frozen=True, tag="result"):
     result: ForwardResult
 
 
-Entry = Header | Handled | Planned | Computed
+class Retokenised(msgspec.Struct, frozen=True, tag="retokenised"):
+    """What the tokenizer said, so that a replay needs none: the ids of `data` after the tokens `before`. It stands
+    behind the event that first asked."""
+
+    before: list[int]
+    data: bytes
+    ids: list[int]
 
 
-class LoggingScheduler:
-    """A scheduler that writes what it does, one line an event, each one whole before the next begins."""
+Entry = Header | Handled | Planned | Computed | Retokenised
 
-    def __init__(self, scheduler: Scheduler, header: Header, file: IO[bytes], *, max_bytes: int = MAX_BYTES) -> None:
-        self._scheduler = scheduler
+
+class PlanLog:
+    """Writes entries, one a line, each one whole before the next begins."""
+
+    def __init__(self, header: Header, file: IO[bytes], *, max_bytes: int = MAX_BYTES) -> None:
         self._file = file
         self._num_left = max_bytes
         self._encoder = msgspec.json.Encoder()
-        self._write(header)
+        self.write(header)
+
+    def write(self, entry: Entry) -> None:
+        line = self._encoder.encode(entry) + b"\n"
+        self._num_left -= len(line)
+        if self._num_left >= 0:
+            self._file.write(line)
+            self._file.flush()  # a core that dies leaves what it was about to compute
+
+    def retokenise(self, retokenise: Retokenise) -> Retokenise:
+        """The same function; what it says is written."""
+
+        def logged(before: Sequence[int], data: bytes) -> list[int]:
+            ids = retokenise(before, data)
+            self.write(Retokenised(list(before[-CONTEXT:]), data, ids))
+            return ids
+
+        return logged
+
+
+class LoggingScheduler:
+    """A scheduler that writes what it does."""
+
+    def __init__(self, scheduler: Scheduler, log: PlanLog) -> None:
+        self._scheduler = scheduler
+        self._log = log
 
     @property
     def idle(self) -> bool:
@@ -101,7 +135,7 @@ class LoggingScheduler:
 
     def handle(self, message: ToCore, now: float, owner: bytes = b"") -> list[FromCore]:
         assert isinstance(message, Generate | EndStates | Abort | FlushCache | GetStats)
-        self._write(Handled(owner, message))
+        self._log.write(Handled(owner, message))
         return self._scheduler.handle(message, now, owner)
 
     def plan(self, now: float) -> ForwardPlan | None:
@@ -109,22 +143,15 @@ class LoggingScheduler:
         plan = self._scheduler.plan(now)
         settled = sorted(compiling - self._scheduler.compiling)
         if settled or not was_idle:
-            self._write(Planned(plan, settled))
+            self._log.write(Planned(plan, settled))
         return plan
 
     def answers(self) -> list[FromCore]:
         return self._scheduler.answers()
 
     def commit(self, plan: ForwardPlan, result: ForwardResult, now: float) -> list[FromCore]:
-        self._write(Computed(result))
+        self._log.write(Computed(result))
         return self._scheduler.commit(plan, result, now)
-
-    def _write(self, entry: Entry) -> None:
-        line = self._encoder.encode(entry) + b"\n"
-        self._num_left -= len(line)
-        if self._num_left >= 0:
-            self._file.write(line)
-            self._file.flush()  # a core that dies leaves what it was about to compute
 
 
 def read_log(lines: Iterable[bytes]) -> Iterator[Entry]:

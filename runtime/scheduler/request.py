@@ -7,6 +7,9 @@ from dataclasses import dataclass, field
 from ...radix.cache import Lease
 from ..protocol.core import Generate
 from ..protocol.sampling import TokenLogprob
+from ..speculation.ngram import NgramIndex
+from ..speculation.tree import DraftTree
+from .economy import Acceptance
 from .grammar import Matcher
 from .stops import StopRules
 
@@ -27,8 +30,14 @@ class Request:
     num_computed: int = 0
     num_cached: int | None = None  # prompt tokens reused when it first ran
     num_retractions: int = 0
+    num_passes: int = 0  # forwards that gave output tokens
+    draft: DraftTree | None = None  # the engine's guess of what follows `tokens`
+    acceptance: Acceptance = field(default_factory=Acceptance)  # of its guesses
+    ngrams: NgramIndex | None = None  # for guessing from the tokens themselves
     prompt_scores: list[TokenLogprob] = field(default_factory=list)
     answered: bool = False  # the client has its first tokens, and the prompt's scores with them
+    num_sent: int = 0  # output tokens that the client has; those behind them were forced and go with the next one
+    output_scores: list[TokenLogprob] = field(default_factory=list)  # of output tokens behind `num_sent`
     aborted: bool = False
 
     @property
@@ -64,12 +73,22 @@ class Request:
 
     @property
     def next_scored(self) -> int | None:
-        """The first prompt position whose log-probability is still to come."""
+        """The first position of a token that is there already, whose log-probability is still to come: the prompt's, if
+        asked for, and then those of forced tokens."""
+        if self.message.logprobs is None:
+            return None
+        if self._num_unscored:
+            return self.num_prompt - self._num_unscored
+        position = self.num_prompt + self.num_sent + len(self.output_scores)
+        return position if position < len(self.tokens) else None
+
+    @property
+    def _num_unscored(self) -> int:
+        """Of the prompt's tokens; position 0 has no log-probability."""
         logprobs = self.message.logprobs
         if logprobs is None or logprobs.prompt_from is None:
-            return None
-        position = max(logprobs.prompt_from, 1) + len(self.prompt_scores)  # position 0 has none
-        return position if position < self.num_prompt else None
+            return 0
+        return max(0, self.num_prompt - max(logprobs.prompt_from, 1) - len(self.prompt_scores))
 
     @property
     def reuse_limit(self) -> int:
@@ -77,6 +96,12 @@ class Request:
         # The last token's logits give the next one; a scored token needs those of the token before it.
         limit = len(self.tokens) - 1 if self.wants_tokens else len(self.tokens)
         return limit if self.next_scored is None else min(limit, self.next_scored - 1)
+
+    def take_scores(self, scores: list[TokenLogprob]) -> None:
+        """Those from `next_scored` on, in order."""
+        num_prompt = min(self._num_unscored, len(scores))
+        self.prompt_scores += scores[:num_prompt]
+        self.output_scores += scores[num_prompt:]
 
     def note_cached(self, num_tokens: int) -> None:
         """It starts to run with so many tokens from the cache; only the first time says something to the client."""
@@ -88,7 +113,7 @@ class Request:
         logprobs = self.message.logprobs
         if logprobs is None or logprobs.prompt_from is None:
             return None
-        assert self.next_scored is None
+        assert self._num_unscored == 0
         return [None, *self.prompt_scores] if logprobs.prompt_from == 0 else list(self.prompt_scores)
 
 

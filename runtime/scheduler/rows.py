@@ -4,25 +4,30 @@ from __future__ import annotations
 
 from .batch import Part
 from .masks import next_mask
-from .plan import Penalties, Row, Sample, Score
+from .plan import DraftWant, Penalties, Row, Sample, Score
 from .request import Request
 from .sampling_draw import draw
 
 
-def build_row(part: Part, vocab_size: int, page_size: int) -> Row:
-    """The row that computes `part`. Raises RequestError when the request's grammar is at a dead end."""
+def build_row(part: Part, vocab_size: int, page_size: int, want: DraftWant | None) -> Row:
+    """The row that computes `part`; `want` is what the engine drafts for the next one. Raises RequestError when the
+    request's grammar is at a dead end."""
     request = part.request
     assert request.lease is not None
     first = request.num_computed
     end = first + part.num_tokens
+    guesses = part.guesses
     return Row(
         rid=request.rid,
-        tokens=request.tokens[first:end],
+        tokens=request.tokens[first:end] + ([] if guesses is None else guesses.tree.tokens),
         first_position=first,
-        pages=request.lease.pages[: -(-end // page_size)],
+        pages=request.lease.pages[: -(-(first + part.num_slots) // page_size)],
         sample=_sample(request) if part.samples else None,
         mask=_mask(request, vocab_size) if part.samples else None,
         score=_score(request, first, end),
+        parents=None if guesses is None else guesses.tree.parents,
+        nodes=[] if guesses is None else guesses.nodes,
+        draft=want,
     )
 
 
@@ -62,6 +67,6 @@ def _score(request: Request, first: int, end: int) -> Score | None:
     assert request.message.logprobs is not None
     return Score(
         first=target - 1 - first,
-        targets=request.message.tokens[target : end + 1],
+        targets=request.tokens[target : end + 1],
         num_top=request.message.logprobs.num_top,
     )

@@ -21,6 +21,13 @@ class StopStrings:
         self._tail = b""  # the last bytes in which a match may have begun
 
     def feed(self, data: bytes) -> str | None:
+        """Go on by `data`. Returns as `find`."""
+        found = self.find(data)
+        window = self._tail + data
+        self._tail = window[max(0, len(window) - self._num_kept) :]
+        return found
+
+    def find(self, data: bytes) -> str | None:
         """The stop string whose match ends first within `data`; of several that end there, the longest."""
         window = self._tail + data
         matches = []
@@ -29,7 +36,6 @@ class StopStrings:
             at = window.find(pattern, max(0, len(self._tail) + 1 - len(pattern)))
             if at >= 0:
                 matches.append((at + len(pattern), -len(pattern), stop))
-        self._tail = window[max(0, len(window) - self._num_kept) :]
         return min(matches)[2] if matches else None
 
     def interrupt(self) -> None:
@@ -54,6 +60,12 @@ class StopRules:
         eos = self._vocabulary.eos_ids if params.ignore_eos and params.constraint is not None else frozenset()
         return eos | self._ending_ids if num_output < params.min_new_tokens else eos
 
+    def may_end(self, token: int) -> bool:
+        """Whether the token, by itself, ends the output once it is long enough."""
+        if self._params.constraint is not None and token in self._vocabulary.eos_ids:
+            return True
+        return token in self._ending_ids
+
     def feed(self, token: int, num_output: int) -> Finish | None:
         """The finish that `token` brings after `num_output` output tokens, or None. Call once per token, in order."""
         params = self._params
@@ -65,6 +77,13 @@ class StopRules:
         if token in self._ending_ids:
             return Finish("stop", token)
         return None if stop is None else Finish("stop", stop)
+
+    def would_end(self, token: int, num_output: int) -> bool:
+        """Whether `feed` would end the output."""
+        if num_output < self._params.min_new_tokens:
+            return False
+        data = self._vocabulary.token_bytes[token] or b""
+        return token in self._ending_ids or (bool(self._params.stop) and self._strings.find(data) is not None)
 
     def _feed_strings(self, token: int) -> str | None:
         if not self._params.stop:

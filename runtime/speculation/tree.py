@@ -49,6 +49,29 @@ class DraftTree(msgspec.Struct, frozen=True):
             node = self.parents[node]
         return tokens[::-1]
 
+    def after(self, tokens: Sequence[int]) -> DraftTree | None:
+        """What is left when `tokens` have come: the part behind them; None when there is none."""
+        at = -1
+        for token in tokens:
+            children = (node for node, parent in enumerate(self.parents) if parent == at and self.tokens[node] == token)
+            if (child := next(children, None)) is None:
+                return None
+            at = child
+        if at < 0:
+            return self
+        new = {at: -1}
+        for node, parent in enumerate(self.parents):
+            if parent in new:
+                new[node] = len(new) - 1
+        kept = [node for node in new if node != at]
+        if not kept:
+            return None
+        return DraftTree(
+            [self.tokens[node] for node in kept],
+            [new[self.parents[node]] for node in kept],
+            [self.scores[node] - self.scores[at] for node in kept],
+        )
+
     def best(self, num_tokens: int) -> DraftTree:
         """The `num_tokens` nodes that are likeliest to be right. No child without its parent."""
         if num_tokens >= len(self):

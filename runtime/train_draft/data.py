@@ -74,7 +74,9 @@ def _parts(entry: Any, tokenizer: Tokenizer, stem: str) -> tuple[str, str, str]:
         case {"messages": [*messages]} if messages and all(isinstance(message, dict) for message in messages):
             prompt, completion = _conversation(messages, tokenizer)
         case _:
-            raise ValueError('must be {"text"}, {"prompt", "completion"} or {"messages"}, with texts that are not empty')
+            raise ValueError(
+                'must be {"text"}, {"prompt", "completion"} or {"messages"}, with texts that are not empty'
+            )
     return prompt, completion, str(entry.get("set", stem))
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import torch
 
-
 from ..models.decoder import Decoder
 from ..models.parameters import Linear
 from ..speculation.eagle.config import HeadConfig

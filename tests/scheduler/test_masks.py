@@ -28,6 +28,9 @@ class SetMatcher:
     def is_accepting(self) -> bool:
         return False
 
+    def forced(self) -> bytes:
+        return b""
+
 
 def tokens_of(mask: bytes) -> set[int]:
     bits = np.unpackbits(np.frombuffer(mask, np.uint8), bitorder="little")

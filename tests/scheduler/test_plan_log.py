@@ -15,7 +15,7 @@ from ramify.runtime.protocol.core import Claim, EndStates, FlushCache
 from ramify.runtime.protocol.errors import RequestError
 from ramify.runtime.protocol.sampling import Constraint
 from ramify.runtime.replay import Difference, replay, what_if
-from ramify.runtime.scheduler.plan_log import MAX_BYTES, Entry, Header, LoggingScheduler, Planned, read_log
+from ramify.runtime.scheduler.plan_log import MAX_BYTES, Entry, Header, LoggingScheduler, PlanLog, Planned, read_log
 
 from .harness import VOCABULARY, Runtime, generate
 
@@ -64,7 +64,9 @@ def logged_run(seed: int, max_bytes: int = MAX_BYTES) -> tuple[list[bytes], Runt
     )
     file = io.BytesIO()
     header = Header.of(runtime.config, VOCABULARY, **shape, page_size=4, context_length=200)
-    logging = LoggingScheduler(runtime.scheduler, header, file, max_bytes=max_bytes)
+    log = PlanLog(header, file, max_bytes=max_bytes)
+    runtime.retokenise = log.retokenise(runtime.retokenise)
+    logging = LoggingScheduler(runtime.scheduler, log)
     runtime.scheduler = logging  # type: ignore[assignment]
     stems = [draw.choices([2, 3], k=20) for _ in range(3)]
     for i in range(40):

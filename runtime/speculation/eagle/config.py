@@ -35,7 +35,9 @@ class HeadConfig:
     rope: RopeConfig
     vocab_size: int  # the target's
     draft_vocab_size: int  # of the head's logits; less than vocab_size when the head knows the likeliest tokens only
-    captures: tuple[int, ...]  # of the target: layers whose input is read; num_layers stands for the final norm's output
+    captures: tuple[
+        int, ...
+    ]  # of the target: layers whose input is read; num_layers stands for the final norm's output
     target_probe: tuple[float, ...] = ()  # a few of the target's weights, see `probe`; (): unknown
 
     @property

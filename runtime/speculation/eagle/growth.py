@@ -60,9 +60,7 @@ class GrownTrees:
     sizes: list[int]
 
 
-def grow(
-    roots_B: torch.Tensor, logprobs_BV: torch.Tensor, expand: Expand, shapes: Sequence[TreeShape]
-) -> GrownTrees:
+def grow(roots_B: torch.Tensor, logprobs_BV: torch.Tensor, expand: Expand, shapes: Sequence[TreeShape]) -> GrownTrees:
     """Trees of `shapes`, one a row. `logprobs_BV` are those of the roots' children; `expand` is called for the further
     rounds, `max(num_steps) - 1` times."""
     B, V = logprobs_BV.shape

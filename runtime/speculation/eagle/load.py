@@ -107,7 +107,8 @@ def _offsets(file: Path, d2t: torch.Tensor | None, num_draft: int, num_target: i
         return None
     if d2t.shape != (num_draft,) or d2t.is_floating_point():
         raise CheckpointError(
-            file, f"the tensor d2t is {d2t.dtype} {tuple(d2t.shape)}, not integer ({num_draft},) as config.json asks for"
+            file,
+            f"the tensor d2t is {d2t.dtype} {tuple(d2t.shape)}, not integer ({num_draft},) as config.json asks for",
         )
     offsets = d2t.long()
     ids = torch.arange(num_draft) + offsets

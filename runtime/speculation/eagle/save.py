@@ -18,8 +18,7 @@ def save_head(head: EagleHead, target: ModelConfig, path: Path, dtype: torch.dty
     """config.json and model.safetensors in directory `path`, which is made; the file is replaced in one move."""
     path.mkdir(parents=True, exist_ok=True)
     tensors = {
-        name: part.detach().to("cpu", dtype).contiguous()
-        for name, part in layout(head.parameters, head.config).items()
+        name: part.detach().to("cpu", dtype).contiguous() for name, part in layout(head.parameters, head.config).items()
     }
     if head.config.kind == "eagle3":
         ids = head.token_ids(torch.arange(head.config.draft_vocab_size, device=head.device)).cpu()

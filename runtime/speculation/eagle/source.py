@@ -125,9 +125,7 @@ class EagleSource:
         )
         attention.begin(W, self._tensor(padding) if padding.any() else None)
         before_NE = memory.feature_SE.index_select(0, self._tensor(before_BW.ravel()))
-        output = head.forward(
-            self._tensor(ids_BW.ravel()), before_NE, self._tensor(positions_BW.ravel()), attention
-        )
+        output = head.forward(self._tensor(ids_BW.ravel()), before_NE, self._tensor(positions_BW.ravel()), attention)
         self._keep(parts, W, attention)
         return attention, output.feature_NE.view(B, W, -1)[:, -1], output.read_NE.view(B, W, -1)[:, -1]
 
@@ -151,7 +149,9 @@ class EagleSource:
         K = min(head.config.draft_vocab_size, max(shape.top_k for shape in shapes))
         room = max(len(part.ids) for part in parts) + num_rounds * K
         attention, feature_BE, read_BE = self._compute(parts, room)
-        heat_B11 = torch.tensor([draft_temperature(want.temperature) for want in wants], device=head.device)[:, None, None]
+        heat_B11 = torch.tensor([draft_temperature(want.temperature) for want in wants], device=head.device)[
+            :, None, None
+        ]
         ends_B = torch.tensor([len(part.slots) for part in parts], device=head.device)  # positions of the roots
         place = 0
         features_BKE = feature_BE[:, None]

@@ -45,7 +45,9 @@ class TreeAttention:
         if padding_BW is not None:
             eye = torch.eye(width, dtype=torch.bool, device=own.device)
             own = (own | padding_BW[:, None, :]) & ~eye
-        self._open(width, torch.zeros(own.shape, dtype=self._bias.dtype, device=own.device).masked_fill_(own, -torch.inf))
+        self._open(
+            width, torch.zeros(own.shape, dtype=self._bias.dtype, device=own.device).masked_fill_(own, -torch.inf)
+        )
 
     def branch(self, width: int) -> None:
         """The next `width` nodes follow each row's last token."""

@@ -30,9 +30,8 @@ def cache(kv_heads: int, head_dim: int, dtype: torch.dtype) -> KvCache:
 def rows(num_rows: int, queries: int, *, tree: bool, window: int | None = None) -> PagedRows:
     num = torch.zeros(num_rows, dtype=torch.int32)
     tokens = torch.zeros(num_rows * queries, dtype=torch.int32)
-    first = torch.zeros(num_rows + 1, dtype=torch.int32)
     table = torch.zeros((num_rows, 64), dtype=torch.int32)
-    return PagedRows(table, num, first, tokens, tokens.long() if tree else None, queries, 16, window)
+    return PagedRows(table, num, num, num, tokens, tokens.long() if tree else None, queries, 16, window)
 
 
 def attention(capability: int) -> Iterator[tuple[str, Launch]]:
@@ -45,14 +44,14 @@ def attention(capability: int) -> Iterator[tuple[str, Launch]]:
                 q = torch.empty(4 * queries, heads, head_dim, dtype=torch.bfloat16)
                 with recorded() as launches:
                     splits = make_splits(torch.zeros(4, dtype=torch.int32), num_wanted=66, tile=64)
-                    split_attention(q, kv, rows(4, queries, tree=queries > 1), splits, 0.1)
+                    split_attention(q, kv, rows(4, queries, tree=queries > 1), splits, q, 0.1)
                 yield from ((f"{name}-Q{queries}", launch) for launch in launches)
             tile = tables.chunk_tile(CPU, head_dim, dtype)
             tiles = query_tiles([100], [200], group=heads // kv_heads, tile=tile, device=CPU)
             q = torch.empty(100, heads, head_dim, dtype=torch.bfloat16)
             for window in (None, 4096) if dtype == torch.bfloat16 else (None,):
                 with recorded() as launches:
-                    chunk_attention(q, kv, rows(1, 100, tree=False, window=window), tiles, 0.1)
+                    chunk_attention(q, kv, rows(1, 100, tree=False, window=window), tiles, q, 0.1)
                 yield from ((f"{name}-W{window}", launch) for launch in launches)
             qkv = torch.empty(4, heads + 2 * kv_heads, head_dim, dtype=torch.bfloat16)
             angles = torch.empty(4, 1, head_dim, dtype=torch.bfloat16)

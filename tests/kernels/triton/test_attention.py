@@ -75,7 +75,8 @@ class Problem:
         self.rows = PagedRows(
             page_table_RP=table_RP.int().to(device),
             num_keys_R=torch.tensor(case.lengths, dtype=torch.int32, device=device),
-            first_query_R=first.int().to(device),
+            first_query_R=first[:-1].int().to(device),
+            num_queries_R=first.diff().int().to(device),
             positions_T=torch.tensor(positions, dtype=torch.int32, device=device),
             visible_T=torch.tensor(visible, device=device) if case.tree else None,
             max_queries=max(case.queries),
@@ -84,10 +85,8 @@ class Problem:
         )
 
     def splits(self, num_wanted: int) -> Splits:
-        num_queries_R = self.rows.first_query_R.diff().int()
-        return make_splits(
-            num_seen(self.rows.num_keys_R, num_queries_R, self.case.window), num_wanted=num_wanted, tile=64
-        )
+        num_seen_R = num_seen(self.rows.num_keys_R, self.rows.num_queries_R, self.case.window)
+        return make_splits(num_seen_R, num_wanted=num_wanted, tile=64)
 
     def answer(self) -> torch.Tensor:
         case, group = self.case, self.case.heads // self.case.kv_heads
@@ -154,7 +153,9 @@ CHUNKS = [
 def test_rows_of_few_tokens_attend_to_what_they_see(case: Case, num_wanted: int, device: torch.device) -> None:
     problem = Problem(case, device)
     splits = problem.splits(num_wanted)
-    check(split_attention(problem.q_THD, problem.kv, problem.rows, splits, problem.scale, case.soft_cap), problem)
+    out_THD = torch.empty_like(problem.q_THD)
+    split_attention(problem.q_THD, problem.kv, problem.rows, splits, out_THD, problem.scale, case.soft_cap)
+    check(out_THD, problem)
 
 
 @pytest.mark.parametrize("case", CHUNKS, ids=str)
@@ -162,7 +163,9 @@ def test_rows_of_many_tokens_attend_to_what_they_see(case: Case, device: torch.d
     problem = Problem(case, device)
     tile = chunk_tile(device, case.head_dim, problem.kv.k_SKD.dtype)
     tiles = query_tiles(case.queries, case.lengths, group=case.heads // case.kv_heads, tile=tile, device=device)
-    check(chunk_attention(problem.q_THD, problem.kv, problem.rows, tiles, problem.scale, case.soft_cap), problem)
+    out_THD = torch.empty_like(problem.q_THD)
+    chunk_attention(problem.q_THD, problem.kv, problem.rows, tiles, out_THD, problem.scale, case.soft_cap)
+    check(out_THD, problem)
 
 
 def test_a_row_that_stands_for_none_gets_no_split(device: torch.device) -> None:
@@ -182,24 +185,22 @@ def test_a_row_that_stands_for_none_gets_no_split(device: torch.device) -> None:
 
 def test_splits_of_one_size_give_a_row_the_same_bits_in_any_batch(device: torch.device) -> None:
     alone = Problem(Case((300,), (1,), 4, 2, 32), device)
-    first = split_attention(
-        alone.q_THD, alone.kv, alone.rows, fixed_splits(alone.rows.num_keys_R, size=128, max_keys=300), alone.scale
-    )
+    first = torch.empty_like(alone.q_THD)
+    splits = fixed_splits(alone.rows.num_keys_R, size=128, max_keys=300)
+    split_attention(alone.q_THD, alone.kv, alone.rows, splits, first, alone.scale)
     doubled = PagedRows(
         page_table_RP=alone.rows.page_table_RP.repeat(3, 1),
         num_keys_R=torch.tensor([40, 300, 7], dtype=torch.int32, device=device),
-        first_query_R=torch.arange(4, dtype=torch.int32, device=device),
+        first_query_R=torch.arange(3, dtype=torch.int32, device=device),
+        num_queries_R=torch.ones(3, dtype=torch.int32, device=device),
         positions_T=torch.tensor([39, 299, 6], dtype=torch.int32, device=device),
         visible_T=None,
         max_queries=1,
         page_size=PAGE_SIZE,
         window=None,
     )
-    together = split_attention(
-        alone.q_THD.repeat(3, 1, 1),
-        alone.kv,
-        doubled,
-        fixed_splits(doubled.num_keys_R, size=128, max_keys=300),
-        alone.scale,
-    )
+    q_THD = alone.q_THD.repeat(3, 1, 1)
+    together = torch.empty_like(q_THD)
+    splits = fixed_splits(doubled.num_keys_R, size=128, max_keys=300)
+    split_attention(q_THD, alone.kv, doubled, splits, together, alone.scale)
     assert torch.equal(first[0], together[1])

@@ -1,0 +1,251 @@
+"""The Triton kernels on a GPU: bytes moved against a device copy, operations against a matrix product.
+
+    python -P bench/kernels.py [--out FILE]
+
+Everything is relative to what the same device did in the same run. Without a CUDA device it says so and exits with 1.
+
+Legend: R rows, T tokens, H query heads, K key/value heads, D head size, S slots.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import torch.nn.functional as F
+import typer
+
+sys.path.insert(0, str(Path(__file__).parent))
+from report import table
+
+PAGE_SIZE = 16
+H, K, D = 32, 8, 128  # Llama-3.1-8B's heads
+VOCAB = 128256
+Measure = Callable[[Callable[[], object]], float]
+
+
+def bench_copy(seconds: Measure) -> float:
+    """Bytes per second, read and written, of a copy of 1 GiB."""
+    source = torch.empty(1 << 30, dtype=torch.uint8, device="cuda")
+    target = torch.empty_like(source)
+    return 2 * source.nbytes / seconds(lambda: target.copy_(source))
+
+
+def bench_product(seconds: Measure) -> float:
+    """Operations per second of a bf16 matrix product of size 8192."""
+    a = torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16)
+    return 2 * 8192**3 / seconds(lambda: a @ a)
+
+
+class Shape:
+    """A batch of rows of one length over shuffled pages."""
+
+    def __init__(
+        self, num_rows: int, num_keys: int, num_queries: int, stored: torch.dtype, *, tree: bool = False
+    ) -> None:
+        from ramify.kernels.triton import paged_rows
+
+        pages = -(-num_keys // PAGE_SIZE)
+        table_RP = torch.randperm(num_rows * pages, device="cuda").view(num_rows, pages)
+        k, v = (torch.randn(num_rows * pages * PAGE_SIZE, K, D, device="cuda").to(stored) for _ in range(2))
+        scale_K = torch.ones(K, device="cuda") if stored.itemsize == 1 else None
+        self.kv = paged_rows.KvCache(k, v, scale_K, scale_K)
+        own = torch.arange(num_queries, device="cuda")
+        self.rows = paged_rows.PagedRows(
+            page_table_RP=table_RP.int(),
+            num_keys_R=torch.full((num_rows,), num_keys, dtype=torch.int32, device="cuda"),
+            first_query_R=torch.arange(num_rows, dtype=torch.int32, device="cuda") * num_queries,
+            num_queries_R=torch.full((num_rows,), num_queries, dtype=torch.int32, device="cuda"),
+            positions_T=(num_keys - num_queries + own).repeat(num_rows).int(),
+            visible_T=((2 << own) - 1).repeat(num_rows) if tree else None,
+            max_queries=num_queries,
+            page_size=PAGE_SIZE,
+            window=None,
+        )
+        self.num_rows, self.num_keys, self.num_queries = num_rows, num_keys, num_queries
+        self.q_THD = torch.randn(num_rows * num_queries, H, D, device="cuda", dtype=torch.bfloat16)
+        self.out_THD = torch.empty_like(self.q_THD)
+        self.kv_bytes = 2 * num_rows * num_keys * K * D * stored.itemsize
+
+    def split(self, *, tile: int = 64) -> Callable[[], object]:
+        from ramify.kernels.triton.split_attention import split_attention
+        from ramify.kernels.triton.splits import make_splits
+        from ramify.kernels.triton.tables import num_splits_wanted
+
+        splits = make_splits(self.rows.num_keys_R, num_wanted=num_splits_wanted(self.q_THD.device, K), tile=tile)
+        return lambda: split_attention(self.q_THD, self.kv, self.rows, splits, self.out_THD, D**-0.5)
+
+    def chunk(self) -> Callable[[], object]:
+        from ramify.kernels.triton.chunk_attention import chunk_attention, query_tiles
+        from ramify.kernels.triton.tables import chunk_tile
+
+        tile = chunk_tile(self.q_THD.device, D, self.kv.k_SKD.dtype)
+        tiles = query_tiles(
+            [self.num_queries] * self.num_rows,
+            [self.num_keys] * self.num_rows,
+            group=H // K,
+            tile=tile,
+            device=self.q_THD.device,
+        )
+        return lambda: chunk_attention(self.q_THD, self.kv, self.rows, tiles, self.out_THD, D**-0.5)
+
+    def torch_attention(self) -> Callable[[], object]:
+        """The same work by torch, on keys that lie in order: what paging costs comes on top for it."""
+        q = self.q_THD.view(self.num_rows, self.num_queries, H, D).transpose(1, 2)
+        k, v = (
+            x.to(torch.bfloat16)[: self.num_rows * self.num_keys]
+            .view(self.num_rows, self.num_keys, K, D)
+            .transpose(1, 2)
+            for x in (self.kv.k_SKD, self.kv.v_SKD)
+        )
+        causal = self.num_queries == self.num_keys
+        return lambda: F.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=True)
+
+
+def decode_rows(seconds: Measure, copy_rate: float) -> Iterator[dict[str, Any]]:
+    for num_rows, num_keys in [(1, 8192), (1, 32768), (8, 8192), (64, 2048), (128, 4096), (256, 1024)]:
+        for stored in (torch.bfloat16, torch.float8_e4m3fn, torch.int8):
+            shape = Shape(num_rows, num_keys, 1, stored)
+            ours, theirs = seconds(shape.split()), seconds(shape.torch_attention())
+            yield {
+                "rows": num_rows,
+                "keys": num_keys,
+                "stored": str(stored).removeprefix("torch."),
+                "KV MiB": shape.kv_bytes / 2**20,
+                "% of the copy rate": 100 * shape.kv_bytes / ours / copy_rate,
+                "x torch's speed in bf16": theirs / ours,
+            }
+
+
+def tree_rows(seconds: Measure) -> Iterator[dict[str, Any]]:
+    for num_rows, num_keys in [(1, 8192), (1, 32768), (8, 8192), (8, 32768)]:
+        one = seconds(Shape(num_rows, num_keys, 1, torch.bfloat16).split())
+        row: dict[str, Any] = {"rows": num_rows, "keys": num_keys}
+        for num in (8, 16, 64):
+            row[f"{num} tokens x one's time"] = (
+                seconds(Shape(num_rows, num_keys, num, torch.bfloat16, tree=True).split()) / one
+            )
+        yield row
+
+
+def chunk_rows(seconds: Measure, product_rate: float) -> Iterator[dict[str, Any]]:
+    for num_queries, num_keys in [(2048, 2048), (8192, 8192), (2048, 16384)]:
+        for stored in (torch.bfloat16, torch.float8_e4m3fn):
+            shape = Shape(1, num_keys, num_queries, stored)
+            ours = seconds(shape.chunk())
+            prefix = num_keys - num_queries
+            operations = 4 * H * D * (num_queries * prefix + num_queries * (num_queries + 1) / 2)
+            yield {
+                "tokens": num_queries,
+                "keys": num_keys,
+                "stored": str(stored).removeprefix("torch."),
+                "% of the matrix rate": 100 * operations / ours / product_rate,
+                "x torch's speed": seconds(shape.torch_attention()) / ours if not prefix else "-",
+            }
+
+
+def other_rows(seconds: Measure, copy_rate: float) -> Iterator[dict[str, Any]]:
+    from ramify.kernels.reference import layers as plain
+    from ramify.kernels.reference import sampling as plain_sampling
+    from ramify.kernels.triton import layers, logits, sampling
+
+    x = torch.randn(4096, 4096, device="cuda", dtype=torch.bfloat16)
+    weight = torch.ones(4096, device="cuda", dtype=torch.bfloat16)
+    gate_up = torch.randn(4096, 28672, device="cuda", dtype=torch.bfloat16)
+
+    def row(op: str, num_bytes: int, ours: Callable[[], object], theirs: Callable[[], object]) -> dict[str, Any]:
+        taken = seconds(ours)
+        return {
+            "op": op,
+            "% of the copy rate": 100 * num_bytes / taken / copy_rate,
+            "x plain torch's speed": seconds(theirs) / taken,
+        }
+
+    yield row(
+        "add and norm",
+        4 * x.nbytes,
+        lambda: layers.add_rms_norm(x, x, weight, 1e-5),
+        lambda: plain.add_rms_norm(x, x, weight, 1e-5),
+    )
+    yield row(
+        "silu and multiply",
+        gate_up.nbytes * 3 // 2,
+        lambda: layers.silu_and_mul(gate_up),
+        lambda: plain.silu_and_mul(gate_up),
+    )
+    logits_RV = torch.randn(64, VOCAB, device="cuda")
+    bitmask_RW = torch.full((64, -(-VOCAB // 32)), -1, dtype=torch.int32, device="cuda")
+    from ramify.kernels.reference.logits import apply_token_bitmask
+
+    yield row(
+        "token mask",
+        2 * logits_RV.nbytes,
+        lambda: logits.apply_token_bitmask(logits_RV, bitmask_RW),
+        lambda: apply_token_bitmask(logits_RV, bitmask_RW),
+    )
+    for name, top_k, top_p in [
+        ("sample", VOCAB, 1.0),
+        ("sample, top-p 0.9", VOCAB, 0.9),
+        ("sample, top-k 50", 50, 1.0),
+    ]:
+        ones_R = torch.ones(64, device="cuda")
+        filters = {
+            "temperature_R": ones_R,
+            "top_k_R": (ones_R * top_k).long(),
+            "top_p_R": ones_R.double() * top_p,
+            "min_p_R": ones_R * 0,
+        }
+        draw_R = torch.randint(1 << 62, (64,), device="cuda")
+        yield row(
+            name,
+            logits_RV.nbytes,
+            lambda f=filters, d=draw_R: sampling.sample_tokens(logits_RV, **f, draw_R=d, max_top_k=0),
+            lambda f=filters, d=draw_R: plain_sampling.draw_tokens(plain_sampling.sampling_weights(logits_RV, **f), d),
+        )
+
+
+def main(
+    out: Annotated[Path | None, typer.Option(help="A markdown file to write, beside the standard output.")] = None,
+) -> None:
+    if not torch.cuda.is_available():
+        print("bench/kernels.py measures a CUDA device, and there is none", file=sys.stderr)
+        raise typer.Exit(1)
+    from triton.testing import do_bench
+
+    def seconds(call: Callable[[], object]) -> float:
+        return float(do_bench(call, return_mode="median")) / 1e3
+
+    torch.manual_seed(0)
+    copy_rate, product_rate = bench_copy(seconds), bench_product(seconds)
+    text = f"""# The kernels, {torch.cuda.get_device_name()}
+
+`python -P bench/kernels.py`, torch {torch.__version__}. The device copies {copy_rate / 1e12:.2f} TB/s (read and
+written) and multiplies {product_rate / 1e12:.0f} TFLOP/s in bf16; percentages are of these, measured in the same run.
+{H} query heads, {K} key heads of {D}.
+
+## Decode attention
+
+{table(list(decode_rows(seconds, copy_rate)))}
+
+## Tree attention: time against a single token's
+
+{table(list(tree_rows(seconds)))}
+
+## Chunk attention
+
+{table(list(chunk_rows(seconds, product_rate)))}
+
+## Others, 4096 tokens or 64 rows of logits
+
+{table(list(other_rows(seconds, copy_rate)))}
+"""
+    print(text)
+    if out is not None:
+        out.write_text(text)
+
+
+if __name__ == "__main__":
+    typer.run(main)

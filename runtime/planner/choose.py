@@ -1,0 +1,56 @@
+"""Which arrangements of the devices at hand hold a workload within its targets, the cheapest first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ..models.config import ModelConfig
+from .devices import Device
+from .estimate import Arrangement, Estimate, Workload, estimate
+from .size import KvFormat, WeightFormat
+
+WEIGHTS: tuple[WeightFormat, ...] = ("bf16", "fp8", "int8", "int4")
+KV: tuple[KvFormat, ...] = ("bf16", "fp8")
+
+
+def arrangements(config: ModelConfig, num_devices: int) -> Iterator[Arrangement]:
+    """All that use at most `num_devices`: powers of two for `tp`, as far as the query heads can be split; no more
+    stages than layers."""
+    for tp in (1 << exponent for exponent in range(num_devices.bit_length())):
+        if config.num_heads % tp:
+            continue
+        for pp in range(1, min(num_devices // tp, config.num_layers) + 1):
+            for weights in WEIGHTS:
+                for kv in KV:
+                    yield Arrangement(tp=tp, pp=pp, weights=weights, kv=kv)
+
+
+def choose(
+    config: ModelConfig,
+    device: Device,
+    num_devices: int,
+    workload: Workload,
+    *,
+    max_ttft: float | None = None,
+    max_itl: float | None = None,
+    efficiency: float = 1.0,
+) -> list[Estimate]:
+    """Those that fit and meet the targets, in seconds: fewest devices first, then the least narrow formats, then the
+    fastest."""
+    found = [
+        estimate(config, device, workload, arrangement, efficiency=efficiency)
+        for arrangement in arrangements(config, num_devices)
+    ]
+    fitting = [
+        one
+        for one in found
+        if one.max_sequences >= workload.concurrency
+        and (max_ttft is None or one.prefill_seconds <= max_ttft)
+        and (max_itl is None or one.step_seconds <= max_itl)
+    ]
+
+    def rank(one: Estimate) -> tuple[float, ...]:
+        a = one.arrangement
+        return a.num_devices, WEIGHTS.index(a.weights) + KV.index(a.kv), one.step_seconds
+
+    return sorted(fitting, key=rank)

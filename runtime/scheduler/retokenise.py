@@ -1,0 +1,98 @@
+"""Forced text as token ids: those that the tokenizer gives it, at the seam and whatever may come after it.
+
+Knows bytes and a tokenizer's `encode`; knows no grammar and no request. The ids are the tokenizer's own because those
+are what the model was trained on: other ids for the same text would lead it astray.
+"""
+
+from __future__ import annotations
+
+import codecs
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from itertools import takewhile
+
+CONTEXT = 4  # tokens before the seam that are tokenised along, at most
+
+Retokenise = Callable[[Sequence[int], bytes], list[int]]  # (tokens before, forced bytes) -> ids; sees CONTEXT tokens
+
+
+class Retokeniser:
+    """`encode` gives the ids of a text that follows other text, names of special tokens being ordinary text."""
+
+    def __init__(self, token_bytes: Sequence[bytes | None], encode: Callable[[str], list[int]]) -> None:
+        self._token_bytes = token_bytes
+        self._encode = encode
+        self._sorted = sorted({data for data in token_bytes if data})
+        self._longest = max(map(len, self._sorted), default=0)
+
+    def __call__(self, before: Sequence[int], data: bytes) -> list[int]:
+        """The tokens for the beginning of `data`, which follows the tokens `before`; often not for all of it.
+
+        None at all when the tokenizer would join the last token before the seam with the first one after it. At the
+        end, ids are left out that would be others if some text came after.
+        """
+        text = _text(data)
+        if not text:
+            return []
+        ends = self._ends(text)
+        near = self._near(before)
+        if not near:
+            return self._settled("", text, ends)
+        while near:
+            known = _text_or_none(b"".join(map(self._bytes_of, near)))
+            if known is not None:
+                ids = self._settled(known, text, ends)
+                if ids[: len(near)] == near:
+                    return ids[len(near) :]
+            near = near[1:]
+        return []
+
+    def _settled(self, known: str, text: str, ends: list[int]) -> list[int]:
+        """The first ids of `known + text` that stay, wherever in `ends` a token begins that reaches over the end."""
+        readings = [self._encode(known + text[:end]) for end in ends]
+        return [column[0] for column in takewhile(_all_equal, zip(*readings, strict=False))]
+
+    def _ends(self, text: str) -> list[int]:
+        """Where a token may begin that goes on after `text`, and its end: places in the text, in characters."""
+        ends = [len(text)]
+        num_bytes = 0
+        rest = b""
+        for place in reversed(range(len(text))):
+            character = text[place].encode()
+            # A token may begin within a character: what comes before the character is as far as text goes.
+            if any(self._begins_a_longer_token(character[at:] + rest) for at in range(len(character))):
+                ends.append(place)
+            rest = character + rest
+            num_bytes += len(character)
+            if num_bytes >= self._longest:
+                break
+        return ends
+
+    def _near(self, before: Sequence[int]) -> list[int]:
+        """The last tokens before the seam that are text, with nothing in between."""
+        return list(takewhile(self._bytes_of, reversed(before[-CONTEXT:])))[::-1]
+
+    def _begins_a_longer_token(self, data: bytes) -> bool:
+        # Sorted, whatever begins with `data` comes right after it.
+        at = bisect_left(self._sorted, data)
+        at += at < len(self._sorted) and self._sorted[at] == data
+        return at < len(self._sorted) and self._sorted[at].startswith(data)
+
+    def _bytes_of(self, token: int) -> bytes:
+        return self._token_bytes[token] or b""
+
+
+def _text(data: bytes) -> str:
+    """Its whole characters: what is forced may end inside one."""
+    return codecs.getincrementaldecoder("utf-8")("replace").decode(data)
+
+
+def _text_or_none(data: bytes) -> str | None:
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return None
+
+
+def _all_equal(ids: tuple[int, ...]) -> bool:
+    return len(set(ids)) == 1

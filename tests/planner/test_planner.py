@@ -1,0 +1,179 @@
+"""Judges: figures that others published of known models, the parameters that the loader allocates, and orderings that
+must hold whatever the constants are."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from ramify.cli import app
+from ramify.runtime.models.config import ModelConfig, parse_config
+from ramify.runtime.models.parameters import num_parameters
+from ramify.runtime.planner.choose import arrangements, choose
+from ramify.runtime.planner.devices import DEVICES
+from ramify.runtime.planner.estimate import Arrangement, Workload, estimate
+from ramify.runtime.planner.size import kv_bytes, model_size, weight_bytes
+
+LLAMA = {"architectures": ["LlamaForCausalLM"], "hidden_act": "silu", "max_position_embeddings": 131072}
+LLAMA_8B = LLAMA | {
+    "vocab_size": 128256,
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+}
+LLAMA_70B = LLAMA_8B | {
+    "hidden_size": 8192,
+    "intermediate_size": 28672,
+    "num_hidden_layers": 80,
+    "num_attention_heads": 64,
+}
+QWEN3 = {
+    "architectures": ["Qwen3ForCausalLM"],
+    "hidden_act": "silu",
+    "max_position_embeddings": 4096,
+    "vocab_size": 1000,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "tie_word_embeddings": True,
+    "attention_bias": True,
+}
+WORKLOAD = Workload(prompt=1024, context=2048, concurrency=32)
+
+
+def config(raw: dict[str, Any]) -> ModelConfig:
+    return parse_config(raw, Path("config.json"))
+
+
+@pytest.mark.parametrize("raw", [LLAMA_8B, QWEN3, QWEN3 | {"tie_word_embeddings": False}, QWEN3 | {"head_dim": 16}])
+def test_parameters_are_those_that_loading_would_allocate(raw: dict[str, Any]) -> None:
+    assert model_size(config(raw)).num_parameters == num_parameters(config(raw))
+
+
+def test_the_sizes_are_the_published_ones() -> None:
+    # The Llama 3 herd (Grattafiori et al. 2024): 8.03 and 70.6 billion parameters; the larger takes 141 GB in bf16, its
+    # KV 320 KiB a token, 160 KiB in FP8, and would take 2.5 MiB without grouped queries.
+    assert model_size(config(LLAMA_8B)).num_parameters == pytest.approx(8.03e9, rel=1e-3)
+    large = config(LLAMA_70B)
+    assert weight_bytes(model_size(large), "bf16") == pytest.approx(141e9, rel=2e-3)
+    assert kv_bytes(large, "bf16") == 320 * 1024
+    assert kv_bytes(large, "fp8") == 160 * 1024
+    assert kv_bytes(replace(large, num_kv_heads=64), "bf16") == 2.5 * 2**20
+    assert kv_bytes(config(LLAMA_8B), "bf16") == 128 * 1024
+
+
+def test_the_floor_of_a_token_is_what_the_weights_take_to_read() -> None:
+    # 15.0 GB are read for each token of Llama 8B: 3.5 ms at 4.3 TB/s, and 30 us for each 1,000 tokens of context.
+    from msgspec.structs import replace as changed
+
+    device = changed(DEVICES["h200"], bandwidth=4.3e12)
+    short = estimate(config(LLAMA_8B), device, Workload(prompt=1, context=3, concurrency=1), Arrangement())
+    assert short.step_seconds == pytest.approx(3.5e-3, rel=0.01)
+    long = estimate(config(LLAMA_8B), device, Workload(prompt=10000, context=10002, concurrency=1), Arrangement())
+    assert (long.step_seconds - short.step_seconds) / 10 == pytest.approx(30e-6, rel=0.03)
+
+
+def test_seventy_billion_parameters_need_two_large_devices_or_narrow_weights() -> None:
+    large = config(LLAMA_70B)
+    assert estimate(large, DEVICES["h100"], WORKLOAD, Arrangement()).max_sequences == 0
+    assert estimate(large, DEVICES["h100"], WORKLOAD, Arrangement(tp=2)).max_sequences < 5  # 141 GB of 144
+    assert estimate(large, DEVICES["h100"], WORKLOAD, Arrangement(tp=4)).max_sequences > 100
+    assert estimate(large, DEVICES["h100"], WORKLOAD, Arrangement(tp=2, weights="fp8")).max_sequences > 50
+    assert estimate(large, DEVICES["h100"], WORKLOAD, Arrangement(weights="int4")).max_sequences > 10
+
+
+sizes = st.sampled_from([LLAMA_8B, LLAMA_70B])
+kinds = st.sampled_from(sorted(DEVICES))
+
+
+@given(sizes, kinds, st.integers(1, 512), st.integers(2, 4000), st.integers(1, 4000))
+def test_what_must_hold_of_any_estimate(
+    raw: dict[str, Any], kind: str, concurrency: int, prompt: int, more: int
+) -> None:
+    model, device = config(raw), DEVICES[kind]
+    workload = Workload(prompt=prompt, context=prompt + more, concurrency=concurrency)
+    base = estimate(model, device, workload, Arrangement())
+    busier = estimate(
+        model, device, Workload(prompt=prompt, context=prompt + more, concurrency=2 * concurrency), Arrangement()
+    )
+    assert busier.step_seconds >= base.step_seconds
+    assert busier.tokens_per_second >= base.tokens_per_second * 0.999
+    assert estimate(model, device, workload, Arrangement(kv="fp8")).max_sequences >= base.max_sequences
+    for weights in ("fp8", "int4"):
+        narrow = estimate(model, device, workload, Arrangement(weights=weights))
+        assert narrow.step_seconds <= base.step_seconds
+        assert narrow.max_sequences >= base.max_sequences
+    halves = estimate(model, device, workload, Arrangement(tp=2))
+    assert halves.weight_bytes == pytest.approx(base.weight_bytes / 2)
+    assert halves.max_sequences >= base.max_sequences
+    piped = estimate(model, device, workload, Arrangement(pp=2))
+    assert base.weight_bytes / 2 <= piped.weight_bytes < base.weight_bytes
+    reused = estimate(
+        model, device, Workload(prompt=prompt, cached=prompt - 1, context=prompt + more, concurrency=1), Arrangement()
+    )
+    assert reused.prefill_seconds <= base.prefill_seconds
+    slower = estimate(model, device, workload, Arrangement(), efficiency=0.5)
+    assert slower.step_seconds == pytest.approx(2 * base.step_seconds)
+
+
+def test_what_is_chosen_fits_and_meets_the_targets_with_the_fewest_devices() -> None:
+    model, device = config(LLAMA_70B), DEVICES["h100"]
+    chosen = choose(model, device, 8, WORKLOAD, max_ttft=0.5, max_itl=0.03)
+    assert chosen
+    everything = [estimate(model, device, WORKLOAD, one) for one in arrangements(model, 8)]
+    meets = [
+        one.arrangement
+        for one in everything
+        if one.max_sequences >= 32 and one.prefill_seconds <= 0.5 and one.step_seconds <= 0.03
+    ]
+    assert sorted(map(str, meets)) == sorted(str(one.arrangement) for one in chosen)
+    numbers = [one.arrangement.num_devices for one in chosen]
+    assert numbers == sorted(numbers)
+    assert all(one.tp * one.pp <= 8 for one in meets)
+
+
+def test_a_million_tokens_cost_the_hours_they_take() -> None:
+    one = estimate(config(LLAMA_8B), DEVICES["h100"], WORKLOAD, Arrangement(tp=2))
+    hours = 1e6 / one.tokens_per_second / 3600
+    assert one.cost_per_million(3.0) == pytest.approx(2 * 3.0 * hours)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> str:
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA_70B))
+    return str(tmp_path)
+
+
+def test_the_command_shows_a_plan(folder: str) -> None:
+    shown = CliRunner().invoke(app, ["plan", folder, "--gpus", "8xh100", "--price", "2.5", "--itl", "40"])
+    assert shown.exit_code == 0, shown.output
+    assert "70.6 billion parameters" in shown.output
+    assert "328 kB" in shown.output
+    assert "cost/1M" in shown.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--gpus", "8"], "'8'"),
+        (["--gpus", "2xabacus"], "abacus"),
+        (["--prompt", "5000"], "5000 < 2048"),
+        (["--gpus", "1xl4"], "no arrangement"),
+    ],
+)
+def test_what_cannot_be_planned_is_said(folder: str, arguments: list[str], said: str) -> None:
+    shown = CliRunner().invoke(app, ["plan", folder, *arguments])
+    assert shown.exit_code != 0
+    assert said in shown.output + str(shown.exception)
