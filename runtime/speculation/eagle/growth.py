@@ -97,6 +97,8 @@ def grow(roots_B: torch.Tensor, logprobs_BV: torch.Tensor, expand: Expand, shape
             # Sorted, not topk: of equal scores the earlier node, whatever the device.
             order_BK = flat_scores_BN.sort(dim=-1, descending=True, stable=True).indices[:, :K]
             scores_BK, tokens_BK = flat_scores_BN.gather(1, order_BK), flat_tokens_BN.gather(1, order_BK)
+            if unused_BK is not None:
+                scores_BK = scores_BK.masked_fill(unused_BK, -torch.inf)
             parents_BK, nodes_BK = order_BK // K, order_BK + num_nodes
             num_nodes += flat_scores_BN.shape[1]
     return _keep_best(tokens, scores, parents, shapes)

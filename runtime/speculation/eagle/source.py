@@ -114,10 +114,10 @@ class EagleSource:
         hidden = np.arange(P) >= firsts[:, None] - 1
         padding = np.arange(W) < W - widths[:, None]
 
-        prefix = self._tensor(prefix_BP.ravel())
+        prefix = self._tensor(prefix_BP)
         attention = TreeAttention(
-            memory.k_SC.index_select(0, prefix).view(B, P, -1),
-            memory.v_SC.index_select(0, prefix).view(B, P, -1),
+            memory.k_SC[prefix],
+            memory.v_SC[prefix],
             self._tensor(hidden) if hidden.any() else None,
             room=room,
             num_kv_heads=head.config.num_kv_heads,
