@@ -86,7 +86,9 @@ class Sequence:
         return DraftRow(self.tokens[first:end], first, pages, self.tokens[end] if want else None, want)
 
 
-def expected(naive: NaiveHead, head: EagleHead, sequence: Sequence, want: DraftWant) -> list[tuple[tuple[int, ...], float]]:
+def expected(
+    naive: NaiveHead, head: EagleHead, sequence: Sequence, want: DraftWant
+) -> list[tuple[tuple[int, ...], float]]:
     features = list(head.features(sequence.states[: sequence.done]))
     heat = max(0.3, want.temperature)
     estimates: dict[tuple[int, ...], torch.Tensor] = {}
@@ -111,7 +113,9 @@ def assert_tree(tree: DraftTree | None, wanted: list[tuple[tuple[int, ...], floa
 
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("kind", KINDS)
-def test_any_chunks_of_any_rows_give_the_naive_heads_trees(kind: str, seed: int, target: Decoder, tmp_path: Path) -> None:
+def test_any_chunks_of_any_rows_give_the_naive_heads_trees(
+    kind: str, seed: int, target: Decoder, tmp_path: Path
+) -> None:
     tensors = tensors_of(kind)
     head = load_head(write(tmp_path, tensors), target)
     naive = judge(kind, tensors, target)
@@ -138,10 +142,16 @@ def test_any_chunks_of_any_rows_give_the_naive_heads_trees(kind: str, seed: int,
 
 
 @pytest.mark.parametrize("computed", [False, True], ids=["before any tree", "after a tree"])
-def test_a_copied_prefix_goes_on_as_its_own_through_the_host_too(computed: bool, target: Decoder, tmp_path: Path) -> None:
+def test_a_copied_prefix_goes_on_as_its_own_through_the_host_too(
+    computed: bool, target: Decoder, tmp_path: Path
+) -> None:
     tensors = tensors_of("eagle")
     head, naive = load_head(write(tmp_path, tensors), target), judge("eagle", tensors, target)
-    source, draw, want = EagleSource(head, 10, num_host_pages=4), torch.Generator().manual_seed(9), DraftWant(3, 2, 6, 1.0)
+    source, draw, want = (
+        EagleSource(head, 10, num_host_pages=4),
+        torch.Generator().manual_seed(9),
+        DraftWant(3, 2, 6, 1.0),
+    )
     first = Sequence(source, 27, [3, 8], draw)
     other = Sequence(source, 30, [3, 5], draw)
     other.tokens[:20], other.states[:20] = first.tokens[:20], first.states[:20]
