@@ -1,6 +1,7 @@
 """ramify: a structured-generation language and the runtime that serves it.
 
-Light: importing it loads the language, neither torch nor a web server nor a socket. `Runtime` is loaded when used.
+Light: importing it loads the language, neither torch nor a web server nor a socket. What that
+needs (`Runtime`, the other backends, traces) is loaded when used.
 """
 
 from __future__ import annotations
@@ -9,6 +10,18 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from .lang.backend import Backend, RuntimeEndpoint, flush_cache, get_server_info, set_default_backend
+from .lang.chat_roles import (
+    assistant,
+    assistant_begin,
+    assistant_end,
+    role,
+    system,
+    system_begin,
+    system_end,
+    user,
+    user_begin,
+    user_end,
+)
 from .lang.choices import (
     ChoicesDecision,
     ChoicesSamplingMethod,
@@ -17,24 +30,9 @@ from .lang.choices import (
     unconditional_likelihood_normalized,
 )
 from .lang.decide import pick, predicate, rate
-from .lang.expr import (
-    assistant,
-    assistant_begin,
-    assistant_end,
-    gen,
-    gen_int,
-    gen_string,
-    select,
-    separate_reasoning,
-    system,
-    system_begin,
-    system_end,
-    user,
-    user_begin,
-    user_end,
-)
 from .lang.fork import ForkGroup
 from .lang.plan import Plan
+from .lang.primitives import gen, gen_int, gen_string, select, separate_reasoning
 from .lang.program import Program, function
 from .lang.state import ProgramState
 from .lang.tools import tool_schemas
@@ -42,10 +40,10 @@ from .runtime.protocol.errors import BusyError, RamifyError, RequestError, Runti
 from .runtime.protocol.version import __version__
 
 if TYPE_CHECKING:
-    from .lang.backends.http_runtime import HttpRuntime as HttpRuntime
-    from .lang.backends.openai import OpenAI as OpenAI
-    from .lang.backends.scripted import Scripted as Scripted
-    from .lang.trace import Trace as Trace
+    from .lang.backends.http_runtime import HttpRuntime
+    from .lang.backends.openai import OpenAI
+    from .lang.backends.scripted import Scripted
+    from .lang.trace import Trace
     from .runtime.launch import Runtime
 
 __all__ = [
@@ -54,6 +52,8 @@ __all__ = [
     "ChoicesDecision",
     "ChoicesSamplingMethod",
     "ForkGroup",
+    "HttpRuntime",
+    "OpenAI",
     "Plan",
     "Program",
     "ProgramState",
@@ -62,6 +62,8 @@ __all__ = [
     "Runtime",
     "RuntimeEndpoint",
     "RuntimeFailed",
+    "Scripted",
+    "Trace",
     "__version__",
     "assistant",
     "assistant_begin",
@@ -76,6 +78,7 @@ __all__ = [
     "pick",
     "predicate",
     "rate",
+    "role",
     "select",
     "separate_reasoning",
     "set_default_backend",

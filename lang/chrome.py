@@ -29,9 +29,8 @@ def chrome_events(trace: Trace, process: int = 0) -> Iterator[dict[str, Any]]:
             name = one.name or one.kind
             duration = round((end - one.start) * 1e6, 3)
             yield event("X", state.number, name, one.start, dur=duration, cat=one.kind, args=_arguments(one))
-            if one.first_text is not None and one.end is not None:
-                for part, start, until in (("prefill", one.start, one.first_text), ("decode", one.first_text, one.end)):
-                    yield event("X", state.number, part, start, dur=round((until - start) * 1e6, 3), cat="stream")
+            for part, start, until in _phases(one):
+                yield event("X", state.number, part, start, dur=round((until - start) * 1e6, 3), cat="phase")
             for other in one.states:
                 arrow = {"id": f"{process}.{state.number}.{index}.{other}", "cat": one.kind}
                 if one.kind == "fork" and (begin := begins.get(other)) is not None:
@@ -40,6 +39,24 @@ def chrome_events(trace: Trace, process: int = 0) -> Iterator[dict[str, Any]]:
                 elif one.kind in ("join", "gather") and ends[other] <= end:
                     yield event("s", other, "join", ends[other], **arrow)
                     yield event("f", state.number, "join", end, bp="e", **arrow)
+
+
+def _phases(event: Event) -> Iterator[tuple[str, float, float]]:
+    """As the core tells them, laid against the end, within the event: what is left before them is the way there.
+    Without them, as the client saw a stream."""
+    if event.end is None:
+        return
+    if (told := event.timings) is not None:
+        until = event.end
+        phases = []
+        for name, seconds in (("decode", told.decode), ("prefill", told.prefill), ("queue", told.queue)):
+            start = max(event.start, until - seconds)
+            phases.append((name, start, until))
+            until = start
+        yield from reversed(phases)
+    elif event.first_text is not None:
+        yield "prefill", event.start, event.first_text
+        yield "decode", event.first_text, event.end
 
 
 def _arguments(event: Event) -> dict[str, Any]:

@@ -48,6 +48,8 @@ def meta_of_sequence(sequence: Sequence) -> dict[str, Any]:
         "spec_accept_length": sequence.accept_length,
         "output_ids": sequence.ids,
     }
+    if (timings := sequence.timings) is not None:
+        meta |= {"queue_time": timings.queue, "prefill_time": timings.prefill, "decode_time": timings.decode}
     texts = sequence.token_texts or _NO_TEXTS
     if sequence.logprobs is not None:
         meta["output_token_logprobs"] = _tuples(sequence.logprobs, texts)

@@ -1,7 +1,7 @@
 """What became of a run: its states as a tree, with texts, variables, tokens and times; shown, saved and read again.
 
-Times are seconds since the run began, as the client saw them; `seconds` is what the runtime says that a generation
-took, from its submission to its end.
+Times are seconds since the run began, as the client saw them; `timings` and `seconds` are what the runtime says that a
+generation took, from its submission to its end.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from ..runtime.protocol.core import Timings
 from ..runtime.protocol.errors import RequestError
 from ..runtime.protocol.session import Done
 from .log import Log
@@ -23,7 +24,6 @@ from .recording import Recording, Times
 if TYPE_CHECKING:
     from rich.tree import Tree
 
-MAX_SHOWN = 72  # characters of a text in the tree
 WIDTH = 160  # where there is no terminal
 
 
@@ -47,6 +47,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
     samples: list[str] | None = None  # with n > 1
     tokens: Tokens | None = None
     seconds: float | None = None
+    timings: Timings | None = None  # of the sample that took longest
     finish: str | None = None
     start: float = 0.0  # it was said, and what comes before it answered
     first_text: float | None = None  # of a streamed one: prefill ends about here, decode begins
@@ -92,12 +93,9 @@ class Trace(msgspec.Struct, frozen=True, kw_only=True):
 
     def tree(self) -> Tree:
         """For rich's `Console.print`."""
-        from rich.text import Text
-        from rich.tree import Tree
+        from .trace_tree import tree_of
 
-        root = Tree(Text(_summary(self), style="bold"))
-        self._grow(root, self.states[0])
-        return root
+        return tree_of(self)
 
     def __rich__(self) -> Tree:
         return self.tree()
@@ -112,17 +110,6 @@ class Trace(msgspec.Struct, frozen=True, kw_only=True):
     def save(self, path: str | os.PathLike[str]) -> None:
         """As JSON of the Chrome trace event format, with the trace itself beside the events."""
         save([self], path)
-
-    def _grow(self, tree: Tree, state: TracedState) -> None:
-        from rich.text import Text
-
-        branches = {child.number: child for child in self.states if child.parent == state.number}
-        for event in state.events:
-            node = tree.add(Text.assemble(*_line(event)))
-            if event.kind == "fork":
-                for place, number in enumerate(event.states):
-                    if number in branches:
-                        self._grow(node.add(f"branch {place}"), branches[number])
 
 
 class _File(msgspec.Struct):
@@ -196,6 +183,7 @@ def _told(done: Done) -> dict[str, Any]:
             sum(part.completion_tokens for part in parts),
         )
         told["seconds"] = max(part.seconds for part in parts) or None
+        told["timings"] = max(parts, key=lambda part: part.seconds).timings
         told["finish"] = parts[0].finish.type
         if len(parts) > 1:
             told["samples"] = [part.text for part in parts]
@@ -204,34 +192,3 @@ def _told(done: Done) -> dict[str, Any]:
     elif done.answers is not None:
         told["text"] = ", ".join(msgspec.json.encode(answer).decode() for answer in done.answers)
     return told
-
-
-def _summary(trace: Trace) -> str:
-    tokens = trace.tokens
-    counts = f"{tokens.prompt} prompt tokens, {tokens.cached} of them cached, {tokens.completion} generated"
-    return f"{trace.title}: {len(trace.states)} states, {counts}, {trace.seconds * 1000:.1f} ms"
-
-
-def _line(event: Event) -> Iterator[tuple[str, str]]:
-    """Pieces of text with their styles."""
-    yield (event.kind if event.states else f"{event.kind:<6}", "dim")
-    yield (f" {event.name}" if event.name else "", "bold cyan")
-    if event.states:
-        yield (f" x{len(event.states)}", "")
-    for text in event.samples or ([event.text] if event.text else []):
-        yield (f" {_short(text)}", "" if event.tokens is None else "green")
-    if event.tokens is not None:
-        tokens = event.tokens
-        yield (f"  {tokens.prompt} in ({tokens.cached} cached), {tokens.completion} out", "yellow")
-    if event.end is not None and event.tokens is not None:
-        yield (f"  {(event.end - event.start) * 1000:.1f} ms", "magenta")
-    if event.error is not None:
-        yield (f"  failed: {event.error}", "red")
-    elif event.end is None:
-        yield ("  not answered", "red")
-    yield (f"   ({event.place.rpartition('/')[2]})", "dim")
-
-
-def _short(text: str) -> str:
-    shown = repr(text)
-    return shown if len(shown) <= MAX_SHOWN else f"{shown[: MAX_SHOWN - 4]}...{shown[0]}"

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from ...runtime.protocol import session
-from ...runtime.protocol.core import Finish
+from ...runtime.protocol.core import Finish, Timings
 from ...runtime.protocol.sampling import Constraint, SamplingParams, TokenLogprob
 
 _CONSTRAINTS = {"regex": "regex", "json_schema": "json_schema", "grammar": "ebnf", "structural_tag": "structural_tag"}
@@ -54,6 +54,9 @@ def sequence_of(answer: dict[str, Any], gen: session.Gen) -> session.Sequence:
         seconds=meta["e2e_latency"],
         num_retractions=meta["num_retractions"],
         num_passes=meta["spec_verify_ct"],
+        timings=Timings(queue=meta["queue_time"], prefill=meta["prefill_time"], decode=meta["decode_time"])
+        if "queue_time" in meta
+        else None,
         token_texts=texts if gen.token_texts else None,
     )
 

@@ -171,6 +171,7 @@ class Sample:
             seconds=time.monotonic() - self._began,
             num_retractions=last.num_retractions,
             num_passes=last.num_passes,
+            timings=last.timings,
         )
         return Generated(sequence, self.output_ids, leftover)
 

@@ -112,6 +112,15 @@ class Finish(msgspec.Struct, frozen=True):
     matched: str | int | None = None
 
 
+class Timings(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a request's time in the core went, in seconds: waiting for a place (its grammar's compilation too),
+    computing up to the first token, and from there to the end."""
+
+    queue: float
+    prefill: float
+    decode: float
+
+
 class Tokens(msgspec.Struct, frozen=True, kw_only=True, tag="tokens"):
     """New output tokens of one request; the last one carries `finish`.
 
@@ -128,6 +137,7 @@ class Tokens(msgspec.Struct, frozen=True, kw_only=True, tag="tokens"):
     prompt_logprobs: list[TokenLogprob | None] | None = None
     num_retractions: int = 0
     num_passes: int = 0  # forwards that gave output tokens: fewer than those where guesses proved right
+    timings: Timings | None = None  # with the finish, unless it was aborted
 
 
 class RequestFailed(msgspec.Struct, frozen=True, tag="failed"):

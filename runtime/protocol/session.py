@@ -13,7 +13,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from .core import CoreStats, Finish, ModelInfo
+from .core import CoreStats, Finish, ModelInfo, Timings
 from .decisions import DecisionAnswer, Question
 from .errors import ErrorInfo
 from .sampling import LogprobParams, SamplingParams, TokenLogprob
@@ -197,6 +197,7 @@ class Sequence(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float = 0.0  # from submission to finish
     num_retractions: int = 0
     num_passes: int = 0  # of the model, that gave the tokens
+    timings: Timings | None = None  # None: it was aborted
     token_texts: dict[int, str] | None = None  # of every id that the log-probabilities name
 
     @property

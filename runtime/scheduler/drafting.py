@@ -142,7 +142,7 @@ class Drafting:
 
 
 def _still_good(draft: DraftTree | None, request: Request, row: Row, result: RowResult) -> DraftTree | None:
-    """The part of it that follows what the request has by now: forced tokens may have come, or replaced sampled ones."""
+    """What of it follows the tokens that the request has by now: forced ones may have come, or replaced others."""
     start = row.first_position + row.num_committed
     end = start + len(result.tokens)
     if draft is None or request.tokens[start:end] != result.tokens:

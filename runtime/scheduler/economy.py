@@ -76,14 +76,33 @@ class Acceptance:
 
 
 @dataclass
+class Probes:
+    """What does not pay is tried again after a while, each time after twice as long."""
+
+    after: int = FIRST_PROBE
+    waited: int = 0
+
+    def pays(self) -> None:
+        self.after, self.waited = FIRST_PROBE, 0
+
+    def due(self) -> bool:
+        """It does not pay in this step; whether to try all the same."""
+        self.waited += 1
+        if self.waited < self.after:
+            return False
+        self.after, self.waited = min(LAST_PROBE, 2 * self.after), 0
+        return True
+
+
+@dataclass
 class Economy:
     """What is known of costs, and of guesses over all requests."""
 
     cost: StepCost = field(default_factory=StepCost)
     overall: Acceptance = field(default_factory=Acceptance)
-    _wait: int = 0
-    _probe_after: int = FIRST_PROBE
-    _probing: bool = False
+    _drafting: Probes = field(default_factory=Probes)
+    _verifying: Probes = field(default_factory=Probes)
+    _trying: bool = False  # what was drafted just to see is verified all the same
 
     def observe(self, own: Acceptance, expected: float, num_right: int) -> None:
         own.observe(expected, num_right, memory=0.85)
@@ -91,8 +110,7 @@ class Economy:
 
     def probability(self, own: Acceptance, score: float) -> float:
         """Of a guess to be right, if the draft says `score`."""
-        ratio = 1.0 if self._probing else own.ratio(self.overall.ratio(1.0))
-        return min(0.98, ratio * math.exp(score))
+        return min(0.98, own.ratio(self.overall.ratio(1.0)) * math.exp(score))
 
     def num_worth(self, num_rows: int, probabilities: Sequence[Sequence[float]], limit: int) -> list[int]:
         """How many guesses of each request to verify, the likeliest first, `limit` in all, so that most tokens are had
@@ -102,11 +120,15 @@ class Economy:
         counts = [0] * len(probabilities)
         ranked = sorted(((p, index) for index, own in enumerate(probabilities) for p in own), reverse=True)
         for probability, index in ranked[:limit]:
-            if probability * seconds <= token * tokens and not self._probing:
+            if probability * seconds <= token * tokens and not self._trying:
                 break
             counts[index] += 1
             seconds += token
             tokens += probability
+        if any(counts):
+            self._verifying.pays()
+        elif ranked[:limit] and self._verifying.due():
+            counts[ranked[0][1]] = min(limit, len(probabilities[ranked[0][1]]))
         return counts
 
     def worth_drafting(self, gains: Sequence[float], num_rows: int, num_guesses: float) -> bool:
@@ -115,12 +137,9 @@ class Economy:
         step, token, drafting, draft = self.cost.coefficients
         plain = step + token * num_rows
         more = drafting + len(gains) * (draft + token * num_guesses)
-        self._probing = False
         if sum(gains) * plain > num_rows * more:
-            self._wait, self._probe_after = 0, FIRST_PROBE
+            self._drafting.pays()
+            self._trying = False
             return True
-        self._wait += 1
-        if self._wait >= self._probe_after:
-            self._wait, self._probe_after, self._probing = 0, min(LAST_PROBE, 2 * self._probe_after), True
-            return True
-        return False
+        self._trying = self._drafting.due()
+        return self._trying

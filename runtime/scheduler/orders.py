@@ -80,8 +80,10 @@ def _walk(paths: list[Path], depth: int | None) -> list[Request]:
 
 
 def _fairly_by_program(front: list[Request], view: View) -> list[Request]:
-    """First programs that have begun, the one that came first before the others: it is nearest its end. Then those
-    that have not, what is cached of them before it can be evicted.
+    """First programs that have begun, those with the fewest generations to come before the others, as far as it is
+    known, and else the one that came first. Then those that have not, what is cached of them before it can be evicted.
+
+    A long program that has begun is passed only by programs that began beside it: no other begins before it goes on.
 
     While others wait, what a program asks for beyond its share of the places comes after what is within another's.
     """
@@ -93,10 +95,16 @@ def _fairly_by_program(front: list[Request], view: View) -> list[Request]:
         held[_program(request)] += 1
         is_beyond = held[_program(request)] > share
         has_begun = view.has_begun(request)
-        then = (request.rank,) if has_begun else (-view.num_cached(request), request.rank)
-        return -request.message.priority, is_beyond, not has_begun, *then, request.serial
+        then = _to_come(request) if has_begun else (-view.num_cached(request),)
+        return -request.message.priority, is_beyond, not has_begun, *then, request.rank, request.serial
 
     return sorted(front, key=key)
+
+
+def _to_come(request: Request) -> tuple[int, ...]:
+    """Generations of the request's program, when all of them are known: those that are not come after all others."""
+    outlook = request.message.outlook
+    return (0, outlook.num_generations) if outlook is not None and outlook.complete else (1, 0)
 
 
 def _program(request: Request) -> str:

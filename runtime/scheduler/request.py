@@ -9,6 +9,7 @@ from ..protocol.core import Generate
 from ..protocol.sampling import TokenLogprob
 from ..speculation.ngram import NgramIndex
 from ..speculation.tree import DraftTree
+from .clock import Clock
 from .economy import Acceptance
 from .grammar import Matcher
 from .stops import StopRules
@@ -25,6 +26,7 @@ class Request:
     end: int  # the output's limit, as a length of `tokens`
     stops: StopRules
     tokens: list[int]  # the prompt, then the output so far
+    clock: Clock = field(default_factory=lambda: Clock(0.0))
     matcher: Matcher | None = None
     lease: Lease | None = None
     num_computed: int = 0

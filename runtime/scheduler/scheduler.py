@@ -15,6 +15,8 @@ from concurrent.futures import Future
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from msgspec.structs import replace
+
 from ...radix.cache import PrefixCache
 from ..protocol.config import CoreConfig
 from ..protocol.core import (
@@ -33,6 +35,7 @@ from ..protocol.core import (
 from ..protocol.errors import BusyError, ErrorInfo, RequestError
 from .admission import Admission
 from .batch import Batch, Part
+from .clock import Clock
 from .drafting import Drafting
 from .estimate import OutputLengths
 from .grammar import Grammars
@@ -138,7 +141,7 @@ class Scheduler:
         """Take in a message of `owner`. Returns what can be answered at once."""
         match message:
             case Generate():
-                return self._arrive(message, owner)
+                return self._arrive(message, now, owner)
             case Abort(rid=rid):
                 asked = list(self._live.values()) if rid is None else [self._live[rid]] if rid in self._live else []
                 return [self._abort(request) for request in asked if request.owner == owner]
@@ -166,10 +169,11 @@ class Scheduler:
         admitted = self._waiting.admit(shares.num_left)
         for part in admitted.parts:
             self._totals.count_prompt(part.request)
+            part.request.clock.start(now)
         for request in admitted.cached_whole:
             self._totals.count_prompt(request)
             del self._live[request.rid]
-            self._answers.append(prompt_answer(request))
+            self._answers.append(replace(prompt_answer(request), timings=request.clock.timings(now)))
         running = self._batch.top_up(self._drafting.add_guesses(shares.parts, self._batch), admitted.num_left)
         rows, requests = self._build(running + admitted.parts)
         if not rows:
@@ -207,6 +211,9 @@ class Scheduler:
             self._drafting.observe(request, row, row_result)
             answer = advanced.answer
             if answer is not None:
+                request.clock.answer(now)
+                if answer.finish is not None:
+                    answer = replace(answer, timings=request.clock.timings(now))
                 self._totals.num_output_tokens += len(answer.ids)
                 answers.append(answer)
             if advanced.error is not None:
@@ -237,7 +244,7 @@ class Scheduler:
             **asdict(self._drafting.counts),
         )
 
-    def _arrive(self, message: Generate, owner: bytes) -> list[FromCore]:
+    def _arrive(self, message: Generate, now: float, owner: bytes) -> list[FromCore]:
         assert message.rid not in self._live, f"rid {message.rid!r} is taken"
         try:
             end = end_of(
@@ -258,6 +265,7 @@ class Scheduler:
             end=end,
             stops=StopRules(message.sampling, self._vocabulary),
             tokens=list(message.tokens),
+            clock=Clock(now),
         )
         self._num_arrived += 1
         self._live[request.rid] = request

@@ -47,6 +47,10 @@ def test_it_gives_what_zmq_gives(backend: ramify.Runtime, over_http: HttpRuntime
         ours, theirs = there.get_meta_info(name), here.get_meta_info(name)
         for key in ("output_ids", "prompt_tokens", "completion_tokens", "finish_reason"):
             assert ours[key] == theirs[key], (name, key)
+        for meta in (ours, theirs):
+            phases = [meta[f"{phase}_time"] for phase in ("queue", "prefill", "decode")]
+            assert min(phases) >= 0
+            assert 0 < sum(phases) <= meta["e2e_latency"]
     for name in ("sure", "method", "greedy"):
         ours, theirs = there.get_meta_info(name), here.get_meta_info(name)
         assert ours["scores"] == pytest.approx(theirs["scores"], abs=1e-3)
@@ -114,7 +118,7 @@ def test_facts_counters_and_the_cache(backend: ramify.Runtime, over_http: HttpRu
 
 @pytest.mark.parametrize(
     ("options", "message"),
-    [({"regex": "("}, "regex"), ({"grammar": "root ::="}, "grammar")],
+    [({"regex": "("}, "regex"), ({"grammar": "root ::= ("}, "grammar")],
 )
 def test_what_the_runtime_refuses_names_the_programs_line(
     over_http: HttpRuntime, options: dict[str, Any], message: str

@@ -53,6 +53,14 @@ def test_a_trace_agrees_with_the_state(traced: ProgramState) -> None:
     meta = traced.get_meta_info("answer")
     assert answer.tokens == traces.Tokens(meta["prompt_tokens"], meta["cached_tokens"], 6)
     assert answer.seconds == meta["e2e_latency"] > 0
+    assert answer.timings is not None
+    assert [answer.timings.queue, answer.timings.prefill, answer.timings.decode] == [
+        meta["queue_time"],
+        meta["prefill_time"],
+        meta["decode_time"],
+    ]
+    assert min(answer.timings.queue, answer.timings.prefill, answer.timings.decode) >= 0
+    assert answer.timings.queue + answer.timings.prefill + answer.timings.decode <= answer.seconds
     assert answer.finish == "length"
     assert all("test_trace.py:" in event.place for event in trace.events)
 
@@ -86,16 +94,24 @@ def test_a_saved_trace_is_a_chrome_trace_and_is_read_again(traced: ProgramState,
     assert traces.load(tmp_path / "x.json") == [traced.trace]
     content = json.loads((tmp_path / "x.json").read_text())
     by_track = defaultdict(list)
+    phases = defaultdict(list)
     flows = defaultdict(list)
     for event in content["traceEvents"]:
         assert {"ph", "pid", "tid", "name", "ts"} <= event.keys()
         if event["ph"] == "X":
-            by_track[event["tid"]].append((event["ts"], event["ts"] + event["dur"]))
+            of_track = phases if event["cat"] == "phase" else by_track
+            of_track[event["tid"]].append((event["ts"], event["ts"] + event["dur"]))
         elif event["ph"] in "sf":
             flows[event["id"]].append((event["ph"], event["ts"]))
     assert by_track.keys() == {0, 1, 2, 3}
     for slices in by_track.values():  # slices of a track follow one another, as the format wants them
         assert all(before[1] <= after[0] + 0.01 for before, after in itertools.pairwise(slices)), slices
+    assert phases.keys() == {0, 1, 2, 3}
+    for track, parts in phases.items():
+        assert len(parts) % 3 == 0, "queue, prefill, decode"
+        assert all(before[1] <= after[0] + 0.01 for before, after in itertools.pairwise(parts)), parts
+        for start, end in parts:
+            assert any(whole[0] - 0.01 <= start <= end <= whole[1] + 0.01 for whole in by_track[track])
     assert len(flows) == 3 + 2 + 1  # forked, concatenated, concatenated before
     for arrow in flows.values():
         assert [phase for phase, _ in arrow] == ["s", "f"]

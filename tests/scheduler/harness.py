@@ -390,7 +390,9 @@ class Runtime:
 
 def generate(rid: str, tokens: Sequence[int], **params: Any) -> Generate:
     """A request; what is no field of Generate is a sampling parameter."""
-    fields = {name: params.pop(name) for name in ("priority", "namespace", "program", "claims") if name in params}
+    fields = {
+        name: params.pop(name) for name in ("priority", "namespace", "program", "claims", "outlook") if name in params
+    }
     logprobs = params.pop("logprobs", None)
     params = {"temperature": 0.0, "max_new_tokens": 8, "seed": 7, **params}
     return Generate(rid=rid, tokens=list(tokens), sampling=SamplingParams(**params), logprobs=logprobs, **fields)

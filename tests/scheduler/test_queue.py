@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import itertools
 import random
+from typing import Any
 
 import pytest
 
 from ramify.runtime.protocol.config import OrderName
+from ramify.runtime.protocol.core import Outlook
 from ramify.runtime.scheduler.orders import ORDERS, View
 from ramify.runtime.scheduler.queue import FRONT, PATIENCE, Queue
 from ramify.runtime.scheduler.request import Request
@@ -19,7 +21,7 @@ NAMES: list[OrderName] = ["fcfs", "lpm", "dfs", "program"]
 
 
 def request(
-    serial: int, tokens: list[int], program: str | None = None, rank: int | None = None, **fields: int
+    serial: int, tokens: list[int], program: str | None = None, rank: int | None = None, **fields: Any
 ) -> Request:
     message = generate(f"r{serial}", tokens, program=program, **fields)
     return Request(
@@ -113,6 +115,22 @@ def test_programs_that_have_begun_go_first_and_the_older_before_the_younger() ->
     queue.add(request(6, [2] * 8, "young", rank=3))
     queue.add(request(7, [2] * 8, "old", rank=1))
     assert drain(queue, view()) == [7, 6, 5]
+
+
+def test_of_programs_that_have_begun_the_nearest_to_its_end_goes_first() -> None:
+    """Judge: plain sorting of what each is known to have left."""
+    draw = random.Random(11)
+    for _ in range(20):
+        left = {serial: draw.choice([None, *range(6)]) for serial in range(10, 20)}
+        queue = Queue(ORDERS["program"])
+        for serial in draw.sample(sorted(left), 10):
+            told = left[serial]
+            outlook = Outlook(draw.randrange(6)) if told is None else Outlook(told, complete=True)
+            queue.add(request(serial, [2] * 8, f"p{serial}", rank=serial - 10, outlook=outlook))
+        queue.add(request(99, [2] * 8, "new", outlook=Outlook(0, complete=True)))
+        known = sorted((num, serial) for serial, num in left.items() if num is not None)
+        unknown = sorted(serial for serial, num in left.items() if num is None)
+        assert drain(queue, view()) == [*(serial for _, serial in known), *unknown, 99]
 
 
 def test_a_program_does_not_take_more_than_its_share_while_others_wait() -> None:
