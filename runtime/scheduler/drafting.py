@@ -95,7 +95,12 @@ class Drafting:
 
     def observe_step(self, plan: ForwardPlan, result: ForwardResult) -> None:
         num_drafts = sum(row.draft is not None for row in plan.rows)
-        self._economy.cost.observe(num_tokens=plan.num_tokens, num_drafts=num_drafts, seconds=result.seconds)
+        self._economy.cost.observe(
+            num_tokens=plan.num_tokens,
+            wide=any(len(row.tokens) > 1 for row in plan.rows),
+            num_drafts=num_drafts,
+            seconds=result.seconds,
+        )
 
     def _tree(self, request: Request) -> DraftTree | None:
         if self._source != "ngram":

@@ -14,44 +14,50 @@ import numpy as np
 
 MEMORY = 0.99  # of a step's measurement, a step later
 SMALL = 256  # tokens; larger steps say nothing of the cost of a few more
-# Of an unmeasured step, in its own units: the pass itself, one token more, drafting at all, one more request's draft.
-PRIOR = np.array([0.75, 0.03, 0.15, 0.02])
+# Of an unmeasured step, in its own units: the pass itself, one token more, any row of several tokens (for which other
+# kernels run than for single ones), drafting at all, one more request's draft.
+PRIOR = np.array([0.75, 0.03, 0.1, 0.15, 0.02])
+UNITS = np.array([1.0, 16.0, 1.0, 1.0, 4.0])  # what counts as one measurement of each
 PRIOR_WEIGHT = 0.2  # of a measurement
 OUTLIER = 3.0  # times the usual; a busy machine's, cut down to that
+PLAIN_EVERY = 48  # steps, of which one is plain at least: what guessing saves is not known without it
 FIRST_PROBE, LAST_PROBE = 64, 1024  # steps from one look at what does not pay to the next
 
 
 class StepCost:
-    """Seconds of a step, fitted to the recent ones: `pass + token * tokens + drafting * any draft + draft * drafts`."""
+    """Seconds of a step, fitted to the recent ones: `pass + token * tokens + wide * any row of several tokens +
+    drafting * any draft + draft * drafts`."""
 
     def __init__(self) -> None:
-        self._squares = np.zeros((4, 4))
-        self._products = np.zeros(4)
+        self._squares = np.zeros((len(PRIOR), len(PRIOR)))
+        self._products = np.zeros(len(PRIOR))
         self._usual = 0.0
+        self.num_since_plain = 0  # steps, since one without guesses and drafts
         self._fitted: np.ndarray | None = PRIOR
 
-    def observe(self, *, num_tokens: int, num_drafts: int, seconds: float) -> None:
+    def observe(self, *, num_tokens: int, wide: bool, num_drafts: int, seconds: float) -> None:
         if seconds <= 0 or num_tokens > SMALL:
             return
+        self.num_since_plain = self.num_since_plain + 1 if wide or num_drafts else 0
         if self._usual:
             seconds = min(seconds, OUTLIER * self._usual)
         self._usual = seconds if not self._usual else 0.95 * self._usual + 0.05 * seconds
-        x = np.array([1.0, num_tokens, num_drafts > 0, num_drafts])
+        x = np.array([1.0, num_tokens, wide, num_drafts > 0, num_drafts])
         self._squares = MEMORY * self._squares + np.outer(x, x)
         self._products = MEMORY * self._products + seconds * x
         self._fitted = None
 
     @property
-    def coefficients(self) -> tuple[float, float, float, float]:
+    def coefficients(self) -> tuple[float, float, float, float, float]:
         """Of the fit, none below a thousandth of the pass, which is positive."""
         if self._fitted is None:
             # The prior counts as a fraction of one measurement of each kind: it decides what was never varied.
-            scale = PRIOR_WEIGHT * np.array([1.0, 16.0, 1.0, 4.0]) ** 2
+            scale = PRIOR_WEIGHT * UNITS**2
             fitted = np.linalg.solve(self._squares + np.diag(scale), self._products + scale * PRIOR * self._usual)
             fitted[0] = max(fitted[0], 0.05 * self._usual)
             self._fitted = np.maximum(fitted, 1e-3 * fitted[0])
-        step, token, drafting, draft = self._fitted.tolist()
-        return step, token, drafting, draft
+        step, token, wide, drafting, draft = self._fitted.tolist()
+        return step, token, wide, drafting, draft
 
 
 @dataclass
@@ -115,31 +121,34 @@ class Economy:
     def num_worth(self, num_rows: int, probabilities: Sequence[Sequence[float]], limit: int) -> list[int]:
         """How many guesses of each request to verify, the likeliest first, `limit` in all, so that most tokens are had
         in a second. `num_rows` decode in any case."""
-        step, token, _, _ = self.cost.coefficients
+        step, token, wide, _, _ = self.cost.coefficients
         seconds, tokens = step + token * num_rows, float(num_rows)
-        counts = [0] * len(probabilities)
-        ranked = sorted(((p, index) for index, own in enumerate(probabilities) for p in own), reverse=True)
-        for probability, index in ranked[:limit]:
-            if probability * seconds <= token * tokens and not self._trying:
-                break
-            counts[index] += 1
+        best, num_best = tokens / seconds, 0
+        seconds += wide
+        ranked = sorted(((p, index) for index, own in enumerate(probabilities) for p in own), reverse=True)[:limit]
+        for num, (probability, _) in enumerate(ranked, 1):
             seconds += token
             tokens += probability
-        if any(counts):
+            if tokens / seconds > best or self._trying:
+                best, num_best = tokens / seconds, num
+        if num_best:
             self._verifying.pays()
-        elif ranked[:limit] and self._verifying.due():
-            counts[ranked[0][1]] = min(limit, len(probabilities[ranked[0][1]]))
+        elif ranked and self._verifying.due():
+            num_best = len(ranked)
+        counts = [0] * len(probabilities)
+        for _, index in ranked[:num_best]:
+            counts[index] += 1
         return counts
 
     def worth_drafting(self, gains: Sequence[float], num_rows: int, num_guesses: float) -> bool:
         """Whether to draft for so many requests, whose drafts have `gains` tokens right and cost `num_guesses` tokens
         each to verify; once in a while it is, just to see."""
-        step, token, drafting, draft = self.cost.coefficients
+        step, token, wide, drafting, draft = self.cost.coefficients
         plain = step + token * num_rows
-        more = drafting + len(gains) * (draft + token * num_guesses)
+        more = wide + drafting + len(gains) * (draft + token * num_guesses)
         if sum(gains) * plain > num_rows * more:
             self._drafting.pays()
             self._trying = False
-            return True
+            return self.cost.num_since_plain < PLAIN_EVERY
         self._trying = self._drafting.due()
         return self._trying

@@ -77,33 +77,49 @@ def test_costs_are_found_from_steps_that_differ() -> None:
     cost, draw = StepCost(), random.Random(1)
     for _ in range(400):
         num_tokens, num_drafts = draw.randint(1, 60), draw.choice([0, 0, 1, 5])
-        seconds = 0.01 + 0.0004 * num_tokens + 0.003 * (num_drafts > 0) + 0.0005 * num_drafts
-        cost.observe(num_tokens=num_tokens, num_drafts=num_drafts, seconds=seconds * draw.uniform(0.9, 1.1))
-    assert cost.coefficients == pytest.approx((0.01, 0.0004, 0.003, 0.0005), rel=0.2)
+        wide = draw.random() < 0.5
+        seconds = 0.01 + 0.0004 * num_tokens + 0.002 * wide + 0.003 * (num_drafts > 0) + 0.0005 * num_drafts
+        seconds *= draw.uniform(0.9, 1.1)
+        cost.observe(num_tokens=num_tokens, wide=wide, num_drafts=num_drafts, seconds=seconds)
+    assert cost.coefficients == pytest.approx((0.01, 0.0004, 0.002, 0.003, 0.0005), rel=0.25)
 
 
-def economy(token: float, drafting: float) -> Economy:
+def economy(token: float, drafting: float, wide: float = 0.0) -> Economy:
     """A pass costs 1."""
     made, draw = Economy(), random.Random(2)
     for _ in range(300):
         num_tokens, num_drafts = draw.randint(1, 40), draw.choice([0, 1, 4])
-        seconds = 1 + token * num_tokens + drafting * (num_drafts > 0)
-        made.cost.observe(num_tokens=num_tokens, num_drafts=num_drafts, seconds=seconds)
+        is_wide = draw.random() < 0.5
+        seconds = 1 + token * num_tokens + drafting * (num_drafts > 0) + wide * is_wide
+        made.cost.observe(num_tokens=num_tokens, wide=is_wide, num_drafts=num_drafts, seconds=seconds)
     return made
 
 
 def test_as_many_guesses_are_verified_as_make_tokens_cheapest() -> None:
     chances = [[0.9, 0.8, 0.7, 0.5, 0.2, 0.1, 0.05], [0.3, 0.1]]
-    for token in (0.001, 0.05, 0.2, 1.0):
-        counts = economy(token, 0.1).num_worth(2, chances, limit=99)
+    for token, wide in ((0.001, 0.0), (0.05, 0.3), (0.2, 0.0), (0.2, 0.7), (1.0, 0.2)):
+        counts = economy(token, 0.1, wide).num_worth(2, chances, limit=99)
 
-        def speed(first: int, second: int, token: float = token) -> float:
+        def speed(first: int, second: int, token: float = token, wide: float = wide) -> float:
             gained = 2 + sum(chances[0][:first]) + sum(chances[1][:second])
-            return gained / (1 + token * (2 + first + second))
+            return gained / (1 + token * (2 + first + second) + wide * (first + second > 0))
 
         best = max(speed(first, second) for first in range(8) for second in range(3))
         assert speed(*counts) == pytest.approx(best, rel=0.01)
     assert sum(economy(0.001, 0.1).num_worth(2, chances, limit=4)) == 4
+
+
+def test_what_a_plain_step_costs_is_not_forgotten() -> None:
+    """Guessing all the time, it would never be seen that a step without costs next to nothing."""
+    made = Economy()
+    plain = 0
+    for _ in range(1000):
+        drafts = made.worth_drafting([2.0], num_rows=1, num_guesses=7)
+        plain += not drafts
+        made.cost.observe(
+            num_tokens=8 if drafts else 1, wide=drafts, num_drafts=int(drafts), seconds=9.0 if drafts else 1.0
+        )
+    assert plain > 900
 
 
 def test_drafting_stops_when_it_does_not_pay_and_is_tried_again_now_and_then() -> None:
