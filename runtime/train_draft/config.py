@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any, Literal
 
 from ..models.config import ModelConfig
 from ..models.rope_config import RopeConfig
@@ -16,6 +17,7 @@ class TrainConfig:
     tokens_per_step: int = 4096
     num_ahead: int = 1  # head passes per token, each fed the one before (EAGLE-3's training-time test)
     decay: float = 0.8  # of the loss per pass
+    optimizer: Literal["adamw", "muon"] = "adamw"
     learning_rate: float = 3e-5
     warmup: int = 50  # steps
     feature_loss: float = 1.0
@@ -25,16 +27,16 @@ class TrainConfig:
     seed: int = 0
 
     @classmethod
-    def for_kind(cls, kind: HeadKind, hidden_size: int, **changes: int | float) -> TrainConfig:
+    def for_kind(cls, kind: HeadKind, hidden_size: int, **changes: Any) -> TrainConfig:
         """The published recipes: EAGLE-1 learns features in one pass; EAGLE-3 learns tokens only, in seven passes.
 
         The published learning rate is that of a width of 4096; Adam's scales as one over the width (Yang et al.
         2022, Tensor Programs V, table 3)."""
         rate = 3e-5 * 4096 / hidden_size
-        own: dict[str, int | float] = (
+        own: dict[str, Any] = (
             {"num_ahead": 7, "feature_loss": 0.0, "token_loss": 1.0, "noise": 0.0} if kind == "eagle3" else {}
         )
-        return cls(kind=kind, **({"learning_rate": rate} | own | changes))  # type: ignore[arg-type]
+        return cls(kind=kind, **({"learning_rate": rate} | own | changes))
 
 
 def head_config(kind: HeadKind, target: ModelConfig, draft_vocab_size: int, probe: tuple[float, ...]) -> HeadConfig:

@@ -9,6 +9,7 @@ import torch
 
 from ..models.decoder import Decoder
 from ..models.parameters import Linear
+from ..protocol.errors import RequestError
 from ..speculation.eagle.config import HeadConfig
 from ..speculation.eagle.head import EagleHead
 from ..speculation.eagle.parameters import HeadParameters, allocate
@@ -58,3 +59,12 @@ def learnt(parameters: HeadParameters) -> dict[str, torch.Tensor]:
             case torch.Tensor() as tensor if name != "embedding":
                 found[name] = tensor
     return found
+
+
+def begin_with(head: EagleHead, other: EagleHead) -> None:
+    """Give `head` what `other` has learnt. Raises RequestError when it has other parts."""
+    ours, theirs = learnt(head.parameters), learnt(other.parameters)
+    if {name: part.shape for name, part in ours.items()} != {name: part.shape for name, part in theirs.items()}:
+        raise RequestError("the head to begin with has other tensors than the one to be trained", param="init")
+    for name, part in ours.items():
+        part.copy_(theirs[name])

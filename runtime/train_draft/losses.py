@@ -32,7 +32,7 @@ def losses(
     noise: torch.Generator,
 ) -> Losses:
     """`final_BTE` are the target's hidden states after its final norm, of which its logits are made;
-    `captured_BTC` what the head is fed (the same ones for EAGLE-1). A token's weight says how much drafting it counts."""
+    `captured_BTC` what the head is fed (the same ones for EAGLE-1). Weights say how much drafting a token counts."""
     B, T = ids_BT.shape
     P = T - 1
     device = ids_BT.device

@@ -43,7 +43,7 @@ class Target:
         final_NE, captured_NC = self.model.hidden_and_features(inputs, layers, self._captures)
         assert captured_NC is not None
         captured_BTC, final_BTE = (
-            torch.nn.utils.rnn.pad_sequence(list(states.split(lengths)), batch_first=True)
+            torch.nn.utils.rnn.pad_sequence(list(torch.split(states, lengths)), batch_first=True)
             for states in (captured_NC, final_NE)
         )
         return captured_BTC, final_BTE

@@ -47,7 +47,7 @@ def grown_paths(oracles: list[Oracle], shapes: list[TreeShape]) -> list[tuple[li
 def check(oracles: list[Oracle], shapes: list[TreeShape]) -> None:
     for oracle, shape, (found, scores) in zip(oracles, shapes, grown_paths(oracles, shapes), strict=True):
         wanted = naive_tree(oracle, *shape)
-        # Within a layer nodes are looked at in the order of the front, which is that of its scores: as in the naive one.
+        # Within a layer nodes are looked at in the order of the front, best first, in both.
         assert found == [node.path for node in wanted]
         assert scores == pytest.approx([node.score for node in wanted], abs=1e-4)
 

@@ -17,9 +17,12 @@ from ramify.runtime.models.errors import CheckpointError
 from ramify.runtime.models.load import load_model
 from ramify.runtime.scheduler.plan import DraftWant, PageCopy
 from ramify.runtime.speculation.eagle import EagleHead, EagleSource, load_head
+from ramify.runtime.speculation.eagle.probe import probe
 from ramify.runtime.speculation.eagle.save import save_head
 from ramify.runtime.speculation.source import DraftRow, DraftStep
 from ramify.runtime.speculation.tree import DraftTree
+from ramify.runtime.train_draft.config import head_config
+from ramify.runtime.train_draft.fresh import fresh_head
 
 from .naive_eagle import SIZES, NaiveHead, Tensors, naive_tree, paths, random_tensors, write_config
 
@@ -28,6 +31,7 @@ torch.set_num_threads(1)  # threads that wait for each other on a busy machine c
 DRAFT_VOCAB = 23
 IDS = torch.tensor(sorted(random.Random(4).sample(range(61), DRAFT_VOCAB)))
 KINDS = ("eagle", "eagle3")
+Scored = list[tuple[tuple[int, ...], float]]  # paths
 
 
 @pytest.fixture(scope="module")
@@ -86,9 +90,7 @@ class Sequence:
         return DraftRow(self.tokens[first:end], first, pages, self.tokens[end] if want else None, want)
 
 
-def expected(
-    naive: NaiveHead, head: EagleHead, sequence: Sequence, want: DraftWant
-) -> list[tuple[tuple[int, ...], float]]:
+def expected(naive: NaiveHead, head: EagleHead, sequence: Sequence, want: DraftWant) -> Scored:
     features = list(head.features(sequence.states[: sequence.done]))
     heat = max(0.3, want.temperature)
     estimates: dict[tuple[int, ...], torch.Tensor] = {}
@@ -104,7 +106,7 @@ def expected(
     return [(tuple(int(head.token_ids(torch.tensor(i))) for i in node.path), node.score) for node in nodes]
 
 
-def assert_tree(tree: DraftTree | None, wanted: list[tuple[tuple[int, ...], float]]) -> None:
+def assert_tree(tree: DraftTree | None, wanted: Scored) -> None:
     assert tree is not None
     found = paths(tree.tokens, tree.parents)
     assert found == [path for path, _ in wanted]
@@ -147,11 +149,8 @@ def test_a_copied_prefix_goes_on_as_its_own_through_the_host_too(
 ) -> None:
     tensors = tensors_of("eagle")
     head, naive = load_head(write(tmp_path, tensors), target), judge("eagle", tensors, target)
-    source, draw, want = (
-        EagleSource(head, 10, num_host_pages=4),
-        torch.Generator().manual_seed(9),
-        DraftWant(3, 2, 6, 1.0),
-    )
+    source, draw = EagleSource(head, 10, num_host_pages=4), torch.Generator().manual_seed(9)
+    want = DraftWant(3, 2, 6, 1.0)
     first = Sequence(source, 27, [3, 8], draw)
     other = Sequence(source, 30, [3, 5], draw)
     other.tokens[:20], other.states[:20] = first.tokens[:20], first.states[:20]
@@ -195,7 +194,7 @@ def test_a_saved_head_is_loaded_as_it_was(kind: str, target: Decoder, tmp_path: 
 
 
 def test_biases_are_there_where_the_file_has_them(target: Decoder, tmp_path: Path) -> None:
-    names = tuple(f"layers.0.self_attn.{part}_proj.bias" for part in "qkv") + ("fc.bias",)
+    names = (*(f"layers.0.self_attn.{part}_proj.bias" for part in "qkv"), "fc.bias")
     tensors = random_tensors("eagle", vocab=61, bias=names)
     check_one_prediction(load_head(write(tmp_path, tensors, bias=False), target), judge("eagle", tensors, target))
 
@@ -266,10 +265,6 @@ def test_a_truncated_file_is_refused(target: Decoder, tmp_path: Path) -> None:
 
 
 def test_a_head_saved_for_one_model_is_refused_by_its_twin(target: Decoder, tmp_path: Path) -> None:
-    from ramify.runtime.train_draft.config import head_config
-    from ramify.runtime.train_draft.fresh import fresh_head
-    from ramify.runtime.speculation.eagle.probe import probe
-
     head = fresh_head(head_config("eagle", target.config, 61, probe(target)), target, None, seed=0)
     save_head(head, target.config, tmp_path / "head")
     assert load_head(tmp_path / "head", target).config.target_probe == probe(target)

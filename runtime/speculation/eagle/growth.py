@@ -38,7 +38,7 @@ class TreeShape(NamedTuple):
 
 
 class Front(NamedTuple):
-    """The nodes whose children come next. `parents` are places in the front before; the root is place 0 of the first."""
+    """The nodes whose children come next. `parents` are places in the front before, 0 in the first."""
 
     tokens_BK: torch.Tensor
     parents_BK: torch.Tensor

@@ -4,7 +4,8 @@ A head predicts hidden states. Of token x_j and the feature of the token before 
 f_j, whose logits say what x_{j+1} may be; the estimate is fed back with a drafted x_{j+1}, and so on. Position of x_j
 in the head: j - 1.
 
-Legend: N tokens, E hidden size, C captured size, V the head's vocabulary, H query heads, K key/value heads, D head size.
+Legend: N tokens, E hidden size, C captured size, V the head's vocabulary, H query heads, K key/value heads,
+D head size.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""How a row's newest tokens, and after them the nodes of a growing tree, attend: new tokens to all before them, a node to
-its row's tokens, its ancestors and itself; nothing else.
+"""How a row's newest tokens, and after them the nodes of a growing tree, attend: new tokens to all before them, a node
+to its row's tokens, its ancestors and itself; nothing else.
 
 The row's keys and values are gathered from the pages once; what each pass adds is kept behind them, not in the pages.
 
