@@ -36,6 +36,8 @@ PANELS = {
     "Memory and reuse": "num_pages kv_memory host_kv_memory prefix_cache eviction kv_events",
     "Scheduling": "prefill_budget max_running max_waiting order log_plans",
     "Constraints": "grammar_backend jump_forward",
+    "Speculation": "speculative speculative_draft_model speculative_num_steps speculative_eagle_topk "
+    "speculative_num_draft_tokens speculative_adaptive",
     "HTTP": "host port uds ssl_certfile ssl_keyfile cors_origins max_body_mib request_timeout",
     "Access and limits": "api_key max_requests_per_key requests_per_minute_per_key",
     "Model's dialect": "tool_call_parser reasoning_parser",
