@@ -114,7 +114,9 @@ class _Player:
         vocabulary = header.vocabulary()
         self.entries = entries
         self.texts = _Texts()
-        self.grammars = _Settled(Grammars(vocabulary.token_bytes, vocabulary.eos_ids))
+        self.grammars = _Settled(
+            Grammars(vocabulary.token_bytes, vocabulary.eos_ids, engine=header.config.grammar_backend)
+        )
         self.scheduler = Scheduler(
             header.config,
             cache=make_cache(
@@ -218,6 +220,7 @@ class _Results:
     def __init__(self) -> None:
         self._tokens: dict[tuple[str, int], tuple[int, TokenLogprob | None]] = {}
         self._scores: dict[tuple[str, int], TokenLogprob] = {}
+        self._sizes: dict[str, int] = {}  # of embeddings: plans depend on no more of them
 
     def learn(self, plan: ForwardPlan, result: ForwardResult) -> None:
         for row, row_result in zip(plan.rows, result.rows, strict=True):
@@ -227,6 +230,8 @@ class _Results:
             if row.score is not None:
                 for at, score in enumerate(row_result.scores, row.first_position + row.score.first):
                     self._scores[row.rid, at] = score
+            if row_result.pooled is not None:
+                self._sizes[row.rid] = len(row_result.pooled)
 
     def has(self, row: Row) -> bool:
         return (row.sample is None or (row.rid, _end(row)) in self._tokens) and all(
@@ -236,8 +241,9 @@ class _Results:
     def of(self, row: Row) -> RowResult:
         """What is not known is made up: the request has been aborted."""
         scores = [self._scores.get((row.rid, at), TokenLogprob(0.0, 0)) for at in _scored(row)]
+        pooled = None if row.pool_from is None else bytes(self._sizes.get(row.rid, 0))
         if row.sample is None:
-            return RowResult(scores=scores)
+            return RowResult(scores=scores, pooled=pooled)
         guesses = {
             (parent, token): node
             for node, (parent, token) in enumerate(zip(row.parents or (), row.tokens[row.num_committed :], strict=True))
@@ -247,7 +253,7 @@ class _Results:
         while node is not None and (node := guesses.get((node, found[-1][0]))) is not None:
             found.append(self._tokens.get((row.rid, _end(row) + len(found)), (0, None)))
         logprobs = [logprob for _, logprob in found if logprob is not None]
-        return RowResult(tokens=[token for token, _ in found], logprobs=logprobs, scores=scores)
+        return RowResult(tokens=[token for token, _ in found], logprobs=logprobs, scores=scores, pooled=pooled)
 
 
 def _end(row: Row) -> int:

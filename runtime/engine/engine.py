@@ -1,6 +1,6 @@
 """A plan in, its results out. The only state is the KV pool, which plans address by page, and that of a draft source.
 
-Legend: R rows, T tokens of the step, O outputs, E hidden size, V vocabulary.
+Legend: R rows, T tokens of the step, O outputs, P outputs of one row that are pooled, E hidden size, V vocabulary.
 """
 
 from __future__ import annotations
@@ -74,11 +74,14 @@ class Engine:
         starts_R = (np.cumsum(num_R) - num_R).tolist()
         sampled = [index for index, row in enumerate(rows) if row.sample is not None]
         scored = [index for index, row in enumerate(rows) if row.score is not None]
+        pooled = [index for index, row in enumerate(rows) if row.pool_from is not None]
         outputs = Outputs.of(rows, sampled, starts_R)
-        wanted = np.concatenate((np.array(outputs.indices, dtype=np.int64), _scored(rows, scored, starts_R)))
+        wanted = np.concatenate((np.array(outputs.indices, dtype=np.int64), _read(rows, starts_R, scored, pooled)))
         hidden_OE, features_TE = self._model.hidden_and_features(
             decoder_inputs(rows, self._model, wanted), self._pool.layers, self._captures
         )
+        num_pooled = [len(rows[index].tokens) - (rows[index].pool_from or 0) for index in pooled]
+        hidden_OE, *pools_PE = hidden_OE.split([len(hidden_OE) - sum(num_pooled), *num_pooled])
         results = dict.fromkeys(range(len(rows)), RowResult())
         if sampled:
             logits_OV = self._model.logits(hidden_OE[: len(outputs)])
@@ -95,6 +98,9 @@ class Engine:
             found = score(hidden_OE[len(outputs) :], scores, self._model.logits, self.info.vocab_size)
             for index, entries in zip(scored, found, strict=True):
                 results[index] = msgspec.structs.replace(results[index], scores=entries)
+        for index, pool_PE in zip(pooled, pools_PE, strict=True):
+            sum_E = pool_PE.float().sum(dim=0).cpu().numpy().astype("<f4")
+            results[index] = msgspec.structs.replace(results[index], pooled=sum_E.tobytes())
         if self._source is not None:
             drafts = self._source.follow(_draft_step(rows, results, starts_R, features_TE))
             for index, draft in enumerate(drafts):
@@ -140,8 +146,8 @@ def _draft_step(
     return DraftStep(kept_rows, features_TE)
 
 
-def _scored(rows: list[Row], scored: list[int], starts_R: list[int]) -> np.ndarray:
-    """Indices of the tokens whose hidden states are scored."""
+def _read(rows: list[Row], starts_R: list[int], scored: list[int], pooled: list[int]) -> np.ndarray:
+    """Indices of the tokens whose hidden states are read besides the outputs': the scored ones', the pooled ones'."""
     ranges = [np.empty(0, dtype=np.int64)]
     for index in scored:
         row = rows[index]
@@ -151,4 +157,9 @@ def _scored(rows: list[Row], scored: list[int], starts_R: list[int]) -> np.ndarr
         )
         first = starts_R[index] + row.score.first
         ranges.append(np.arange(first, first + len(row.score.targets)))
+    for index in pooled:
+        row = rows[index]
+        assert row.pool_from is not None
+        assert row.pool_from < len(row.tokens), "hidden states of tokens that the row does not hold"
+        ranges.append(np.arange(starts_R[index] + row.pool_from, starts_R[index] + len(row.tokens)))
     return np.concatenate(ranges)

@@ -3,7 +3,7 @@ for each node of its tree.
 
 Every output is sampled by itself, by the parameters that plain decoding would use there, randomness included. The walk
 along the samples then reads off what plain decoding would have said, so guesses change the cost of an output and never
-the output (docs/decisions/0008).
+the output (docs/decisions/0009).
 
 Legend: O outputs, N nodes, M moves.
 """

@@ -35,8 +35,11 @@ def advance(
     request.num_computed += row.num_committed
     assert len(result.scores) == (0 if row.score is None else len(row.score.targets))
     request.take_scores(result.scores)
+    if request.pool is not None and row.pool_from is not None:
+        assert result.pooled is not None
+        request.pool.add(result.pooled, request.num_computed)
     if row.sample is None:
-        return Advance(None if request.num_uncomputed else prompt_answer(request))
+        return Advance(None if request.num_uncomputed or request.awaits_grammar else prompt_answer(request))
     request.num_passes += 1
     finish, error = None, None
     position = len(request.tokens)  # of the next of the result's tokens
@@ -102,7 +105,9 @@ def _sampled(request: Request, num_done: int, finish: Finish | None) -> Tokens |
 
 def prompt_answer(request: Request) -> Tokens:
     """The whole answer to a request that wants no tokens."""
-    return _tokens(request, [], Finish("length"), logprobs=None if request.message.logprobs is None else [])
+    logprobs: list[TokenLogprob] | None = None if request.message.logprobs is None else []
+    embedding = None if request.pool is None else request.pool.embedding()
+    return _tokens(request, [], Finish("length"), logprobs=logprobs, embedding=embedding)
 
 
 def abort_answer(request: Request) -> Tokens:
@@ -116,7 +121,14 @@ def abort_answer(request: Request) -> Tokens:
     )
 
 
-def _tokens(request: Request, ids: list[int], finish: Finish | None, *, logprobs: list[TokenLogprob] | None) -> Tokens:
+def _tokens(
+    request: Request,
+    ids: list[int],
+    finish: Finish | None,
+    *,
+    logprobs: list[TokenLogprob] | None,
+    embedding: bytes | None = None,
+) -> Tokens:
     assert request.num_cached is not None
     first = not request.answered
     request.answered = True
@@ -127,6 +139,7 @@ def _tokens(request: Request, ids: list[int], finish: Finish | None, *, logprobs
         finish=finish,
         logprobs=logprobs,
         prompt_logprobs=request.prompt_logprobs() if first else None,
+        embedding=embedding,
         num_retractions=request.num_retractions,
         num_passes=request.num_passes,
     )

@@ -32,6 +32,7 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
     penalties: Penalties | None = None
     logit_bias: dict[int, float] = {}
     num_top_logprobs: int | None = None  # None: no log-probabilities wanted
+    logprobs_of: tuple[int, ...] = ()  # and with them those of these tokens
 
 
 class Score(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,6 +41,7 @@ class Score(msgspec.Struct, frozen=True, kw_only=True):
     first: int
     targets: list[int]
     num_top: int
+    of: tuple[int, ...] = ()  # further tokens whose log-probability is wanted at each position
 
 
 class Node(msgspec.Struct, frozen=True, kw_only=True):
@@ -77,6 +79,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     sample: Sample | None = None
     mask: bytes | None = None  # int32 little-endian words: bit t % 32 of word t // 32 set iff token t may come next
     score: Score | None = None
+    pool_from: int | None = None  # the sum of the hidden states of the row's tokens from this one on is wanted
     parents: list[int] | None = None  # None: no token is a guess
     nodes: list[Node] = []
     draft: DraftWant | None = None  # for the next step of the request; from the engine's source, if it has one
@@ -117,6 +120,7 @@ class RowResult(msgspec.Struct, frozen=True, kw_only=True):
     tokens: list[int] = []  # at least one, when the row had a Sample
     logprobs: list[TokenLogprob] = []  # one for each of them, when wanted
     scores: list[TokenLogprob] = []
+    pooled: bytes | None = None  # float32, little-endian, when the row had a `pool_from`
     draft: DraftTree | None = None  # what the engine's source guesses to come next
 
     @property
