@@ -114,6 +114,8 @@ class Drafting:
     def _num_worth(
         self, requests: Sequence[Request], trees: Sequence[DraftTree], num_rows: int, limit: int
     ) -> list[int]:
+        if not trees:
+            return []
         if not self._adaptive:
             counts = []
             for tree in trees:

@@ -53,11 +53,23 @@ class StepCost:
         if self._fitted is None:
             # The prior counts as a fraction of one measurement of each kind: it decides what was never varied.
             scale = PRIOR_WEIGHT * UNITS**2
-            fitted = np.linalg.solve(self._squares + np.diag(scale), self._products + scale * PRIOR * self._usual)
+            fitted = _solve(self._squares + np.diag(scale), self._products + scale * PRIOR * self._usual)
             fitted[0] = max(fitted[0], 0.05 * self._usual)
             self._fitted = np.maximum(fitted, 1e-3 * fitted[0])
         step, token, wide, drafting, draft = self._fitted.tolist()
         return step, token, wide, drafting, draft
+
+
+def _solve(matrix: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """x of `matrix x = values`, for a small positive definite matrix, by elimination. Not numpy's own, whose threads
+    wake for it and then compete with the model's for the cores: measured, they cost a step its double."""
+    rows = [[*row, value] for row, value in zip(matrix.tolist(), values.tolist(), strict=True)]
+    for at, pivot in enumerate(rows):
+        for row in rows:
+            if row is not pivot:
+                factor = row[at] / pivot[at]
+                row[:] = [a - factor * b for a, b in zip(row, pivot, strict=True)]
+    return np.array([row[-1] / row[at] for at, row in enumerate(rows)])
 
 
 @dataclass
