@@ -153,6 +153,8 @@ class EagleSource:
             :, None, None
         ]
         ends_B = torch.tensor([len(part.slots) for part in parts], device=head.device)  # positions of the roots
+        positions_BR = ends_B[:, None] + torch.arange(num_rounds, device=head.device)
+        angles = head.rope.angles(positions_BR, positions_BR)
         place = 0
         features_BKE = feature_BE[:, None]
 
@@ -168,9 +170,9 @@ class EagleSource:
                 attention.descend(front.parents_BK)
             E = features_BKE.shape[-1]
             before_BKE = features_BKE.gather(1, front.parents_BK[:, :, None].expand(-1, -1, E))
-            positions_N = (ends_B - 1 + place).repeat_interleave(K)
             tokens_N = head.token_ids(front.tokens_BK.flatten())
-            output = head.forward(tokens_N, before_BKE.flatten(0, 1), positions_N, attention)
+            cos_N1D, sin_N1D = (part[:, place - 1].repeat_interleave(K, dim=0) for part in angles)
+            output = head.forward_rotated(tokens_N, before_BKE.flatten(0, 1), cos_N1D, sin_N1D, attention)
             features_BKE = output.feature_NE.view(B, K, E)
             return logprobs(output.read_NE)
 
