@@ -11,6 +11,7 @@ import time
 import traceback
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import IO
 
 import msgspec
@@ -40,6 +41,7 @@ from .protocol.version import __version__
 from .scheduler.plan_log import Header, LoggingScheduler, PlanLog
 from .scheduler.retokenise import Retokenise, Retokeniser
 from .scheduler.scheduler import Scheduler, VocabularyFacts, make_cache
+from .speculation.build import build_source, choose_source
 from .tokenizer import load_tokenizer
 
 logger = logging.getLogger("ramify.core")
@@ -125,7 +127,8 @@ def load(config: CoreConfig) -> Core:
     name = served_name(config.model, config.served_model_name)
     tokenizer = load_tokenizer(path)
     with progress.loading(name) as on_progress:
-        engine = build_engine(config, path, on_progress)
+        engine = build_engine(config, path, on_progress, partial(build_source, config, path))
+    config = msgspec.structs.replace(config, speculative=choose_source(config, path))
     engine.warm_up()
     info = ModelInfo(name=name, path=str(path), version=__version__, **asdict(engine.info))
     token_bytes = (tokenizer.token_bytes + [None] * info.vocab_size)[: info.vocab_size]

@@ -175,6 +175,7 @@ class Sample:
             prompt_logprobs=self.prompt_logprobs,
             seconds=time.monotonic() - self._began,
             num_retractions=last.num_retractions,
+            num_passes=last.num_passes,
             timings=last.timings,
         )
         return Generated(sequence, self.output_ids, leftover)

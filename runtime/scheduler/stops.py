@@ -70,6 +70,12 @@ class StopRules:
         eos = self._vocabulary.eos_ids if params.ignore_eos and params.constraint is not None else frozenset()
         return eos | self._ending_ids if num_output < params.min_new_tokens else eos
 
+    def may_end(self, token: int) -> bool:
+        """Whether the token, by itself, ends the output once it is long enough."""
+        if self._params.constraint is not None and token in self._vocabulary.eos_ids:
+            return True
+        return token in self._ending_ids
+
     def feed(self, token: int, num_output: int) -> Finish | None:
         """The finish that `token` brings after `num_output` output tokens, or None. Call once per token, in order."""
         params = self._params

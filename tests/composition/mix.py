@@ -20,7 +20,17 @@ from ramify import assistant, gen, select, system, user
 
 # What depends on who else was there, and must not matter to anybody.
 CIRCUMSTANCES = frozenset(
-    {"id", "cached_tokens", "e2e_latency", "num_retractions", "queue_time", "prefill_time", "decode_time"}
+    {
+        "id",
+        "cached_tokens",
+        "e2e_latency",
+        "num_retractions",
+        "queue_time",
+        "prefill_time",
+        "decode_time",
+        "spec_verify_ct",
+        "spec_accept_length",
+    }
 )
 WORDS = "the capital of France is a river in spring and Ada lives near seven spiders under blue lamps".split()
 SCHEMA = {

@@ -76,6 +76,8 @@ def test_a_prompt_is_continued() -> None:
                     "completion_tokens": len(FINE) + 1,
                     "cached_tokens": len(prompt) // 2,
                     "num_retractions": 0,
+                    "spec_verify_ct": 0,
+                    "spec_accept_length": 0.0,
                 },
             }
             assert built.core.requests[0].tokens == prompt

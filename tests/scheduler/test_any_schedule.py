@@ -101,6 +101,11 @@ def scenarios(draw: st.DrawFn) -> tuple[dict[str, Any], list[Generate], list[lis
         "eviction": draw(st.sampled_from(["lru", "lfu", "priority", "program"])),
         "num_host_pages": draw(st.sampled_from([0, 0, 3, 20])),
         "context_length": draw(st.just(200) | st.integers(longest - 1, 60)),
+        "speculative": draw(st.sampled_from(["off", "ngram", "eagle", "eagle"])),  # the fake engine's are any trees
+        "speculative_adaptive": draw(st.booleans()),
+        "speculative_num_steps": draw(st.integers(1, 6)),
+        "speculative_eagle_topk": draw(st.integers(1, 4)),
+        "speculative_num_draft_tokens": draw(st.integers(2, 12)),
     }
     kinds = st.sampled_from(
         ["add", "add", "add", "nothing", "nothing", "abort", "abort_in_flight", "compile", "flush", "end"]
