@@ -11,15 +11,24 @@ import numpy as np
 from .automaton import Automaton, Block
 from .dfa import DEAD, START, Dfa
 from .errors import GrammarError
-from .formula import Formula, atoms, evaluate
+from .formula import Formula, atoms, evaluate, has_negation
 from .literals import literal_states
 from .schema_parts import ObjectPart
-from .schema_strings import QUOTE, StringPart, spellings, string_dfa
+from .schema_strings import QUOTE, StringPart, is_doubtful, spellings, string_dfa
 from .schema_world import World
 from .string_dfas import pattern_dfa
 from .string_products import any_string, combinations, labelled_product, looping_states, plain_states
 
-Kind = frozenset[str | StringPart]  # of a name: what it matches
+
+@dataclass(frozen=True)
+class Doubt:
+    """The names of which is not known whether a part holds."""
+
+    part: StringPart
+    number: int  # of the format
+
+
+Kind = frozenset[str | StringPart | Doubt]  # of a name: what it matches
 MAX_KINDS = 32  # of names that are not mentioned
 
 
@@ -40,7 +49,7 @@ class KeySpace:
         self._number = {name: number for number, name in enumerate(self.names)}
         self.named = [Outcome(number) for number in range(len(self.names))]
         # What is asked of all names is a pattern to them, too: a part of the formula that a name satisfies or not.
-        self._tests: dict[str | StringPart, Dfa] = {}
+        self._tests: dict[str | StringPart | Doubt, Dfa] = {}
         for part in parts:
             for pattern in part.patterns:
                 self._tests[pattern] = pattern_dfa(pattern)
@@ -48,6 +57,8 @@ class KeySpace:
                 for atom in atoms(world.typed(goal, "string")):
                     assert isinstance(atom, StringPart)
                     self._tests[atom] = string_dfa(atom)
+                    if has_negation(world.typed(goal, "string")):
+                        self._tests |= {Doubt(atom, number): dfa for number, dfa in enumerate(atom.doubts())}
         self.outcomes: list[Outcome] = [Outcome(None), *self.named]
         self.kinds: list[Kind] = [frozenset()] if not self._tests else []
         self._numbers: dict[Kind, int] = {frozenset(): 0}
@@ -76,8 +87,13 @@ class KeySpace:
         return found
 
     def _make_goal(self, part: ObjectPart, outcome: Outcome) -> Formula:
+        if any(isinstance(test, Doubt) for test in outcome.matched):
+            return False
         if outcome.number is not None:
-            return part.name_goal(self.world, self.names[outcome.number])
+            name = self.names[outcome.number]
+            if any(is_doubtful((self.world.typed(goal, "string"),), name) for goal in part.name_goals):
+                return False
+            return part.name_goal(self.world, name)
         for goal in part.name_goals:
             if not evaluate(self.world.typed(goal, "string"), lambda atom: atom in outcome.matched):
                 return False

@@ -17,9 +17,9 @@ from .dfa import DEAD, START, Dfa
 from .encode import encoded
 from .errors import GrammarError
 from .expression import choice, literal
-from .formula import And, Formula, Not, One, Or, atoms, evaluate, substitute
+from .formula import And, Formula, Not, One, Or, atoms, evaluate, has_negation, substitute
 from .literals import literal_states
-from .string_dfas import format_chars, pattern_chars
+from .string_dfas import doubtful_chars, format_chars, pattern_chars
 from .string_products import any_string, labelled_product, length_dfa, looping_states, plain_states, word_states
 from .subset import char_dfa
 
@@ -46,6 +46,16 @@ class StringPart:
             return False
         chars = self.chars()
         return chars is None or chars.accepts(text)
+
+    def is_doubtful(self, text: str) -> bool:
+        """Whether it may hold although `holds` says no: some formats are not known as a whole."""
+        found = (doubtful_chars(name) for name in self.formats)
+        return any(chars is not None and chars.accepts(text) for chars in found)
+
+    def doubts(self) -> list[Dfa]:
+        """The texts that are doubtful."""
+        found = (doubtful_chars(name) for name in sorted(self.formats))
+        return [_encoded_chars(chars) for chars in found if chars is not None]
 
     def chars(self) -> CharDfa | None:
         """The patterns and formats together; None when there are none. Raises GrammarError when that is too complex."""
@@ -108,7 +118,7 @@ def _distances(chars: CharDfa) -> np.ndarray:
 
 
 def join_strings(parts: Iterable[StringPart]) -> StringPart | bool:
-    """All of them at once."""
+    """All of them at once. Raises GrammarError when that is too complex."""
     parts = list(parts)
     mosts = [part.most for part in parts if part.most is not None]
     given = [part.texts for part in parts if part.texts is not None]
@@ -126,10 +136,7 @@ def join_strings(parts: Iterable[StringPart]) -> StringPart | bool:
         return True
     if joined.most is not None and joined.most < joined.least:
         return False
-    try:
-        counted = _counted_chars(joined.patterns, joined.formats, joined.least)
-    except GrammarError:
-        return False  # refusing all is safe, where what is asked together cannot be worked out
+    counted = _counted_chars(joined.patterns, joined.formats, joined.least)
     if counted is not None:
         shortest = counted.shortest[START]
         if shortest >= FAR or (joined.most is not None and shortest > joined.most):
@@ -233,13 +240,24 @@ def _written(
     written: list[tuple[bytes, int]] = []
     for text in texts:
         truths = [evaluate(f, lambda part: part.holds(text)) for f in formulas]  # noqa: B023
-        number = result(tuple(map(bool, truths[1:]))) if truths[0] else -1
+        number = result(tuple(map(bool, truths[1:]))) if truths[0] and not is_doubtful(formulas, text) else -1
         for spelling in spellings(text):
             if number >= 0:
                 written.append((spelling, automaton.pop(number)))
             elif others is not None and others.accepts(spelling[:-1]):
                 written.append((spelling, DEAD))
     return sorted(written)
+
+
+def is_doubtful(formulas: tuple[Formula, ...], text: str) -> bool:
+    """Whether the truth of a formula is not known of a text: that of its parts is not, and it matters."""
+    parts = (part for formula in formulas for part in atoms(formula))
+    return not _decided(formulas) and any(part.is_doubtful(text) for part in parts)
+
+
+def _decided(formulas: tuple[Formula, ...]) -> bool:
+    """Whether only what certainly holds is accepted, whatever else might: a doubtful part is never wanted to fail."""
+    return len(formulas) == 1 and not has_negation(formulas[0])
 
 
 def _part_machine(automaton: Automaton, part: StringPart, result: int) -> tuple[int, Dfa] | None:
@@ -297,15 +315,26 @@ def _product_machine(automaton: Automaton, formulas: tuple[Formula, ...], result
         return automaton.memory[key]  # type: ignore[no-any-return]
     parts = list(dict.fromkeys(atom for formula in formulas for atom in atoms(formula)))
 
+    doubts = [] if _decided(formulas) else [dfa for part in parts for dfa in part.doubts()]
+
     def label(accepted: tuple[bool, ...]) -> int:
-        truth = dict(zip(parts, accepted, strict=True))
+        if any(accepted[len(parts) :]):
+            return -1
+        truth = dict(zip(parts, accepted, strict=False))
         truths = [bool(evaluate(f, truth.__getitem__)) for f in formulas]
         return result(tuple(truths[1:])) if truths[0] else -1
 
     try:
-        made = labelled_product(any_string(), [string_dfa(part) for part in parts], label)
-    except GrammarError:
+        made = labelled_product(any_string(), [*map(string_dfa, parts), *doubts], label)
+    except GrammarError as error:
         made = None  # refusing all is safe, where what is asked cannot be worked out
+        automaton.refused.append(error)
+    else:
+        if made is None and doubts:
+            names = sorted({name for part in parts for name in part.formats})
+            automaton.refused.append(
+                GrammarError(f"not all of the format {names[0]!r} is known, so it cannot be negated")
+            )
     machine: tuple[int, Dfa] | None = None
     if made is not None:
         table, class_of, labels = made

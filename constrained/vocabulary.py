@@ -41,6 +41,13 @@ class Vocabulary:
         return -(-len(self.tokens) // 32)
 
     @cached_property
+    def packed(self) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+        """The bytes of all tokens one after another, and where each begins: uint8[B], int64[V + 1]."""
+        starts = np.zeros(len(self.tokens) + 1, np.int64)
+        np.cumsum([len(data or b"") for data in self.tokens], out=starts[1:])
+        return np.frombuffer(b"".join(data or b"" for data in self.tokens), np.uint8), starts
+
+    @cached_property
     def ends_mask(self) -> NDArray[np.int32]:
         """The bits of the ends of sequence; never written to."""
         return bitmask(np.array(sorted(self.eos_ids), np.int64), len(self.tokens))
