@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
 import numpy as np
-from numba import carray, njit, types
+from numba import carray, njit, types  # type: ignore[attr-defined]
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
@@ -29,26 +29,37 @@ def _compiled(function: F) -> F:
 
 def addresses(*arrays: NDArray[Any]) -> NDArray[np.int64]:
     """Of contiguous arrays, in the order of the places here. Whoever uses them keeps the arrays alive."""
-    return np.array([number for array in arrays for number in (array.ctypes.data, len(array))], np.int64)
+    return np.array([number for array in arrays for number in (address(array), len(array))], np.int64)
 
 
-@intrinsic  # type: ignore[untyped-decorator]
-def _int32s(_: Any, address: Any) -> Any:
-    return types.CPointer(types.int32)(address), _as_pointer
-
-
-@intrinsic  # type: ignore[untyped-decorator]
-def _int64s(_: Any, address: Any) -> Any:
-    return types.CPointer(types.int64)(address), _as_pointer
-
-
-@intrinsic  # type: ignore[untyped-decorator]
-def _bytes(_: Any, address: Any) -> Any:
-    return types.CPointer(types.uint8)(address), _as_pointer
+def address(array: NDArray[Any]) -> int:
+    """Of its first element; a good deal sooner than by way of `ctypes`."""
+    return int(array.__array_interface__["data"][0])
 
 
 def _as_pointer(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
     return builder.inttoptr(arguments[0], context.get_value_type(signature.return_type))
+
+
+_pointer_to: Any = types.CPointer
+_POINTERS = {name: _pointer_to(getattr(types, name)) for name in ("int32", "int64", "uint8")}
+
+
+def _to_int32(_: Any, address: Any) -> Any:
+    return _POINTERS["int32"](address), _as_pointer
+
+
+def _to_int64(_: Any, address: Any) -> Any:
+    return _POINTERS["int64"](address), _as_pointer
+
+
+def _to_uint8(_: Any, address: Any) -> Any:
+    return _POINTERS["uint8"](address), _as_pointer
+
+
+_int32s: Any = intrinsic(_to_int32)
+_int64s: Any = intrinsic(_to_int64)
+_bytes: Any = intrinsic(_to_uint8)
 
 
 @_compiled

@@ -67,6 +67,8 @@ class KeySpace:
         # Names with several spellings are tested for, where other names may come.
         self._spelled = {name: spellings(name) for name in self.names}
         self._many = [name for name in self.names if len(self._spelled[name]) != 1 or "/" in name]
+        self._are_all = True
+        self._many_bits = self.bits(self._many)
         if self._tests:
             self._find_kinds()
 
@@ -105,13 +107,19 @@ class KeySpace:
         try:
             found = combinations(any_string(), list(self._tests.values()))
         except GrammarError:
+            self._are_all = False
             return  # no other names at all, where they cannot be told apart
+        self._are_all = len(found) <= MAX_KINDS
         for accepted in found[:MAX_KINDS]:
             kind = frozenset(test for test, passed in zip(tests, accepted, strict=True) if passed)
             self.kinds.append(kind)
             if kind not in self._numbers:
                 self._numbers[kind] = len(self.outcomes)
                 self.outcomes.append(Outcome(None, kind))
+
+    def is_everything(self, kinds: frozenset[Kind]) -> bool:
+        """Whether any text at all is a name, mentioned or of these kinds."""
+        return self._are_all and len(kinds) == len(self.kinds) > 0
 
     def start(self, automaton: Automaton, names: int, kinds: frozenset[Kind]) -> int | None:
         """The number of the state after the opening quote; the result of a name is the number of its outcome."""
@@ -132,7 +140,10 @@ class KeySpace:
             made = self._product(names, kinds)
             if made is None:
                 return None
-            table, base = made[0], automaton.block(("keys block", self, names, kinds), lambda: made[1])
+            table, base = (
+                made[0],
+                automaton.block(("keys block", self, names & self._many_bits, kinds), lambda: made[1]),
+            )
         texts = []
         for number, name in enumerate(self.names):
             if name not in self._many:

@@ -26,6 +26,7 @@ from .subset import char_dfa
 QUOTE = 0x22
 MAX_UNROLLED = 4000  # states
 FAR = 1 << 30
+MAX_SLASHES = 4  # of a text whose spellings are listed one by one
 _Result = Callable[[tuple[bool, ...]], int]
 
 
@@ -200,12 +201,13 @@ def string_start(automaton: Automaton, formulas: tuple[Formula, ...], result: _R
 
 
 def _given_texts(formulas: tuple[Formula, ...]) -> frozenset[str]:
-    """The texts that are listed in some part, if there are other parts, and each text has one spelling."""
+    """The texts that are listed in some part, if each has few spellings."""
     parts = [part for formula in formulas for part in atoms(formula)]
     if any(part.most is not None or part.least for part in parts):
         return frozenset()  # along the given texts no characters are counted
     texts = frozenset().union(*(part.texts for part in parts if part.texts is not None))
-    return texts if all(len(spellings(text)) == 1 and "/" not in text for text in texts) else frozenset()
+    few = all(len(spellings(text)) == 1 and text.count("/") <= MAX_SLASHES for text in texts)
+    return texts if few else frozenset()
 
 
 def _machine(automaton: Automaton, formulas: tuple[Formula, ...], result: _Result) -> tuple[int, Dfa] | None:
@@ -241,12 +243,25 @@ def _written(
     for text in texts:
         truths = [evaluate(f, lambda part: part.holds(text)) for f in formulas]  # noqa: B023
         number = result(tuple(map(bool, truths[1:]))) if truths[0] and not is_doubtful(formulas, text) else -1
-        for spelling in spellings(text):
+        for spelling in spellings(text) if others is None else _with_escapes(spellings(text)):
             if number >= 0:
                 written.append((spelling, automaton.pop(number)))
             elif others is not None and others.accepts(spelling[:-1]):
                 written.append((spelling, DEAD))
     return sorted(written)
+
+
+def _with_escapes(written: list[bytes]) -> list[bytes]:
+    r"""Also with `\/` for each `/`, as an open string may have it."""
+    for at in range(max(text.count(b"/") for text in written)):
+        written = [new for text in written for new in (text, _escaped_at(text, at))]
+    return written
+
+
+def _escaped_at(text: bytes, number: int) -> bytes:
+    """With a backslash before one of its slashes."""
+    parts = text.split(b"/")
+    return b"/".join(parts[: number + 1]) + b"\\/" + b"/".join(parts[number + 1 :])
 
 
 def is_doubtful(formulas: tuple[Formula, ...], text: str) -> bool:
@@ -264,11 +279,13 @@ def _part_machine(automaton: Automaton, part: StringPart, result: int) -> tuple[
     counted = _counted_chars(part.patterns, part.formats, part.least)
     if counted is not None and counted.shortest[START] > (FAR - 1 if part.most is None else part.most):
         return None
-    base = automaton.block(("string", part, result), lambda: _part_block(part, counted, result))
+    base = automaton.block(("string", part, result), lambda: part_block(part, result))
     return base, any_string() if counted is None else _encoded_chars(counted.chars)
 
 
-def _part_block(part: StringPart, counted: CountedChars | None, result: int) -> Block:
+@lru_cache(maxsize=1024)
+def part_block(part: StringPart, result: int) -> Block:
+    counted = _counted_chars(part.patterns, part.formats, part.least)
     if counted is None:
         dfa = any_string()
         num_boundaries, least, shortest = START + 1, part.least, np.zeros(dfa.num_states, np.int64)
