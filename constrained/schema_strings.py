@@ -26,6 +26,7 @@ from .subset import char_dfa
 QUOTE = 0x22
 MAX_UNROLLED = 4000  # states
 FAR = 1 << 30
+MAX_LEAST = 8  # characters that states are made for, rather than counted, where some texts are listed
 MAX_SLASHES = 4  # of a text whose spellings are listed one by one
 _Result = Callable[[tuple[bool, ...]], int]
 
@@ -186,7 +187,7 @@ def string_start(automaton: Automaton, formulas: tuple[Formula, ...], result: _R
     if given:
         # The given texts by themselves, all others as if none had been given.
         others = tuple(substitute(f, lambda part: part if part.texts is None else False) for f in formulas)
-        machine = _machine(automaton, others, result)
+        machine = _machine(automaton, others, result, is_unrolled=True)
         if machine is None:
             return _texts_start(automaton, given, formulas, result)
         written = _written(automaton, given, formulas, result, machine[1])
@@ -203,15 +204,18 @@ def string_start(automaton: Automaton, formulas: tuple[Formula, ...], result: _R
 def _given_texts(formulas: tuple[Formula, ...]) -> frozenset[str]:
     """The texts that are listed in some part, if each has few spellings."""
     parts = [part for formula in formulas for part in atoms(formula)]
-    if any(part.most is not None or part.least for part in parts):
+    if any(part.most is not None or part.least > MAX_LEAST for part in parts):
         return frozenset()  # along the given texts no characters are counted
     texts = frozenset().union(*(part.texts for part in parts if part.texts is not None))
     few = all(len(spellings(text)) == 1 and text.count("/") <= MAX_SLASHES for text in texts)
     return texts if few else frozenset()
 
 
-def _machine(automaton: Automaton, formulas: tuple[Formula, ...], result: _Result) -> tuple[int, Dfa] | None:
-    """The block for strings that are not listed, as `Automaton.block` numbers it, and its automaton."""
+def _machine(
+    automaton: Automaton, formulas: tuple[Formula, ...], result: _Result, is_unrolled: bool = False
+) -> tuple[int, Dfa] | None:
+    """The block for strings that are not listed, as `Automaton.block` numbers it, and its automaton. `is_unrolled`:
+    nothing is counted in it."""
     need, tracked = formulas[0], formulas[1:]
     if need is False:
         return None
@@ -219,8 +223,18 @@ def _machine(automaton: Automaton, formulas: tuple[Formula, ...], result: _Resul
     if single and all(f is need or f == need or isinstance(f, bool) for f in tracked):
         # One part decides all: its own truth, and constants.
         number = result(tuple(True if f == need else bool(f) for f in tracked))
-        return _part_machine(automaton, StringPart() if need is True else need, number)
+        part = StringPart() if need is True else need
+        if is_unrolled and part.least:
+            block = automaton.block(("unrolled", part, number), lambda: _unrolled_block(part, number))
+            return block, string_dfa(part)
+        return _part_machine(automaton, part, number)
     return _product_machine(automaton, formulas, result)
+
+
+def _unrolled_block(part: StringPart, result: int) -> Block:
+    dfa = string_dfa(part)
+    results = np.where(dfa.accepting, result, -1).astype(np.int32)
+    return Block(dfa.table, dfa.class_of, results, QUOTE, plain=plain_states(dfa), loops=looping_states(dfa))
 
 
 def _texts_start(
