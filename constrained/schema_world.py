@@ -330,7 +330,8 @@ class World:
             spread = next((part for part in others if isinstance(part, Or | One)), None)
             if joined is True or spread is None:
                 return conj([joined, *(self._normal(part, kind) for part in others)])
-            pushed = [self._normal(conj([joined, inner]), kind) for inner in spread.parts]
+            alternatives = _with_texts_together(spread) if kind == "string" else spread.parts
+            pushed = [self._normal(conj([joined, inner]), kind) for inner in alternatives]
             rest = [self._normal(part, kind) for part in others if part is not spread]
             return conj([disj(pushed) if isinstance(spread, Or) else one(pushed), *rest])
         if isinstance(formula, Or):
@@ -378,3 +379,14 @@ class World:
         if kind in ("object", "array"):
             return evaluate(formula, lambda part: None if part.has_values(self) else False) is not False
         return True
+
+
+def _with_texts_together(formula: Or | One) -> Iterable[Formula]:
+    """The alternatives, those of an Or that list texts as one: enums written as many constants are long."""
+    if isinstance(formula, One):
+        return formula.parts
+    listed = [part for part in formula.parts if isinstance(part, StringPart) and part.texts is not None]
+    if len(listed) < 2:
+        return formula.parts
+    together = StringPart(texts=frozenset().union(*(part.texts or () for part in listed)))
+    return [together, *formula.parts.difference(listed)]
