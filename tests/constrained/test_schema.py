@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import random
+import weakref
 from typing import Any
 
 import jsonschema
@@ -243,3 +245,16 @@ def test_texts_that_must_be_accepted(schema: Any, text: str) -> None:
 )
 def test_texts_that_must_not_be_accepted(schema: Any, text: str) -> None:
     assert not accepts(compile_constraint(JsonSchema(schema), VOCABULARY), text.encode())
+
+
+def test_a_grammar_that_nobody_holds_is_freed() -> None:
+    schema = {
+        "anyOf": [{"properties": {"a": {"not": {"type": "array"}}}}, {"oneOf": [{"minimum": 1}, {"maxItems": 2}]}]
+    }
+    grammar = compile_constraint(JsonSchema(schema), VOCABULARY)
+    matcher = grammar.matcher()
+    assert all(matcher.accept(byte) for byte in b'{"a":{"b":1}}')
+    gone = weakref.ref(grammar.automaton)
+    del grammar, matcher
+    gc.collect()
+    assert gone() is None
