@@ -18,10 +18,21 @@ $(VENV)/.%: $(BIN)/python pyproject.toml constraints.txt
 	$(PIP) -e ".[$*]"
 	@touch $@
 
+# Client libraries are tested from where their users have them: an environment that is not the server's.
+$(VENV)/.clients: tests/serving/clients/requirements.txt
+	$(PYTHON) -m venv $(VENV)/clients
+	$(VENV)/clients/bin/python -m pip --disable-pip-version-check install -q --no-deps -r $<
+	@touch $@
+
+# The Node client brings the Node that it needs. Without npm its tests skip.
+$(VENV)/.node: tests/serving/node/package.json tests/serving/node/package-lock.json
+	@if command -v npm >/dev/null; then npm ci --prefix tests/serving/node --ignore-scripts --loglevel=error; fi
+	@mkdir -p $(VENV) && touch $@
+
 demo: $(VENV)/.base  ## an agent that uses tools, on the model that ships
 	$(BIN)/ramify run examples/agents/react.py
 
-test: $(VENV)/.test  ## every test; those that need a GPU skip without one
+test: $(VENV)/.test $(VENV)/.clients $(VENV)/.node  ## every test; those that need a GPU skip without one
 	$(BIN)/pytest --rootdir=tests -n 2 --dist loadscope $(PYTEST_ARGS)
 
 lint: $(VENV)/.dev  ## style and types
@@ -48,4 +59,4 @@ gpu-check: $(VENV)/.test  ## on a CUDA device: the tests that need one, the kern
 	$(BIN)/python -P bench/kernels.py --out bench/results/kernels_gpu.md
 
 clean:
-	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) tests/serving/node/node_modules build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

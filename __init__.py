@@ -10,6 +10,18 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from .lang.backend import Backend, RuntimeEndpoint, flush_cache, get_server_info, set_default_backend
+from .lang.chat_roles import (
+    assistant,
+    assistant_begin,
+    assistant_end,
+    role,
+    system,
+    system_begin,
+    system_end,
+    user,
+    user_begin,
+    user_end,
+)
 from .lang.choices import (
     ChoicesDecision,
     ChoicesSamplingMethod,
@@ -18,25 +30,9 @@ from .lang.choices import (
     unconditional_likelihood_normalized,
 )
 from .lang.decide import pick, predicate, rate
-from .lang.expr import (
-    assistant,
-    assistant_begin,
-    assistant_end,
-    gen,
-    gen_int,
-    gen_string,
-    role,
-    select,
-    separate_reasoning,
-    system,
-    system_begin,
-    system_end,
-    user,
-    user_begin,
-    user_end,
-)
 from .lang.fork import ForkGroup
 from .lang.plan import Plan
+from .lang.primitives import gen, gen_int, gen_string, select, separate_reasoning
 from .lang.program import Program, function
 from .lang.state import ProgramState
 from .lang.tools import tool_schemas

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import logging
 import os
 import runpy
-import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -33,21 +31,37 @@ app = typer.Typer(
 errors = Console(stderr=True, soft_wrap=True, highlight=False)
 
 
-def settings_of(
-    struct: type[msgspec.Struct], panel: str, skip: frozenset[str] = frozenset()
-) -> list[inspect.Parameter]:
-    """One keyword parameter, hence one `--flag`, for each field of a configuration struct."""
+PANELS = {
+    "Model": "served_model_name device dtype context_length",
+    "Memory and reuse": "num_pages kv_memory host_kv_memory prefix_cache eviction kv_events",
+    "Scheduling": "prefill_budget max_running max_waiting order log_plans",
+    "Constraints": "grammar_backend jump_forward",
+    "HTTP": "host port uds ssl_certfile ssl_keyfile cors_origins max_body_mib request_timeout",
+    "Access and limits": "api_key max_requests_per_key requests_per_minute_per_key",
+    "Model's dialect": "tool_call_parser reasoning_parser",
+    "Programs of other machines": "bind keys",
+    "Processes": "frontends drain_seconds",
+    "Logs and traces": "log_level log_format otlp_endpoint",
+}
+PANEL_OF = {name: panel for panel, names in PANELS.items() for name in names.split()}
+
+
+def settings_of(struct: type[msgspec.Struct], skip: frozenset[str] = frozenset()) -> list[inspect.Parameter]:
+    """One keyword parameter, hence one `--flag`, for each field of a configuration struct, in the order of PANELS."""
     kinds, hints = get_type_hints(struct), get_type_hints(struct, include_extras=True)
     parameters = []
     for field in msgspec.structs.fields(struct):
         if field.name in skip:
             continue
         description = next(m.description for m in get_args(hints[field.name])[1:] if isinstance(m, msgspec.Meta))
-        annotation = Annotated[kinds[field.name], typer.Option(help=description, rich_help_panel=panel)]
+        annotation = Annotated[
+            kinds[field.name], typer.Option(help=description, rich_help_panel=PANEL_OF.get(field.name))
+        ]
         parameters.append(
             inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=annotation)
         )
-    return parameters
+    order = list(PANEL_OF)
+    return sorted(parameters, key=lambda p: order.index(p.name) if p.name in PANEL_OF else len(order))
 
 
 def with_settings(*settings: inspect.Parameter) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -63,15 +77,18 @@ def with_settings(*settings: inspect.Parameter) -> Callable[[Callable[..., Any]]
     return decorate
 
 
-MODEL_SETTINGS = settings_of(CoreConfig, "Model and memory", skip=frozenset({"model"}))
-SERVE_SETTINGS = settings_of(ServeConfig, "Serving", skip=frozenset({"socket_dir", "port", "api_key"}))
-LOG_SETTINGS = [p for p in SERVE_SETTINGS if p.name == "log_level"]
+MODEL_SETTINGS = settings_of(CoreConfig, skip=frozenset({"model"}))
+SERVE_SETTINGS = settings_of(ServeConfig, skip=frozenset({"socket_dir", "port", "api_key"}))
+LOG_SETTINGS = [p for p in SERVE_SETTINGS if p.name in ("log_level", "log_format")]
 ModelArgument = Annotated[
     str | None, typer.Argument(help="Path of a Hugging Face checkpoint; default: the model that ships.")
 ]
 ModelOption = Annotated[str | None, typer.Option(help="Path of a checkpoint; default: the model that ships.")]
 AddressOption = Annotated[
     str | None, typer.Option(help="Of a running runtime (printed by serve), instead of one's own.")
+]
+KeysOption = Annotated[
+    str | None, typer.Option(envvar="RAMIFY_KEYS", help="Folder of the keys that an address of TCP asks for.")
 ]
 
 
@@ -80,7 +97,7 @@ AddressOption = Annotated[
 def serve(
     model: ModelArgument = None,
     *,
-    port: Annotated[int, typer.Option(help="HTTP port; 0: any free one.", rich_help_panel="Serving")] = 30000,
+    port: Annotated[int, typer.Option(help="HTTP port; 0: any free one.", rich_help_panel="HTTP")] = 30000,
     api_key: Annotated[
         str | None,
         # From the environment it stays out of the list of processes.
@@ -88,28 +105,31 @@ def serve(
             envvar="RAMIFY_API_KEY",
             show_envvar=True,
             help="Required as 'Authorization: Bearer KEY' when set.",
-            rich_help_panel="Serving",
+            rich_help_panel="Access and limits",
         ),
     ] = None,
     **settings: Any,
 ) -> None:
-    """Serve a model over HTTP and to programs, until Ctrl-C."""
+    """Serve a model over HTTP and to programs, until Ctrl-C. SIGTERM lets what runs end first."""
+    from .runtime import logs
     from .runtime.launch import make_config
     from .runtime.protocol.start import Started
+    from .runtime.serve import Signals
     from .runtime.serve import serve as run_frontend
 
-    logging.basicConfig(level=settings["log_level"].upper(), format="%(levelname)s %(name)s: %(message)s")
     config = make_config(model, {"port": port, "api_key": api_key, **settings})
+    logs.set_up(config.serve, "frontend")
 
     def on_start(started: Started) -> None:
-        print(f"serving {started.info.name} at http://{config.serve.host}:{started.http_port}", flush=True)
+        print(f"serving {started.info.name} at {config.serve.url(started.http_port)}", flush=True)
         print(f"programs: ramify run FILE --address {config.serve.client_address}", flush=True)
+        if started.tcp_address is not None:
+            print(f"from afar: ramify run FILE --address {started.tcp_address} --keys FOLDER", flush=True)
 
     async def until_signalled() -> None:
-        end = asyncio.Event()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            asyncio.get_running_loop().add_signal_handler(number, end.set)
-        await run_frontend(config, end, on_start)
+        signals = Signals()
+        signals.install()
+        await run_frontend(config, signals, on_start)
 
     asyncio.run(until_signalled())
 
@@ -121,10 +141,11 @@ def run(
     file: Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="A Python script that uses ramify.")],
     model: ModelOption = None,
     address: AddressOption = None,
+    keys: KeysOption = None,
     **settings: Any,
 ) -> None:
     """Run a script against a runtime of its own, or a running one. Other arguments go to the script."""
-    _run_script(file, context.args, model, address, settings)
+    _run_script(file, context.args, model, address, keys, settings)
 
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
@@ -134,6 +155,7 @@ def trace(
     file: Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="A script, or a trace saved as .json.")],
     model: ModelOption = None,
     address: AddressOption = None,
+    keys: KeysOption = None,
     save: Annotated[
         Path | None, typer.Option(help="Write the traces there too, as JSON that Perfetto and chrome://tracing show.")
     ] = None,
@@ -147,7 +169,7 @@ def trace(
         shown = traces.load(file)
     else:
         with record_all() as recordings:
-            _run_script(file, context.args, model, address, settings)
+            _run_script(file, context.args, model, address, keys, settings)
         shown = [traces.trace_of(recording) for recording in recordings]
     console = Console(highlight=False, width=None if sys.stdout.isatty() else traces.WIDTH)
     for one in shown:
@@ -157,7 +179,12 @@ def trace(
 
 
 def _run_script(
-    file: Path, arguments: list[str], model: str | None, address: str | None, settings: dict[str, Any]
+    file: Path,
+    arguments: list[str],
+    model: str | None,
+    address: str | None,
+    keys: str | None,
+    settings: dict[str, Any],
 ) -> None:
     from .lang.backend import set_default_backend
     from .runtime.launch import Runtime
@@ -166,6 +193,8 @@ def _run_script(
     sys.path.insert(0, str(file.resolve().parent))  # as `python FILE` does
     if address is not None:
         os.environ["RAMIFY_ADDRESS"] = address
+        if keys is not None:
+            os.environ["RAMIFY_KEYS"] = keys
         runpy.run_path(str(file), run_name="__main__")
         return
     with Runtime(model, **settings) as runtime:
@@ -173,18 +202,64 @@ def _run_script(
         runpy.run_path(str(file), run_name="__main__")
 
 
+@app.command()
+def keys(
+    folder: Annotated[Path, typer.Argument(file_okay=False, help="Where the keys go.")],
+    name: Annotated[str, typer.Option(help="Of the program or user that these are for.")] = "client",
+) -> None:
+    """Make keys for `serve --bind`: the runtime's, if there are none yet, and a program's."""
+    from .runtime.protocol.keys import make_keys
+
+    for file in make_keys(folder, name):
+        print(file)
+    print(f"a program needs server.key and {name}.key_secret, in a folder of its own on another machine")
+
+
 app.command()(plan)
 
 
 @app.command()
 @with_settings(*MODEL_SETTINGS, *LOG_SETTINGS)
-def info(model: ModelArgument = None, address: AddressOption = None, **settings: Any) -> None:
+def chat(
+    model: ModelArgument = None,
+    url: Annotated[
+        str | None,
+        typer.Option(help="Of a server that speaks OpenAI's API, without /v1, instead of a runtime of one's own."),
+    ] = None,
+    name: Annotated[str | None, typer.Option(help="Of the server's model; default: its first.")] = None,
+    api_key: Annotated[
+        str | None, typer.Option(envvar="RAMIFY_API_KEY", show_envvar=True, help="Of the server.")
+    ] = None,
+    system: Annotated[str, typer.Option(help="What the model is told before everything.")] = "",
+    **settings: Any,
+) -> None:
+    """Talk with a model in the terminal. /help in it says what there is."""
+    from .chat import Chat, typed_lines
+    from .runtime.launch import Runtime
+
+    def talk(address: str) -> None:
+        talking = Chat(address, Console(highlight=False), model=name, api_key=api_key)
+        talking.conversation.system = system
+        talking.run(typed_lines("> " if sys.stdin.isatty() else ""))
+
+    if url is not None:
+        talk(url)
+        return
+    with Runtime(model, port=0, **settings) as runtime:
+        assert runtime.url is not None
+        talk(runtime.url)
+
+
+@app.command()
+@with_settings(*MODEL_SETTINGS, *LOG_SETTINGS)
+def info(model: ModelArgument = None, address: AddressOption = None, keys: KeysOption = None, **settings: Any) -> None:
     """Print the facts of a model, its cache and its device, as a runtime sees them."""
     from .runtime.launch import Runtime
     from .runtime.protocol.client import Connection
+    from .runtime.protocol.keys import keys_for
 
     if address is not None:
-        connection = Connection(address)
+        connection = Connection(address, keys_for(address, keys))
         _print_info(connection)
         connection.close()
         return

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from ..runtime.protocol.client import Connection, Listener
 
 ADDRESS_VARIABLE = "RAMIFY_ADDRESS"  # set by `ramify run --address`
+KEYS_VARIABLE = "RAMIFY_KEYS"  # set by `ramify run --keys`
 
 
 class Channel(Protocol):
@@ -47,10 +48,11 @@ class Backend(Protocol):
 class RuntimeEndpoint:
     """A runtime that runs already, reached by its address. Connects when first used.
 
-    Raises RuntimeFailed at that time when nothing listens there.
+    An address of TCP needs `keys`, a folder as `ramify keys` makes it; by default that of the variable RAMIFY_KEYS.
+    Raises RuntimeFailed when it connects and nothing listens there, or what does is not whom the keys name.
     """
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, keys: str | os.PathLike[str] | None = None) -> None:
         if not address.startswith(("ipc://", "tcp://", "inproc://")):
             raise RequestError(
                 f"{address!r} is not an address; `ramify serve` prints one, such as ipc:///tmp/ramify-x/frontend",
@@ -58,15 +60,17 @@ class RuntimeEndpoint:
                 code="invalid_address",
             )
         self.address = address
+        self.keys = os.environ.get(KEYS_VARIABLE) if keys is None else keys
         self._lock = threading.Lock()
         self._connection: Connection | None = None
 
     def connection(self) -> Connection:
         from ..runtime.protocol.client import Connection
+        from ..runtime.protocol.keys import keys_for
 
         with self._lock:
             if self._connection is None:
-                connection = Connection(self.address)
+                connection = Connection(self.address, keys_for(self.address, self.keys))
                 try:
                     connection.connect()
                 except BaseException:

@@ -14,12 +14,14 @@ from ..runtime.protocol.decisions import Question
 from ..runtime.protocol.errors import RequestError
 from .background import Background
 from .callbacks import ask_when_answered
+from .chat_roles import role
 from .decide import questions_of
-from .expr import Expr, Gen, RoleBegin, RoleEnd, gen, parts_of, role
+from .expr import Expr, Gen, RoleBegin, RoleEnd, parts_of
 from .fork import ForkGroup
 from .lowering import lower
 from .meta import Segment, segment_of
 from .place import program_place
+from .primitives import gen
 from .reader import Reader
 from .recorder import Recorder
 from .stream import drive, drive_async

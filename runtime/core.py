@@ -17,11 +17,11 @@ import msgspec
 import zmq
 
 from ..radix.cache import PrefixCache
-from . import lifeline, progress
+from . import lifeline, logs, progress
 from .cache_events import CacheEventPublisher
 from .checkpoint import find_checkpoint, served_name
 from .engine import Engine, build_engine
-from .grammars import Grammars
+from .meter import Meter, TimedGrammars
 from .protocol import wire
 from .protocol.config import CoreConfig
 from .protocol.core import (
@@ -116,6 +116,7 @@ class Core:
     info: ModelInfo
     cache: PrefixCache
     publisher: CacheEventPublisher | None
+    meter: Meter
 
 
 def load(config: CoreConfig) -> Core:
@@ -134,6 +135,7 @@ def load(config: CoreConfig) -> Core:
         publisher = CacheEventPublisher(config.kv_events, page_size=info.page_size)
     shape = {"num_pages": info.num_pages, "num_host_pages": info.num_host_pages, "page_size": info.page_size}
     cache = make_cache(config, **shape, events=publisher is not None)
+    meter = Meter()
     retokenise: Retokenise = Retokeniser(
         token_bytes, lambda text: tokenizer.encode(text, parse_special=False, continues=True)
     )
@@ -146,13 +148,13 @@ def load(config: CoreConfig) -> Core:
         config,
         cache=cache,
         vocabulary=facts,
-        grammars=Grammars(facts.token_bytes, facts.eos_ids),
+        grammars=TimedGrammars(facts.token_bytes, facts.eos_ids, meter.measures, engine=config.grammar_backend),
         context_length=info.context_length,
         retokenise=retokenise,
     )
     if log is not None:
         scheduler = LoggingScheduler(scheduler, log)
-    return Core(engine, scheduler, info, cache, publisher)
+    return Core(engine, scheduler, info, cache, publisher, meter)
 
 
 def _open_log(path: str) -> IO[bytes]:
@@ -164,7 +166,12 @@ def _open_log(path: str) -> IO[bytes]:
 
 def loop(link: Link, core: Core) -> None:
     """For ever: messages in, one forward, tokens out."""
-    engine, scheduler = core.engine, core.scheduler
+    engine, scheduler, meter = core.engine, core.scheduler, core.meter
+
+    def send(answers: list[FromCore]) -> None:
+        meter.answered(answers)
+        link.send(answers)
+
     while True:
         wait = 0 if not scheduler.idle else GRAMMAR_POLL_MS if scheduler.pending_grammars else None
         for owner, message in link.receive(wait):
@@ -173,13 +180,17 @@ def loop(link: Link, core: Core) -> None:
                 continue
             for answer in scheduler.handle(message, time.monotonic(), owner):
                 if isinstance(answer, CoreReply):
-                    link.reply(owner, answer)
+                    told = answer if answer.stats is None else msgspec.structs.replace(answer, measures=meter.measures)
+                    link.reply(owner, told)
                 else:
-                    link.send([answer])
-        plan = scheduler.plan(time.monotonic())
-        link.send(scheduler.answers())
+                    send([answer])
+        began = time.monotonic()
+        plan = scheduler.plan(began)
+        send(scheduler.answers())
         if plan is not None:
-            link.send(scheduler.commit(plan, engine.run(plan), time.monotonic()))
+            answers = scheduler.commit(plan, engine.run(plan), time.monotonic())
+            meter.computed(plan, time.monotonic() - began)
+            send(answers)
         if core.publisher is not None:
             core.publisher.publish(core.cache.take_events())
 
@@ -187,7 +198,7 @@ def loop(link: Link, core: Core) -> None:
 def main() -> int:
     config = lifeline.read_config(sys.stdin.buffer)
     lifeline.leave_at_end(sys.stdin.buffer, who="core", parent="frontend", socket_dir=config.serve.socket_dir)
-    logging.basicConfig(level=config.serve.log_level.upper(), format="%(levelname)s %(name)s: %(message)s")
+    logs.set_up(config.serve, "core")
     try:
         link = Link(config.serve.core_address)
     except zmq.ZMQError as error:  # the directory is gone, as when the frontend died meanwhile: nobody to tell

@@ -11,7 +11,6 @@ from threading import Lock
 
 from ..constrained import (
     Choices,
-    CompiledGrammar,
     Grammar,
     GrammarError,
     JsonSchema,
@@ -19,9 +18,9 @@ from ..constrained import (
     StructuralTag,
     Vocabulary,
     WhitespacePolicy,
-    compile_constraint,
 )
 from ..constrained import Constraint as GrammarSource
+from ..constrained.backends import BackendName, MatcherSource, backend
 from .protocol.errors import RequestError
 from .protocol.sampling import Constraint, ConstraintKind
 
@@ -31,24 +30,31 @@ NUM_THREADS = 2
 
 
 class Grammars:
-    """Compiles a constraint once, however many requests ask for it, also at the same time."""
+    """Compiles a constraint once, however many requests ask for it, also at the same time.
+
+    Raises RequestError when the engine's package is not installed.
+    """
 
     def __init__(
         self,
         token_bytes: Sequence[bytes | None],
         eos_ids: Iterable[int],
         *,
+        engine: BackendName = "native",
         whitespace: WhitespacePolicy = "bounded",
         max_grammars: int = MAX_GRAMMARS,
     ) -> None:
-        self._vocabulary = Vocabulary.from_tokens(token_bytes, eos_ids)
-        self._whitespace = whitespace
+        vocabulary = Vocabulary.from_tokens(token_bytes, eos_ids)
+        try:
+            self._compile_source = backend(engine, vocabulary, whitespace=whitespace)
+        except ImportError as error:
+            raise RequestError(str(error), param="grammar_backend", code="missing_package") from None
         self._max_grammars = max_grammars
         self._threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="grammar")
-        self._grammars: OrderedDict[Constraint, Future[CompiledGrammar]] = OrderedDict()
+        self._grammars: OrderedDict[Constraint, Future[MatcherSource]] = OrderedDict()
         self._lock = Lock()
 
-    def get(self, constraint: Constraint) -> Future[CompiledGrammar]:
+    def get(self, constraint: Constraint) -> Future[MatcherSource]:
         """The grammar to come. Its exception is a RequestError (param: the kind of constraint, code
         "invalid_grammar") that says where the constraint is wrong. Do not cancel it: others may wait for it too."""
         with self._lock:
@@ -64,9 +70,9 @@ class Grammars:
         """What has not begun to compile never will."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    def _compile(self, constraint: Constraint) -> CompiledGrammar:
+    def _compile(self, constraint: Constraint) -> MatcherSource:
         try:
-            return compile_constraint(_source(constraint), self._vocabulary, whitespace=self._whitespace)
+            return self._compile_source(_source(constraint))
         except GrammarError as error:
             raise _invalid(constraint.kind, str(error)) from None
 

@@ -17,9 +17,9 @@ from . import lifeline
 from .checkpoint import find_checkpoint
 from .protocol.client import Connection
 from .protocol.config import CoreConfig, RuntimeConfig, ServeConfig
-from .protocol.core import ModelInfo
 from .protocol.errors import RamifyError, RequestError, RuntimeFailed
-from .protocol.start import StartFailed, StartReport
+from .protocol.start import Started, StartFailed, StartReport
+from .protocol.transport import check_bind
 
 MAX_TMPDIR = 80  # characters: the kernel allows 107 bytes for the path of a socket
 GRACE = 5.0  # seconds the processes may take to leave before they are killed
@@ -40,6 +40,7 @@ class Runtime:
     def __init__(self, model: str | None = None, **settings: Any) -> None:
         config = make_config(model, settings)
         self.address = config.serve.client_address
+        self._serve = config.serve
         self._process = subprocess.Popen(
             lifeline.child_command("ramify.runtime.serve"),
             stdin=subprocess.PIPE,
@@ -51,15 +52,17 @@ class Runtime:
         self._connecting = threading.Lock()
         self._finalizer = weakref.finalize(self, _end, self._process, config.serve.socket_dir, os.getpid())
         try:
-            self.info, self.http_port = _await_start(self._process, config)
+            report = _await_start(self._process, config)
         except BaseException:
             self._finalizer()
             raise
+        self.info, self.http_port = report.info, report.http_port
+        self.tcp_address = report.tcp_address  # where programs of other machines come, when started with `bind`
 
     @property
     def url(self) -> str | None:
         """Where it answers HTTP, when started with a port."""
-        return None if self.http_port is None else f"http://127.0.0.1:{self.http_port}"
+        return None if self.http_port is None else self._serve.url(self.http_port)
 
     @property
     def pid(self) -> int:
@@ -101,7 +104,9 @@ def make_config(model: str | None, settings: dict[str, Any]) -> RuntimeConfig:
             raise RequestError(f"unknown setting {name!r}; the settings are {known}", param=name)
     core = _convert({"model": model} | {n: value for n, value in settings.items() if n in _CORE_FIELDS}, CoreConfig)
     serve = {n: value for n, value in settings.items() if n in _SERVE_FIELDS}
-    _convert({"socket_dir": ""} | serve, ServeConfig)
+    checked = _convert({"socket_dir": ""} | serve, ServeConfig)
+    if checked.bind is not None:
+        check_bind(checked.bind, checked.keys)
     return RuntimeConfig(core=core, serve=_convert({"socket_dir": _make_socket_dir()} | serve, ServeConfig))
 
 
@@ -121,7 +126,7 @@ def _convert(values: dict[str, Any], struct: type[T]) -> T:
         raise RequestError(f"bad setting {field} = {values.get(field)!r}: {error}", param=field) from None
 
 
-def _await_start(process: subprocess.Popen[bytes], config: RuntimeConfig) -> tuple[ModelInfo, int | None]:
+def _await_start(process: subprocess.Popen[bytes], config: RuntimeConfig) -> Started:
     assert process.stdin is not None
     assert process.stdout is not None
     try:
@@ -132,10 +137,10 @@ def _await_start(process: subprocess.Popen[bytes], config: RuntimeConfig) -> tup
     line = process.stdout.readline()
     if not line:
         raise RuntimeFailed(f"the frontend ended with status {process.wait()} before it was ready")
-    report = msgspec.json.decode(line, type=StartReport)
+    report: StartReport = msgspec.json.decode(line, type=StartReport)
     if isinstance(report, StartFailed):
         raise report.error.to_exception()
-    return report.info, report.http_port
+    return report
 
 
 def _end(process: subprocess.Popen[bytes], socket_dir: str, owner: int) -> None:

@@ -114,7 +114,9 @@ class _Player:
         vocabulary = header.vocabulary()
         self.entries = entries
         self.texts = _Texts()
-        self.grammars = _Settled(Grammars(vocabulary.token_bytes, vocabulary.eos_ids))
+        self.grammars = _Settled(
+            Grammars(vocabulary.token_bytes, vocabulary.eos_ids, engine=header.config.grammar_backend)
+        )
         self.scheduler = Scheduler(
             header.config,
             cache=make_cache(
@@ -218,6 +220,7 @@ class _Results:
     def __init__(self) -> None:
         self._tokens: dict[tuple[str, int], RowResult] = {}
         self._scores: dict[tuple[str, int], TokenLogprob] = {}
+        self._sizes: dict[str, int] = {}  # of embeddings: plans depend on no more of them
 
     def learn(self, plan: ForwardPlan, result: ForwardResult) -> None:
         for row, row_result in zip(plan.rows, result.rows, strict=True):
@@ -226,6 +229,8 @@ class _Results:
             if row.score is not None:
                 for at, score in enumerate(row_result.scores, row.first_position + row.score.first):
                     self._scores[row.rid, at] = score
+            if row_result.pooled is not None:
+                self._sizes[row.rid] = len(row_result.pooled)
 
     def has(self, row: Row) -> bool:
         return (row.sample is None or (row.rid, _end(row)) in self._tokens) and all(
@@ -237,7 +242,8 @@ class _Results:
         nothing = RowResult(token=None if row.sample is None else 0)
         sampled = self._tokens.get((row.rid, _end(row)), nothing) if row.sample is not None else nothing
         scores = [self._scores.get((row.rid, at), TokenLogprob(0.0, 0)) for at in _scored(row)]
-        return RowResult(token=sampled.token, logprob=sampled.logprob, scores=scores)
+        pooled = None if row.pool_from is None else bytes(self._sizes.get(row.rid, 0))
+        return RowResult(token=sampled.token, logprob=sampled.logprob, scores=scores, pooled=pooled)
 
 
 def _end(row: Row) -> int:

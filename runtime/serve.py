@@ -1,4 +1,5 @@
-"""The frontend process: starts the core, serves until told to end or until the core dies, and leaves nothing behind.
+"""The first frontend process: starts the core and the other frontends, serves until told to end or until one of them
+dies, and leaves nothing behind.
 
 `ramify serve` runs `serve` in its own process; `launch.Runtime` runs this module as a child, which reports on its
 standard output, in one line of JSON, a `StartReport`.
@@ -7,113 +8,147 @@ standard output, in one line of JSON, a `StartReport`.
 from __future__ import annotations
 
 import asyncio
-import logging
 import shutil
 import signal
 import sys
 import time
 import traceback
-from asyncio.subprocess import Process
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import NoReturn
 
 import msgspec
 
-from . import lifeline
+from . import lifeline, logs
 from .checkpoint import find_checkpoint
+from .children import Child
+from .frontend.http.listening import forget, listen
 from .frontend.process import Frontend
 from .protocol.config import RuntimeConfig
-from .protocol.errors import ErrorInfo, RamifyError, RuntimeFailed
+from .protocol.core import ModelInfo
+from .protocol.errors import ErrorInfo, RamifyError
 from .protocol.start import Started, StartFailed, StartReport
 from .tokenizer import load_tokenizer
 
-CORE_GRACE = 2.0  # seconds a core may take to leave before it is killed
 STUCK = 10.0  # seconds after which a frontend that was to end does so, whatever it is busy with
 
 
-async def serve(config: RuntimeConfig, end: asyncio.Event, on_start: Callable[[Started], None]) -> None:
-    """Serve until `end` is set. Raises RamifyError when starting fails, RuntimeFailed when the core dies.
+@dataclass
+class Signals:
+    """`end`: leave now. `drain`: leave when what runs has ended, or its time is over."""
+
+    end: asyncio.Event = field(default_factory=asyncio.Event)
+    drain: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def install(self) -> None:
+        """SIGTERM drains, a second one or SIGINT ends."""
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGINT, self.end.set)
+        loop.add_signal_handler(signal.SIGTERM, self._terminate)
+
+    def _terminate(self) -> None:
+        (self.end if self.drain.is_set() else self.drain).set()
+
+
+async def serve(config: RuntimeConfig, signals: Signals, on_start: Callable[[Started], None]) -> None:
+    """Serve until told to end. Raises RamifyError when starting fails, RuntimeFailed when a process of ours dies.
 
     The directory of the sockets is removed at the end, however it ends.
     """
+    children: list[Child] = []
     try:
-        frontend = Frontend(config, load_tokenizer(find_checkpoint(config.core.model)))
-        core = await _start_core(config)
+        tokenizer = load_tokenizer(find_checkpoint(config.core.model))
+        listener = listen(config.serve)
+        try:
+            frontend = Frontend(config, tokenizer, listener=listener)
+        except RamifyError:
+            if listener is not None:
+                listener.close()
+            raise
         error: RamifyError | None = None
         try:
+            children.append(await Child.start("core", "ramify.runtime.core", config=config, reports=False))
+            fds = [] if listener is None else [listener.fileno()]
+            for index in range(1, config.serve.frontends):
+                name, arguments = f"frontend {index}", (str(index), *map(str, fds))
+                children.append(
+                    await Child.start(name, "ramify.runtime.sibling", *arguments, config=config, fds=fds, reports=True)
+                )
             await frontend.start()
-            await _supervise(frontend, core, end, on_start)
+            await _supervise(config, frontend, children, signals, on_start)
         except RamifyError as caught:
             error = caught
             raise
         finally:
             await frontend.stop(None if error is None else ErrorInfo.of(error))
-            await _end_core(core)
+            # The core last: the other frontends tell their clients first.
+            await asyncio.gather(*(child.end() for child in children[1:]))
+            for child in children[:1]:
+                await child.end()
     finally:
+        forget(config.serve)
         shutil.rmtree(config.serve.socket_dir, ignore_errors=True)
 
 
 async def _supervise(
-    frontend: Frontend, core: Process, end: asyncio.Event, on_start: Callable[[Started], None]
+    config: RuntimeConfig,
+    frontend: Frontend,
+    children: list[Child],
+    signals: Signals,
+    on_start: Callable[[Started], None],
 ) -> None:
-    died = asyncio.ensure_future(core.wait())
-    ended = asyncio.ensure_future(end.wait())
-    ready = asyncio.ensure_future(frontend.core_ready())
+    """Returns when it is time to end. Raises RamifyError when the core cannot start, or a child dies."""
+    deaths = [asyncio.ensure_future(child.died()) for child in children]
+    ended = asyncio.ensure_future(signals.end.wait())
+    drained = asyncio.ensure_future(signals.drain.wait())
+    ready = asyncio.ensure_future(_all_ready(frontend, children))
+    emptied: asyncio.Future[None] | None = None
     try:
-        await asyncio.wait({died, ended, ready}, return_when=asyncio.FIRST_COMPLETED)
-        if died.done():
+        await asyncio.wait({*deaths, ended, drained, ready}, return_when=asyncio.FIRST_COMPLETED)
+        if any(death.done() for death in deaths):
             # A core that fails says why before it leaves; the message may still be on its way.
             await asyncio.wait({ready}, timeout=1.0)
         if ready.done():
-            on_start(Started(ready.result(), frontend.http_port))
-            await asyncio.wait({died, ended}, return_when=asyncio.FIRST_COMPLETED)
-        if died.done() and not ended.done():
-            raise RuntimeFailed(f"the core (process {core.pid}) {_how_it_ended(died.result())}; the runtime is down")
+            on_start(Started(ready.result(), frontend.http_port, frontend.tcp_address))
+            await asyncio.wait({*deaths, ended, drained}, return_when=asyncio.FIRST_COMPLETED)
+        if drained.done() and not ended.done():
+            emptied = asyncio.ensure_future(_drain(config, frontend, children))
+            await asyncio.wait({*deaths, ended, emptied}, return_when=asyncio.FIRST_COMPLETED)
+            if emptied.done():
+                return
+        for death in deaths:
+            if death.done() and not ended.done():
+                raise death.result()
     finally:
-        for task in (died, ended, ready):
+        for task in (*deaths, ended, drained, ready, *([emptied] if emptied is not None else [])):
             task.cancel()
 
 
-async def _start_core(config: RuntimeConfig) -> Process:
-    core = await asyncio.create_subprocess_exec(
-        *lifeline.child_command("ramify.runtime.core"),
-        stdin=asyncio.subprocess.PIPE,
-        stdout=sys.stderr.fileno(),  # ours may be the parent's to read, for one report
-        start_new_session=True,  # a terminal's Ctrl-C is ours to answer, also while the core still starts
-        env=lifeline.child_environment(),
-    )
-    assert core.stdin is not None
-    core.stdin.write(lifeline.first_line(config))
-    await core.stdin.drain()
-    return core
+async def _all_ready(frontend: Frontend, children: list[Child]) -> ModelInfo:
+    info = await frontend.core_ready()
+    for child in children[1:]:
+        await child.ready()
+    frontend.siblings_ready()
+    return info
 
 
-async def _end_core(core: Process) -> None:
-    assert core.stdin is not None
-    if core.returncode is None:
-        core.stdin.write(lifeline.QUIT)
-        try:
-            await asyncio.wait_for(core.wait(), CORE_GRACE)
-        except TimeoutError:
-            core.kill()
-            await core.wait()
-    core.stdin.close()
-
-
-def _how_it_ended(returncode: int) -> str:
-    return f"was killed by signal {-returncode}" if returncode < 0 else f"ended with status {returncode}"
+async def _drain(config: RuntimeConfig, frontend: Frontend, children: list[Child]) -> None:
+    for child in children[1:]:
+        child.process.terminate()
+    await frontend.drain(config.serve.drain_seconds)
+    for child in children[1:]:
+        await child.ready()  # its second line
 
 
 async def _child(config: RuntimeConfig) -> int:
     loop = asyncio.get_running_loop()
-    end = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, end.set)
+    signals = Signals()
+    signals.install()
 
     def on_end(asked: bool) -> None:
         if not asked:
             print("ramify frontend: the program that started it is gone; leaving", file=sys.stderr, flush=True)
-        loop.call_soon_threadsafe(end.set)
+        loop.call_soon_threadsafe(signals.end.set)
         time.sleep(STUCK)
         lifeline.leave(1)  # the event loop does not look up; the core follows by its own lifeline
 
@@ -126,7 +161,7 @@ async def _child(config: RuntimeConfig) -> int:
         _report(report)
 
     try:
-        await serve(config, end, on_start)
+        await serve(config, signals, on_start)
     except RamifyError as error:
         if started:
             print(f"ramify frontend: {error}", file=sys.stderr)
@@ -143,7 +178,7 @@ def _report(value: StartReport) -> None:
 
 def main() -> NoReturn:
     config = lifeline.read_config(sys.stdin.buffer)
-    logging.basicConfig(level=config.serve.log_level.upper(), format="%(levelname)s %(name)s: %(message)s")
+    logs.set_up(config.serve, "frontend")
     try:
         status = asyncio.run(_child(config))
     except Exception:

@@ -13,7 +13,8 @@ import typer
 from typer.testing import CliRunner
 
 import ramify
-from ramify.cli import app
+from ramify.cli import PANELS, app
+from ramify.runtime.protocol.config import CoreConfig, ServeConfig
 
 RAMIFY = str(Path(sys.executable).parent / "ramify")
 
@@ -34,12 +35,31 @@ MODEL_FLAGS = {
     "--max-waiting",
     "--prefix-cache",
     "--jump-forward",
+    "--grammar-backend",
 }
+HTTP_FLAGS = {
+    "--cors-origins",
+    "--max-body-mib",
+    "--max-requests-per-key",
+    "--requests-per-minute-per-key",
+    "--request-timeout",
+    "--tool-call-parser",
+    "--reasoning-parser",
+    "--uds",
+    "--ssl-certfile",
+    "--ssl-keyfile",
+    "--frontends",
+    "--drain-seconds",
+    "--otlp-endpoint",
+}
+LOG_FLAGS = {"--log-level", "--log-format"}
 FLAGS = {
-    "serve": MODEL_FLAGS | {"--host", "--port", "--api-key", "--log-level"},
-    "run": MODEL_FLAGS | {"--model", "--address", "--log-level"},
-    "trace": MODEL_FLAGS | {"--model", "--address", "--save", "--log-level"},
-    "info": MODEL_FLAGS | {"--address", "--log-level"},
+    "serve": MODEL_FLAGS | {"--host", "--port", "--api-key", "--bind", "--keys"} | LOG_FLAGS | HTTP_FLAGS,
+    "run": MODEL_FLAGS | {"--model", "--address", "--keys"} | LOG_FLAGS,
+    "trace": MODEL_FLAGS | {"--model", "--address", "--keys", "--save"} | LOG_FLAGS,
+    "chat": MODEL_FLAGS | {"--url", "--name", "--api-key", "--system"} | LOG_FLAGS,
+    "info": MODEL_FLAGS | {"--address", "--keys"} | LOG_FLAGS,
+    "keys": {"--name"},
     "plan": {
         "--gpus",
         "--prompt",
@@ -84,6 +104,18 @@ def test_every_flag_says_what_it_means() -> None:
     for command in commands().values():
         for parameter in command.params:
             assert parameter.help, f"{command.name} {parameter.name}"
+
+
+def test_settings_are_shown_in_groups() -> None:
+    shown = CliRunner().invoke(app, ["serve", "--help"], env={"COLUMNS": "200", "TERM": "dumb"}).stdout
+    for group in PANELS:
+        assert f"─ {group} ─" in shown
+    for name in ("serve", "run", "trace", "chat", "info"):
+        for parameter in commands()[name].params:
+            if parameter.name in (*CoreConfig.__struct_fields__, *ServeConfig.__struct_fields__):
+                assert parameter.rich_help_panel is not None or parameter.name in ("model", "api_key", "keys"), (
+                    parameter.name
+                )
 
 
 def test_the_version_is_the_same_everywhere() -> None:

@@ -1,7 +1,7 @@
-"""A channel that plays programs in this process, asking a model for what is generated.
+"""A channel whose programs are played in this process: a queue, and the one thread that reads it.
 
-One thread owns every state, fed by a queue; each call of the model has a thread of its own, up to a number of them.
-Knows operations, order and waiting; nothing of what the model is.
+Each call of the model has a thread of its own, up to a number of them. Knows threads and listeners; what is played, and
+in which order, is the player's.
 """
 
 from __future__ import annotations
@@ -12,17 +12,15 @@ from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
 from ...runtime.protocol import session
-from ...runtime.protocol.errors import ErrorInfo, RamifyError, RequestError, RuntimeFailed
-from ...runtime.protocol.session import Append, Close, Delta, Done, Failed, Open, Play, Supply, ToFrontend
-from .calls import Answered, Calls, Streamed
-from .model import Generated, Method, Model
-from .steps import Join, Program, State, Step, Tell, after
-from .transcript import Transcript
+from ...runtime.protocol.errors import ErrorInfo, RuntimeFailed
+from ...runtime.protocol.session import Close, ToFrontend
+from .calls import Calls
+from .model import Method, Model
+from .player import Player
 
 if TYPE_CHECKING:
     from ...runtime.protocol.client import Listener
 
-_MODEL_STEPS = session.Gen | session.Select | session.Decide
 _CLOSED = ErrorInfo.of(RuntimeFailed("the backend was closed"))
 
 
@@ -37,9 +35,7 @@ class LocalChannel:
         self._inbox: SimpleQueue[Any] = SimpleQueue()
         self._sending = threading.Lock()  # so that nothing is sent after the end, and waits for ever
         self._ended = False
-        self._states: dict[int, State] = {}
-        self._programs: dict[int, Program] = {}
-        self._calls = Calls(model, num_threads, self._inbox.put)
+        self._player = Player(model, Calls(model, num_threads, self._inbox.put), self._inbox.put, self._listeners)
         self._thread = threading.Thread(target=self._run, name="ramify-backend", daemon=True)
         self._thread.start()
 
@@ -78,203 +74,12 @@ class LocalChannel:
         error = _CLOSED
         try:
             while (message := self._inbox.get()) is not None:
-                self._take(message)
+                self._player.take(message)
         except BaseException as bug:
             error = ErrorInfo.of(bug)
             raise
         finally:
             self._ended = True
-            for program in list(self._programs.values()):
-                self._end(program)
+            self._player.end_all()
             for listener in list(self._listeners.values()):
-                listener.fail(error)
-
-    def _take(self, message: Any) -> None:
-        match message:
-            case Play(messages=messages):
-                for part in messages:
-                    self._take(part)
-            case Open(state=number, program=of, budget=budget):
-                if of not in self._programs:
-                    self._programs[of] = Program(of, budget, self._inbox.put)
-                self._create(number, self._programs[of], None).transcript = Transcript()
-            case Append(state=number, operations=operations):
-                if (state := self._states.get(number)) is None:
-                    self._refuse_unknown(message)
-                    return
-                for operation in operations:
-                    self._add(state, operation)
-                self._advance(state)
-            case Supply(state=number, op=op):
-                if (state := self._states.get(number)) is not None:
-                    state.supplied[op] = message
-                    self._advance(state)
-            case Close(states=numbers, programs=programs):
-                for number in programs:
-                    if (program := self._programs.get(number)) is not None:
-                        self._end(program)
-                for number in numbers:
-                    if (state := self._states.get(number)) is not None:
-                        self._close(state)
-            case Streamed(state=state, call=call, op=op, text=text):
-                if state.call is call:
-                    self._answer(state, Delta(state.number, op, text, []))
-            case Answered(state=state, call=call, op=op, answer=answer):
-                self._calls.ended()
-                if state.call is call:
-                    state.call = None
-                    self._finish(state, op, answer)
-                    self._advance(state)
-            case Program():
-                if message.number in self._programs:
-                    self._end(message, ErrorInfo.of(message.expired()))
-            case _:
-                raise AssertionError(f"no message of a program: {message!r}")
-
-    def _create(self, number: int, program: Program, parent: State | None) -> State:
-        state = State(number, program, parent)
-        self._states[number] = program.states[number] = state
-        return state
-
-    def _add(self, state: State, operation: session.Operation) -> None:
-        step: Step
-        match operation:
-            case session.Fork(children=children):
-                for number in children:  # from here on, so that what is appended to them may come before they begin
-                    self._create(number, state.program, state)
-                step = operation
-            case session.Concatenate(children=children):
-                join = Join(state, [None] * len(children))
-                step = join
-                for index, number in enumerate(children):
-                    child = self._states.get(number)
-                    if child is None or child.parent is not state:
-                        message = f"state {number} is not a fork of this one"
-                        step = ErrorInfo.of(RequestError(message, param="children", code="bad_state"))
-                        break
-                    child.steps.append((-1, Tell(join, index)))
-            case _:
-                step = operation
-        state.steps.append((state.next_op, step))
-        state.next_op += 1
-        if isinstance(step, Join):
-            for number in operation.children:  # type: ignore[union-attr]
-                self._advance(self._states[number])
-
-    def _advance(self, state: State) -> None:
-        """Play what can be played."""
-        while state.steps and state.call is None:
-            op, step = state.steps[0]
-            if state.failure is None and not self._is_ready(state, op, step):
-                return
-            state.steps.popleft()
-            if state.failure is not None:
-                self._refuse(state, op, step, state.failure)
-            elif isinstance(step, _MODEL_STEPS):
-                self._ask_model(state, op, step)
-            else:
-                self._perform(state, op, step)
-        if state.closed and not state.steps and state.call is None:
-            self._forget(state)
-
-    def _is_ready(self, state: State, op: int, step: Step) -> bool:
-        if isinstance(step, session.Ask):
-            return op in state.supplied
-        if isinstance(step, Join):
-            return all(report is not None for report in step.reports)
-        return state.transcript is not None
-
-    def _perform(self, state: State, op: int, step: Step) -> None:
-        assert state.transcript is not None
-        try:
-            before, state.transcript = state.transcript, after(self._model, state, op, step)
-        except RamifyError as error:
-            self._fail(state, op, step, ErrorInfo.of(error))
-            return
-        if isinstance(step, Tell):
-            self._advance(step.join.state)
-            return
-        text = "".join(part.text for part in state.transcript.parts[len(before.parts) :])
-        self._answer(state, Done(state.number, op, text))
-        if isinstance(step, session.Fork):
-            for number in step.children:
-                if (child := self._states.get(number)) is not None:
-                    child.start = child.transcript = state.transcript.fork()
-                    self._advance(child)
-
-    def _ask_model(self, state: State, op: int, step: session.Gen | session.Select | session.Decide) -> None:
-        if isinstance(step, session.Gen):
-            try:
-                step = state.program.afford(step)
-            except RequestError as error:
-                self._end(state.program, ErrorInfo.of(error))
-                return
-        self._calls.begin(state, op, step)
-
-    def _finish(self, state: State, op: int, answer: Any) -> None:
-        """The model has answered."""
-        assert state.transcript is not None
-        match answer:
-            case ErrorInfo():
-                self._fail(state, op, session.Sync(), answer)
-            case Generated(sequences=sequences, parts=parts, foretold=foretold):
-                if not state.program.spend(sum(sequence.completion_tokens for sequence in sequences)):
-                    self._end(state.program, ErrorInfo.of(state.program.exhausted()))
-                    return
-                state.transcript = state.transcript.add_generated(parts, foretold)
-                self._answer(state, Done(state.number, op, "".join(part.text for part in parts), sequences=sequences))
-            case (session.Select(append=appends), session.Choice() as choice):
-                if appends:
-                    state.transcript = state.transcript.add_text(choice.text)
-                self._answer(state, Done(state.number, op, choice.text if appends else "", choice=choice))
-            case answers:
-                self._answer(state, Done(state.number, op, "", answers=answers))
-
-    def _fail(self, state: State, op: int, step: Step, error: ErrorInfo) -> None:
-        state.failure = error
-        self._refuse(state, op, step, error)
-
-    def _refuse(self, state: State, op: int, step: Step, error: ErrorInfo) -> None:
-        match step:
-            case Tell(join=join, index=index):
-                join.reports[index] = error
-                self._advance(join.state)
-                return
-            case session.Fork(children=children):
-                for number in children:
-                    if (child := self._states.get(number)) is not None:
-                        child.failure = error
-                        self._advance(child)
-        self._answer(state, Failed(state.number, op, error))
-
-    def _refuse_unknown(self, message: Append) -> None:
-        """The program has ended meanwhile; who still says something must not wait for an answer."""
-        error = ErrorInfo.of(RequestError(f"there is no state {message.state}", param="state", code="bad_state"))
-        if (listener := self._listeners.get(message.state)) is not None:
-            for op in range(message.first, message.first + len(message.operations)):
-                listener.receive(Failed(message.state, op, error))
-
-    def _answer(self, state: State, answer: Delta | Done | Failed) -> None:
-        if (listener := self._listeners.get(state.number)) is not None:
-            listener.receive(answer)
-
-    def _close(self, state: State) -> None:
-        """Nobody listens to it any more. What other states wait for is still played."""
-        if not state.trim():
-            state.cancel()
-            self._forget(state)
-
-    def _forget(self, state: State) -> None:
-        self._states.pop(state.number, None)
-        state.program.states.pop(state.number, None)
-        if not state.program.states:
-            state.program.end()
-            self._programs.pop(state.program.number, None)
-
-    def _end(self, program: Program, error: ErrorInfo | None = None) -> None:
-        for state in list(program.states.values()):
-            state.steps.clear()
-            state.cancel()
-            self._forget(state)
-            if error is not None and (listener := self._listeners.pop(state.number, None)) is not None:
                 listener.fail(error)

@@ -1,6 +1,6 @@
 """A plan in, its results out. The only state is the KV pool, which plans address by page.
 
-Legend: O outputs read, E hidden size.
+Legend: O outputs read, P outputs of one row that are pooled, E hidden size.
 """
 
 from __future__ import annotations
@@ -63,9 +63,12 @@ class Engine:
         starts_R = (np.cumsum(num_R) - num_R).tolist()
         sampled = [index for index, row in enumerate(rows) if row.sample is not None]
         scored = [index for index, row in enumerate(rows) if row.score is not None]
+        pooled = [index for index, row in enumerate(rows) if row.pool_from is not None]
         hidden_OE = self._model.hidden(
-            decoder_inputs(rows, self._model, _wanted(rows, starts_R, sampled, scored)), self._pool.layers
+            decoder_inputs(rows, self._model, _wanted(rows, starts_R, sampled, scored, pooled)), self._pool.layers
         )
+        num_pooled = [len(rows[index].tokens) - (rows[index].pool_from or 0) for index in pooled]
+        hidden_OE, *pools_PE = hidden_OE.split([len(hidden_OE) - sum(num_pooled), *num_pooled])
         results = dict.fromkeys(range(len(rows)), RowResult())
         if sampled:
             logits_RV = self._model.logits(hidden_OE[: len(sampled)])
@@ -76,6 +79,9 @@ class Engine:
             found = score(hidden_OE[len(sampled) :], scores, self._model.logits, self.info.vocab_size)
             for index, entries in zip(scored, found, strict=True):
                 results[index] = msgspec.structs.replace(results[index], scores=entries)
+        for index, pool_PE in zip(pooled, pools_PE, strict=True):
+            sum_E = pool_PE.float().sum(dim=0).cpu().numpy().astype("<f4")
+            results[index] = msgspec.structs.replace(results[index], pooled=sum_E.tobytes())
         return ForwardResult(step=plan.step, rows=list(results.values()))
 
     def warm_up(self) -> None:
@@ -86,8 +92,11 @@ class Engine:
         self.run(ForwardPlan(step=0, copies=[], rows=[prefill, decode]))
 
 
-def _wanted(rows: list[Row], starts_R: list[int], sampled: list[int], scored: list[int]) -> np.ndarray:
-    """Indices of the tokens whose hidden states are read: the sampled rows' last ones, then every scored one."""
+def _wanted(
+    rows: list[Row], starts_R: list[int], sampled: list[int], scored: list[int], pooled: list[int]
+) -> np.ndarray:
+    """Indices of the tokens whose hidden states are read: the sampled rows' last ones, then the scored ones, then the
+    pooled one."""
     last = [starts_R[index] + len(rows[index].tokens) - 1 for index in sampled]
     ranges = [np.array(last, dtype=np.int64)]
     for index in scored:
@@ -98,4 +107,9 @@ def _wanted(rows: list[Row], starts_R: list[int], sampled: list[int], scored: li
         )
         first = starts_R[index] + row.score.first
         ranges.append(np.arange(first, first + len(row.score.targets)))
+    for index in pooled:
+        row = rows[index]
+        assert row.pool_from is not None
+        assert row.pool_from < len(row.tokens), "hidden states of tokens that the row does not hold"
+        ranges.append(np.arange(starts_R[index] + row.pool_from, starts_R[index] + len(row.tokens)))
     return np.concatenate(ranges)

@@ -27,19 +27,45 @@ def sample(logits_RV: torch.Tensor, samples: Sequence[Sample], masks: Sequence[b
         return [RowResult(token=token) for token in tokens]
     rows_n = torch.tensor(wanted, device=logits_RV.device)
     nums_top = [samples[row].num_top_logprobs or 0 for row in wanted]
-    found = list_logprobs(logits_RV[rows_n], tokens_R[rows_n], nums_top)
+    asked = [samples[row].logprobs_of for row in wanted]
+    found = list_logprobs(logits_RV[rows_n], tokens_R[rows_n], nums_top, asked)
     logprobs = dict(zip(wanted, found, strict=True))
     return [RowResult(token=token, logprob=logprobs.get(row)) for row, token in enumerate(tokens)]
 
 
-def list_logprobs(logits_RV: torch.Tensor, tokens_R: torch.Tensor, nums_top: Sequence[int]) -> list[TokenLogprob]:
-    """Each row's log-probability of its token, and its `nums_top` likeliest."""
+def list_logprobs(
+    logits_RV: torch.Tensor, tokens_R: torch.Tensor, nums_top: Sequence[int], asked: Sequence[tuple[int, ...]]
+) -> list[TokenLogprob]:
+    """Each row's log-probability of its token, its `nums_top` likeliest, and those of the tokens `asked` for."""
     logprob_R, top_RM, ids_RM = kernels.token_logprobs(logits_RV, tokens_R, max(nums_top))
-    columns = zip(logprob_R.tolist(), tokens_R.tolist(), top_RM.tolist(), ids_RM.tolist(), nums_top, strict=True)
+    columns = zip(
+        logprob_R.tolist(),
+        tokens_R.tolist(),
+        top_RM.tolist(),
+        ids_RM.tolist(),
+        nums_top,
+        _logprobs_of(logits_RV, tokens_R, logprob_R, asked),
+        strict=True,
+    )
     return [
-        TokenLogprob(logprob, token, list(zip(top[:num], ids[:num], strict=True)))
-        for logprob, token, top, ids, num in columns
+        TokenLogprob(logprob, token, list(zip(top[:num], ids[:num], strict=True)), of)
+        for logprob, token, top, ids, num, of in columns
     ]
+
+
+def _logprobs_of(
+    logits_RV: torch.Tensor, tokens_R: torch.Tensor, logprob_R: torch.Tensor, asked: Sequence[tuple[int, ...]]
+) -> list[list[float]]:
+    """A token's log-probability differs from the row's own token's as their logits do."""
+    if not any(asked):
+        return [[] for _ in asked]
+    device = logits_RV.device
+    rows = torch.tensor([row for row, of in enumerate(asked) for _ in of], device=device)
+    tokens = torch.tensor([token for of in asked for token in of], device=device)
+    own_R = logits_RV.gather(1, tokens_R[:, None]).squeeze(1)
+    found = (logits_RV[rows, tokens] - own_R[rows] + logprob_R[rows]).tolist()
+    values = iter(found)
+    return [[next(values) for _ in of] for of in asked]
 
 
 def _choose(logits_RV: torch.Tensor, samples: Sequence[Sample]) -> torch.Tensor:

@@ -26,10 +26,11 @@ def score(
     `head` makes float32 logits of hidden states."""
     targets = torch.tensor([token for s in scores for token in s.targets], device=hidden_OE.device)
     nums_top = [s.num_top for s in scores for _ in s.targets]
+    asked = [s.of for s in scores for _ in s.targets]
     size = max(1, _MAX_LOGITS // vocab_size)
     found: list[TokenLogprob] = []
     for start in range(0, len(nums_top), size):
         part = slice(start, start + size)
-        found += list_logprobs(head(hidden_OE[part]), targets[part], nums_top[part])
+        found += list_logprobs(head(hidden_OE[part]), targets[part], nums_top[part], asked[part])
     entries = iter(found)
     return [[next(entries) for _ in s.targets] for s in scores]

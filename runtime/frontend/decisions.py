@@ -16,7 +16,7 @@ from ..protocol.decisions import DecisionAnswer, Question
 from .content import Content
 from .generation import Generator
 from .prefix import common_prefix_length
-from .scoring import Asker, Continuation, agree, score
+from .scoring import Asker, Continuation, Scored, agree, score
 
 _End = Literal["turn", "line", "token"]  # what ends an answer: the assistant's message, a line, or the end token
 BATCH = 256  # labels submitted at once; the core's queue is bounded
@@ -59,7 +59,7 @@ async def decide(
     )
     others = Asker(program=first.program, namespace=first.namespace, outlook=first.outlook)
     parts = iter(batch)
-    scored = []
+    scored: list[Scored] = []
     while some := list(islice(parts, BATCH)):
         scored += await score(generator.core, some, others if scored else first)
     rest = iter(scored)

@@ -1,4 +1,4 @@
-"""The frontend as a whole: a client of the core, the service for programs, and HTTP when a port is set.
+"""The frontend as a whole: a client of the core, the service for programs, and HTTP when there is a listener.
 
 Owns no process: whoever starts the core says when it died, through `stop`.
 """
@@ -6,6 +6,8 @@ Owns no process: whoever starts the core says when it died, through `stop`.
 from __future__ import annotations
 
 import asyncio
+import socket
+import time
 
 import zmq.asyncio
 
@@ -13,44 +15,108 @@ from ..protocol.config import RuntimeConfig
 from ..protocol.core import ModelInfo
 from ..protocol.errors import ErrorInfo, RuntimeFailed
 from ..tokenizer.interface import Tokenizer
+from . import tracing
 from .core_client import CoreClient
 from .generation import Generator
 from .http.app import create_app
-from .http.server import HttpServer
+from .http.listening import listen
+from .http.server import GRACE, HttpServer
+from .remote import RemoteService
 from .service import Service
+from .siblings import Siblings
+from .watch import Watcher
 
 SHUT_DOWN = ErrorInfo.of(RuntimeFailed("the runtime was shut down"))
+QUIET = 0.3  # seconds without a request after which programs count as done: they compute between requests
+DRAIN_POLL = 0.05  # seconds
 
 
 class Frontend:
-    """`start`, then `core_ready`, then serve until `stop`: all in one event loop."""
+    """`start`, then `core_ready`, then serve until `stop`: all in one event loop.
 
-    def __init__(self, config: RuntimeConfig, tokenizer: Tokenizer) -> None:
+    One of `config.serve.frontends`, number `index`. HTTP is accepted at `listener`, when given; else, by a frontend
+    that is alone, where the configuration says.
+    """
+
+    def __init__(
+        self, config: RuntimeConfig, tokenizer: Tokenizer, *, index: int = 0, listener: socket.socket | None = None
+    ) -> None:
         self._config = config.serve
+        self._index = index
+        self._listener = listener
         self._context = zmq.asyncio.Context()
-        self._core = CoreClient(self._context, config.serve.core_address)
+        self._traces = None
+        if config.serve.otlp_endpoint is not None:
+            self._traces = tracing.Traces(config.serve.otlp_endpoint)
+        self._watcher = Watcher(self._traces)
+        self._core = CoreClient(self._context, config.serve.core_address, self._watcher)
         self._generator = Generator(self._core, tokenizer)
-        self._service = Service(self._context, config.serve.client_address, self._generator)
+        self._service = Service(
+            self._context,
+            config.serve.client_address_of(index),
+            self._generator,
+            others=[config.serve.client_address_of(other) for other in range(1, config.serve.frontends)]
+            if index == 0
+            else [],
+        )
+        self._remote = None
+        if config.serve.bind is not None and index == 0:
+            self._remote = RemoteService(self._context, config.serve.bind, config.serve.keys, self._generator)
+        self._siblings = Siblings(
+            self._context, config.serve.socket_dir, index, config.serve.frontends, self._watcher.measures
+        )
         self._http: HttpServer | None = None
         self._closed = asyncio.Event()
 
     @property
     def http_port(self) -> int | None:
-        """The port that HTTP is served at, once started; None when it is not."""
+        """The port that HTTP is served at, once started; None when it is not, or at a Unix socket."""
         return None if self._http is None else self._http.port
 
+    @property
+    def tcp_address(self) -> str | None:
+        """Where programs of other machines come, once started; None when they may not."""
+        return None if self._remote is None else self._remote.service.address
+
     async def start(self) -> None:
-        """Accept clients, which wait until the core is ready. Raises RamifyError when the HTTP port cannot be had."""
+        """Accept clients, which wait until the core is ready. Raises RamifyError when HTTP cannot be served."""
         self._core.start()
         self._service.start()
-        if self._config.port is not None:
-            app = create_app(self._generator, api_key=self._config.api_key)
-            self._http = HttpServer(app, self._config.host, self._config.port)
+        if self._remote is not None:
+            self._remote.start()
+        self._siblings.start()
+        listener = listen(self._config) if self._listener is None and self._index == 0 else self._listener
+        if listener is not None:
+            app = create_app(self._generator, self._config, self._siblings, self._traces)
+            self._http = HttpServer(app, listener, self._config)
             await self._http.start()
 
     async def core_ready(self) -> ModelInfo:
         """What the core serves, once it does. Raises RamifyError when it could not start."""
         return await self._core.ready()
+
+    def siblings_ready(self) -> None:
+        """The other frontends answer: programs may be sent on to them."""
+        self._service.share()
+
+    async def drain(self, seconds: float) -> None:
+        """Accept nobody new; return when what runs has ended. After `seconds` the rest is told that it is over."""
+        self._service.close_door()
+        if self._remote is not None:
+            self._remote.service.close_door()
+        deadline = time.monotonic() + seconds
+        http = None if self._http is None else asyncio.create_task(self._http.stop(seconds + GRACE))
+        quiet_since = time.monotonic()
+        while (now := time.monotonic()) < deadline:
+            if self._core.num_live:
+                quiet_since = now
+            elif now - quiet_since >= QUIET:
+                break
+            await asyncio.sleep(DRAIN_POLL)
+        else:
+            self._core.fail(SHUT_DOWN)
+        if http is not None:
+            await http
 
     async def stop(self, error: ErrorInfo | None = None) -> None:
         """Tell everybody who waits that it is over, and why, then close. Calling it again does nothing."""
@@ -59,10 +125,15 @@ class Frontend:
         reason = SHUT_DOWN if error is None else error
         self._core.fail(reason)
         await self._service.stop(reason)
+        if self._remote is not None:
+            await self._remote.stop(reason)
         if self._http is not None:
             await self._http.stop()
+        await self._siblings.stop()
         await self._core.close()
         self._context.term()
+        if self._traces is not None:
+            await asyncio.to_thread(self._traces.close)
         self._closed.set()
 
     async def wait_closed(self) -> None:

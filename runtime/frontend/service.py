@@ -6,9 +6,10 @@ Whatever arrives is answered or dropped; nothing that a client sends ends the se
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import time
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from functools import partial
 
 import msgspec
@@ -17,6 +18,7 @@ import zmq.asyncio
 
 from ..protocol import wire
 from ..protocol.errors import BusyError, ErrorInfo, RamifyError, RequestError, RuntimeFailed
+from ..protocol.keys import ServerKeys
 from ..protocol.session import (
     Answers,
     Append,
@@ -39,6 +41,7 @@ from ..protocol.session import (
     ToFrontend,
     Welcome,
 )
+from ..protocol.transport import secure_server
 from ..protocol.version import __version__
 from .generation import Generator
 from .session import Session
@@ -59,11 +62,26 @@ class _Client:
 
 
 class Service:
-    """Serves from `start` to `stop`, on the event loop that `start` is called in."""
+    """Serves from `start` to `stop`, on the event loop that `start` is called in.
 
-    def __init__(self, context: zmq.asyncio.Context, address: str, generator: Generator) -> None:
+    `others` are addresses of services like this one. Once they answer (`share`), new clients are sent on to them in
+    turn: a client stays where it is welcomed, and its states with it. With `keys` it answers whom the context's
+    authenticator lets in.
+    """
+
+    def __init__(
+        self,
+        context: zmq.asyncio.Context,
+        address: str,
+        generator: Generator,
+        *,
+        others: Sequence[str] = (),
+        keys: ServerKeys | None = None,
+    ) -> None:
         self._socket = context.socket(zmq.ROUTER)
         wire.set_options(self._socket)
+        if keys is not None:
+            secure_server(self._socket, keys)
         self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)  # sending to who is gone is an error: so we learn of it
         self._monitor = self._socket.get_monitor_socket(zmq.Event.DISCONNECTED)
         self._address = address
@@ -73,19 +91,42 @@ class Service:
         self._clients: dict[bytes, _Client] = {}
         self._outgoing: dict[bytes, list[Done | Delta | Failed]] = {}  # to be sent before this turn is over
         self._tasks: list[asyncio.Task[None]] = []
+        self._others = others
+        self._sharing = asyncio.Event()
+        if not others:
+            self._sharing.set()
+        self._turns = itertools.cycle([None, *others])
+        self._closing = False
         self._questions: set[asyncio.Task[None]] = set()  # asked outside any state, being answered
 
     @property
     def num_clients(self) -> int:
         return len(self._clients)
 
+    @property
+    def address(self) -> str:
+        """Where it is bound, the port included that the system chose."""
+        return self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
+
     def start(self) -> None:
-        self._socket.bind(self._address)
+        """Raises RamifyError when the address cannot be had."""
+        try:
+            self._socket.bind(self._address)
+        except zmq.ZMQError as error:
+            raise RamifyError(f"programs cannot be served at {self._address}: {error}") from None
         self._tasks = [
             asyncio.create_task(self._receive(), name="service"),
             asyncio.create_task(self._forget_regularly(), name="forget silent clients"),
             asyncio.create_task(self._forget_disconnected(), name="forget clients that are gone"),
         ]
+
+    def share(self) -> None:
+        """The others answer."""
+        self._sharing.set()
+
+    def close_door(self) -> None:
+        """Welcome nobody any more."""
+        self._closing = True
 
     async def stop(self, error: ErrorInfo) -> None:
         """Tell every client that this is the end, and why."""
@@ -192,8 +233,12 @@ class Service:
                 f"the program uses ramify {version}, the runtime is {__version__}", param="version", code="version"
             )
             return Fatal(ErrorInfo.of(error))
+        if self._closing:
+            return Fatal(ErrorInfo.of(RuntimeFailed("the runtime is shutting down")))
         try:
-            return Welcome(await self._core.ready())
+            info = await self._core.ready()
+            await self._sharing.wait()
+            return Welcome(info, move_to=next(self._turns))
         except RamifyError as error:
             return Fatal(ErrorInfo.of(error))
 
@@ -238,7 +283,8 @@ class Service:
             self._send_answers(identity, [answer])
 
     def _send_bytes(self, identity: bytes, data: bytes) -> None:
-        sent = self._socket.send_multipart([identity, data])  # queued at once: no high-water mark
+        sent: asyncio.Future[object]
+        sent = self._socket.send_multipart([identity, data])  # type: ignore[assignment]  # queued: no high-water mark
         if sent.done() and (error := sent.exception()) is not None:
             assert isinstance(error, zmq.ZMQError), error
             self._forget(identity)

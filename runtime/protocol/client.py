@@ -19,6 +19,7 @@ import msgspec
 from . import wire
 from .core import ModelInfo
 from .errors import ErrorInfo, RequestError, RuntimeFailed
+from .keys import ProgramKeys
 from .link import Link, LinkDown
 from .session import (
     Answers,
@@ -51,12 +52,12 @@ class Listener(Protocol):
 class Connection:
     """A client's connection to a frontend, shared by all of a process's programs. Any thread may use it.
 
-    Making one does not wait; `connect` does. Raises RequestError for an address that is none. Ends by `close`, a
-    `with` block, or the process's end; after that, and once the runtime is gone, `connect`, `send` and `call` raise
-    RuntimeFailed.
+    Making one does not wait; `connect` does. Raises RequestError for an address that is none, or of TCP without keys.
+    Ends by `close`, a `with` block, or the process's end; after that, and once the runtime is gone, `connect`, `send`
+    and `call` raise RuntimeFailed.
     """
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, keys: ProgramKeys | None = None) -> None:
         self.address = address
         self._pid = os.getpid()
         self._numbers = itertools.count(1)
@@ -69,6 +70,7 @@ class Connection:
         self._link = Link(
             address,
             wire.encode(Hello(__version__)),
+            keys=keys,
             on_message=self._receive,
             is_busy=lambda: bool(self._listeners),
             on_end=self._fail,
@@ -162,6 +164,8 @@ class Connection:
             case Reply():
                 if (waiting := self._calls.get(message.call)) is not None:
                     waiting.put(message)
+            case Welcome(move_to=str(address)):
+                self._link.move(address, wire.encode(Hello(__version__)))
             case Welcome():
                 self._info = message.info
                 self._link.allow_sending()

@@ -8,6 +8,7 @@ import msgspec
 from msgspec import Meta
 
 OrderName = Literal["fcfs", "lpm", "dfs", "program"]
+GrammarBackendName = Literal["native", "llguidance", "xgrammar", "outlines"]
 EvictionName = Literal["lru", "lfu", "priority", "program"]
 
 
@@ -45,6 +46,9 @@ class CoreConfig(msgspec.Struct, frozen=True, kw_only=True):
     host_kv_memory: Annotated[
         float, Meta(ge=0, le=1 << 20, description="GiB of host memory for KV that the pool has no room for")
     ] = 0.0
+    grammar_backend: Annotated[
+        GrammarBackendName, Meta(description="the engine of grammars; others than native need their packages")
+    ] = "native"
     jump_forward: Annotated[
         bool, Meta(description="append text that a grammar leaves no choice about without asking the model")
     ] = True
@@ -61,14 +65,73 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True):
     socket_dir: str  # mode 0700, made and removed by the frontend's owner
     host: Annotated[str, Meta(description="HTTP address to bind")] = "127.0.0.1"
     port: Annotated[Annotated[int, Meta(ge=0, le=65535)] | None, Meta(description="HTTP port; 0: any free one")] = None
-    api_key: Annotated[str | None, Meta(description="required as 'Authorization: Bearer KEY' when set")] = None
+    uds: Annotated[str | None, Meta(description="serve HTTP at this Unix socket instead of a port")] = None
+    ssl_certfile: Annotated[str | None, Meta(description="PEM certificates: HTTP becomes HTTPS")] = None
+    ssl_keyfile: Annotated[str | None, Meta(description="PEM key of the certificate; default: in the same file")] = None
+    bind: Annotated[
+        str | None, Meta(description="let programs of other machines in too, at tcp://HOST:PORT; needs keys")
+    ] = None
+    keys: Annotated[str | None, Meta(description="folder of the keys for bind, made by `ramify keys`")] = None
+    frontends: Annotated[
+        int, Meta(ge=1, le=64, description="processes that tokenise and answer HTTP and programs, for one core")
+    ] = 1
+    drain_seconds: Annotated[
+        float, Meta(ge=0, le=86400, description="that running requests may take to end after SIGTERM")
+    ] = 30.0
+    api_key: Annotated[
+        str | None, Meta(description="required as 'Authorization: Bearer KEY' when set; several are parted by commas")
+    ] = None
+    cors_origins: Annotated[
+        str | None, Meta(description="web pages' origins that may ask, parted by commas, or *; default: none")
+    ] = None
+    max_body_mib: Annotated[int, Meta(ge=1, le=1024, description="MiB that the body of an HTTP request may have")] = 32
+    max_requests_per_key: Annotated[
+        Annotated[int, Meta(ge=1)] | None,
+        Meta(description="HTTP requests that one API key may have at once; default: any number"),
+    ] = None
+    requests_per_minute_per_key: Annotated[
+        Annotated[int, Meta(ge=1)] | None,
+        Meta(description="HTTP requests of one API key in a minute; default: any number"),
+    ] = None
+    request_timeout: Annotated[
+        Annotated[float, Meta(gt=0)] | None,
+        Meta(description="seconds that an HTTP request may take, its answer included; default: any time"),
+    ] = None
+    tool_call_parser: Annotated[
+        Literal[
+            "auto", "hermes", "llama3_json", "pythonic", "mistral", "mistral_args", "deepseek", "deepseek_v31", "json"
+        ],
+        Meta(description="how the model writes tool calls; auto: as its chat template does"),
+    ] = "auto"
+    reasoning_parser: Annotated[
+        Literal["auto", "none", "think"],
+        Meta(description="whether <think> parts are told from answers; auto: when the model was taught to think"),
+    ] = "auto"
     log_level: Annotated[Literal["debug", "info", "warning", "error"], Meta(description="of our processes' logs")] = (
         "warning"
     )
 
+    log_format: Annotated[
+        Literal["auto", "rich", "json"], Meta(description="of logs; auto: rich on a terminal, JSON lines otherwise")
+    ] = "auto"
+    otlp_endpoint: Annotated[
+        str | None, Meta(description="collector of OpenTelemetry traces over HTTP, e.g. http://localhost:4318")
+    ] = None
+
+    def url(self, port: int | None) -> str:
+        """Where HTTP is answered; `port` is the one that was bound, None at a Unix socket."""
+        if port is None:
+            return f"unix:{self.uds}"
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{'http' if self.ssl_certfile is None else 'https'}://{host}:{port}"
+
     @property
     def client_address(self) -> str:
-        return f"ipc://{self.socket_dir}/frontend"
+        return self.client_address_of(0)
+
+    def client_address_of(self, frontend: int) -> str:
+        """Programs ask the first frontend, which may send them on."""
+        return f"ipc://{self.socket_dir}/frontend" + (f"-{frontend}" if frontend else "")
 
     @property
     def core_address(self) -> str:

@@ -7,6 +7,7 @@ from typing import Literal
 import msgspec
 
 from .errors import ErrorInfo
+from .measures import CoreMeasures
 from .sampling import LogprobParams, SamplingParams, TokenLogprob
 
 
@@ -56,8 +57,12 @@ class Outlook(msgspec.Struct, frozen=True):
     complete: bool = False  # these are all
 
 
+Pooling = Literal["last", "mean"]
+
+
 class Generate(msgspec.Struct, frozen=True, kw_only=True, tag="generate"):
-    """Continue `tokens`. `max_new_tokens=0` computes prompt log-probabilities only.
+    """Continue `tokens`. `max_new_tokens=0` computes only what is asked of the prompt: its log-probabilities, or an
+    embedding, which is the final hidden state of its last token or the mean of all tokens'.
 
     `namespace` separates caches: nothing is shared across namespaces. `program` names the program the request is a
     part of, so that the scheduler can keep its branches together; `claims` say what of the prompt the program needs
@@ -68,6 +73,7 @@ class Generate(msgspec.Struct, frozen=True, kw_only=True, tag="generate"):
     tokens: list[int]
     sampling: SamplingParams  # seed is set
     logprobs: LogprobParams | None = None
+    pooling: Pooling | None = None  # an embedding is wanted
     priority: int = 0  # higher goes first
     namespace: str = ""
     program: str | None = None
@@ -126,7 +132,8 @@ class Tokens(msgspec.Struct, frozen=True, kw_only=True, tag="tokens"):
 
     A stop token is the last id of `ids`; so is the token in which a stop string ended. `logprobs` has one entry per id
     when asked for. `prompt_logprobs` comes whole, with the first tokens: one entry for each prompt position in
-    [prompt_from, len(prompt)), None for position 0.
+    [prompt_from, len(prompt)), None for position 0. `embedding` comes with the finish: float32, little-endian, as long
+    as the model's hidden states, of any length as a vector.
     """
 
     rid: str
@@ -135,6 +142,7 @@ class Tokens(msgspec.Struct, frozen=True, kw_only=True, tag="tokens"):
     finish: Finish | None = None
     logprobs: list[TokenLogprob] | None = None
     prompt_logprobs: list[TokenLogprob | None] | None = None
+    embedding: bytes | None = None
     num_retractions: int = 0
     timings: Timings | None = None  # with the finish, unless it was aborted
 
@@ -161,6 +169,7 @@ class CoreStats(msgspec.Struct, frozen=True, kw_only=True):
     num_forced_tokens: int = 0  # of those, appended without asking the model
     num_retractions: int
     num_evicted_pages: int
+    num_held_pages: int = 0  # that no eviction can free: running requests hold them
     num_host_cached_pages: int = 0
     num_demoted_pages: int = 0  # copied to the host when the pool had no room
     num_promoted_pages: int = 0  # and back
@@ -181,6 +190,7 @@ class CoreReply(msgspec.Struct, frozen=True, tag="reply"):
 
     call: int
     stats: CoreStats | None = None
+    measures: CoreMeasures | None = None  # beside the stats
     error: ErrorInfo | None = None
 
 

@@ -19,14 +19,18 @@ from zmq.utils.monitor import parse_monitor_message
 
 from . import wire
 from .errors import ErrorInfo, RequestError, RuntimeFailed
+from .keys import ProgramKeys
 from .session import Bye, Ping
+from .transport import secure_program
 
 PING_SECONDS = 5.0
 GOODBYE_MS = 200  # how long a closing socket may take to deliver its last messages
 MESSAGES_PER_TURN = 256  # read before looking at what is to be sent
 
 _GONE = zmq.Event.DISCONNECTED | zmq.Event.CLOSED  # CLOSED: an attempt to connect failed
-_REFUSED = zmq.Event.HANDSHAKE_FAILED_NO_DETAIL | zmq.Event.HANDSHAKE_FAILED_PROTOCOL | zmq.Event.HANDSHAKE_FAILED_AUTH
+_REFUSED = zmq.Event.HANDSHAKE_FAILED_NO_DETAIL | zmq.Event.HANDSHAKE_FAILED_PROTOCOL
+_UNKNOWN = zmq.Event.HANDSHAKE_FAILED_AUTH
+_MET = zmq.Event.HANDSHAKE_SUCCEEDED
 
 
 class LinkDown(Exception):
@@ -41,7 +45,8 @@ class Link:
     """`first` is sent at once, everything else after `allow_sending`.
 
     On the thread: `on_message(data)` for each message, `is_busy()` when a ping is due, and at last `on_end(error)`,
-    once. Raises RequestError for an address that is none.
+    once. With `keys`, which every address of TCP needs, both ends prove who they are. Raises RequestError for an
+    address that is none.
     """
 
     def __init__(
@@ -49,11 +54,19 @@ class Link:
         address: str,
         first: bytes,
         *,
+        keys: ProgramKeys | None = None,
         on_message: Callable[[bytes], None],
         is_busy: Callable[[], bool],
         on_end: Callable[[ErrorInfo], None],
     ) -> None:
+        if keys is None and address.startswith("tcp:"):
+            raise RequestError(
+                f"{address} is reached over a network, which needs keys: name their folder (keys, --keys, RAMIFY_KEYS)",
+                param="keys",
+                code="keys_missing",
+            )
         self._address = address
+        self._keys = keys
         self._on_message = on_message
         self._is_busy = is_busy
         self._on_end = on_end
@@ -62,13 +75,12 @@ class Link:
         self._leaving = False
         self._awake = False
         self._context = zmq.Context()
-        self._socket = self._context.socket(zmq.DEALER)
-        wire.set_options(self._socket)
-        self._monitor = self._socket.get_monitor_socket(_GONE | _REFUSED)
+        self._open_sockets()
         try:
             self._socket.connect(address)
         except zmq.ZMQError as error:
             self._close_sockets()
+            self._context.term()
             raise RequestError(
                 f"{address!r} is not the address of a runtime: {error}", param="address", code="invalid_address"
             ) from None
@@ -100,6 +112,16 @@ class Link:
         """Call on the thread, or before it starts."""
         self._may_send = True
 
+    def move(self, address: str, first: bytes) -> None:
+        """Go on at another address, whose first message is `first`. Call on the thread, before sending is allowed."""
+        assert not self._may_send
+        self._socket.send(wire.encode(Bye()))
+        self._close_sockets()
+        self._address = address
+        self._open_sockets()
+        self._socket.connect(address)
+        self._socket.send(first)
+
     def _wake(self) -> None:
         # The thread clears the flag before it looks at the outbox, so whoever finds it set has been seen.
         if self._awake:
@@ -123,13 +145,12 @@ class Link:
             raise
         finally:
             self._close_sockets()
+            self._context.term()
             self._bell.close()
             self._ring.close()
 
     def _loop(self) -> None:
-        poller = zmq.Poller()
-        for source in (self._bell.fileno(), self._socket, self._monitor):
-            poller.register(source, zmq.POLLIN)
+        poller, polled = self._make_poller(), self._socket
         next_ping = time.monotonic() + PING_SECONDS
         while not self._leaving:
             wait_ms = max(0, math.ceil((next_ping - time.monotonic()) * 1000)) if self._is_busy() else None
@@ -138,6 +159,9 @@ class Link:
                 self._bell.recv(4096)
                 self._awake = False
             self._receive(MESSAGES_PER_TURN)
+            if polled is not self._socket:  # it moved
+                poller, polled = self._make_poller(), self._socket
+                continue
             if self._monitor in ready:
                 self._examine(parse_monitor_message(self._monitor.recv_multipart()))
             self._send()
@@ -147,6 +171,12 @@ class Link:
                     self._socket.send(wire.encode(Ping()))
         self._send()
         self._socket.send(wire.encode(Bye()))
+
+    def _make_poller(self) -> zmq.Poller:
+        poller = zmq.Poller()
+        for source in (self._bell.fileno(), self._socket, self._monitor):
+            poller.register(source, zmq.POLLIN)
+        return poller
 
     def _send(self) -> None:
         while self._may_send and self._outbox:
@@ -162,16 +192,30 @@ class Link:
             self._on_message(data)
 
     def _examine(self, event: Any) -> None:
-        """The monitor reports only ends. Messages sent before the end, last words among them, come first."""
+        """But for one, the monitor reports ends. Messages sent before the end, last words among them, come first."""
+        if event["event"] == _MET:
+            self._met = True
+            return
         self._receive(math.inf)
+        if event["event"] == _UNKNOWN:
+            raise LinkDown(f"the runtime at {self._address} does not know our key")
         if event["event"] & _REFUSED:
             raise LinkDown(f"what answers at {self._address} does not speak our protocol")
         if event["event"] == zmq.Event.CLOSED:
             raise LinkDown(f"no runtime listens at {self._address}")
+        if self._keys is not None and not self._met:
+            raise LinkDown(f"what answers at {self._address} is not the runtime whose key server.key holds")
         raise LinkDown(f"the runtime at {self._address} is gone")
+
+    def _open_sockets(self) -> None:
+        self._socket = self._context.socket(zmq.DEALER)
+        wire.set_options(self._socket)
+        if self._keys is not None:
+            secure_program(self._socket, self._keys)
+        self._met = False
+        self._monitor = self._socket.get_monitor_socket(_GONE | _REFUSED | _UNKNOWN | _MET)
 
     def _close_sockets(self) -> None:
         self._socket.disable_monitor()
         self._monitor.close(linger=0)
         self._socket.close(linger=GOODBYE_MS)
-        self._context.term()

@@ -12,6 +12,7 @@ from .errors import RequestError
 ConstraintKind = Literal["regex", "json_schema", "choices", "grammar", "structural_tag"]
 MAX_STOPS = 64
 MAX_TOP_LOGPROBS = 64
+MAX_ASKED_LOGPROBS = 1024
 
 
 class Constraint(msgspec.Struct, frozen=True):
@@ -82,24 +83,33 @@ class LogprobParams(msgspec.Struct, frozen=True, kw_only=True):
     """Which log-probabilities to return: of the model's own distribution, before temperature, penalties and masks.
 
     `num_top` is how many alternatives to list at each position; `prompt_from` is the first prompt position whose
-    token's log-probability is wanted (position 0 has none), or None for output tokens only.
+    token's log-probability is wanted (position 0 has none), or None for output tokens only; `of` are tokens whose
+    log-probability is wanted at each position, whatever comes there.
     """
 
     num_top: int = 0
     prompt_from: int | None = None
+    of: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         _range("top_logprobs", self.num_top, 0, MAX_TOP_LOGPROBS)
+        if len(self.of) > MAX_ASKED_LOGPROBS:
+            raise RequestError(
+                f"log-probabilities of at most {MAX_ASKED_LOGPROBS} tokens, got {len(self.of)}",
+                param="token_ids_logprob",
+            )
         if self.prompt_from is not None:
             _range("logprob_start_len", self.prompt_from, 0, 1 << 31)
 
 
 class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
-    """log p(id | everything before it), natural log, and the `num_top` likeliest (logprob, id), best first."""
+    """log p(id | everything before it), natural log, the `num_top` likeliest (logprob, id), best first, and the
+    log-probabilities of the tokens that were asked for, in their order."""
 
     logprob: float
     id: int
     top: list[tuple[float, int]] = []
+    of: list[float] = []
 
 
 def _range(param: str, value: float, low: float, high: float) -> None:

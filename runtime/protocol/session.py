@@ -173,7 +173,10 @@ ToFrontend = Hello | Ping | Bye | Open | Append | Close | Play | Supply | Call
 
 
 class Welcome(msgspec.Struct, frozen=True, tag="welcome"):
+    """With `move_to`, say Hello there instead: another frontend of the same core has room, and answers at once."""
+
     info: ModelInfo
+    move_to: str | None = None
 
 
 class Fatal(msgspec.Struct, frozen=True, tag="fatal"):

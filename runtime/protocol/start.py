@@ -9,10 +9,11 @@ from .errors import ErrorInfo
 
 
 class Started(msgspec.Struct, frozen=True, tag="started"):
-    """The runtime answers: its model, and the HTTP port when there is one."""
+    """The runtime answers: its model, the HTTP port when there is one, and where programs come by TCP when they may."""
 
     info: ModelInfo
     http_port: int | None
+    tcp_address: str | None = None
 
 
 class StartFailed(msgspec.Struct, frozen=True, tag="failed"):

@@ -21,10 +21,12 @@ GOLDEN = 0.6180339887498949  # its multiples, modulo 1, are spread evenly howeve
 
 @dataclass(frozen=True)
 class Admitted:
-    """Requests that run from now on, and those that need no computing: they want no tokens and are cached whole."""
+    """Requests that run from now on, and those that need no computing: they want no tokens and are cached whole, or all
+    that can be computed before their grammars are there is cached."""
 
     parts: list[Part]
     cached_whole: list[Request]
+    awaiting: list[Request]
     num_left: int  # tokens that nobody could use
 
 
@@ -67,8 +69,9 @@ class Admission:
         """Start requests for `num_tokens` tokens in all. Who has no room is not passed by those behind."""
         parts: list[Part] = []
         cached_whole: list[Request] = []
+        awaiting: list[Request] = []
         if not self._queue or not self._may_start(num_tokens):
-            return Admitted(parts, cached_whole, num_tokens)
+            return Admitted(parts, cached_whole, awaiting, num_tokens)
         self._num_rounds += 1
         growths = sorted(self._growth(request) for request in self._batch)
         for request in self._queue.front(self._view()):
@@ -77,6 +80,10 @@ class Admission:
             if (awaited := self._awaited.get(request.rid)) is not None and awaited.coming:
                 continue
             num_matched = self._num_cached(request)
+            if request.awaits_grammar and num_matched >= len(request.tokens) - 1:
+                self.remove(request)
+                awaiting.append(request)
+                continue
             if num_matched == len(request.tokens):
                 self.remove(request)
                 request.note_cached(num_matched)
@@ -97,7 +104,7 @@ class Admission:
             insort(growths, self._growth(request))
             num_tokens -= part.num_tokens
             parts.append(part)
-        return Admitted(parts, cached_whole, num_tokens)
+        return Admitted(parts, cached_whole, awaiting, num_tokens)
 
     def _may_start(self, num_tokens: int) -> bool:
         return num_tokens > 0 and len(self._batch) < self._max_running

@@ -21,7 +21,8 @@ class Part:
     @property
     def samples(self) -> bool:
         """Whether the next token comes out of it."""
-        return self.num_tokens == self.request.num_uncomputed and self.request.wants_tokens
+        request = self.request
+        return self.num_tokens == request.num_uncomputed and request.wants_tokens and not request.awaits_grammar
 
 
 @dataclass(frozen=True)
@@ -129,7 +130,8 @@ class Batch:
             if victim is request:
                 assert request is not self._requests[0], "a request does not fit in the pool alone: its end is wrong"
                 return 0
-            self._retract(victim)
+            self.pause(victim)
+            victim.num_retractions += 1
             retracted.append(victim)
         granted = min(num_tokens, room)
         self._extend(request, granted)
@@ -140,14 +142,13 @@ class Batch:
         extended = self._cache.extend(request.lease, request.num_computed + num_tokens)
         assert extended
 
-    def _retract(self, request: Request) -> None:
-        """It comes back to what it has computed: that is claimed until it starts again."""
+    def pause(self, request: Request) -> None:
+        """Give up the place and the pages. What it has computed is claimed until it starts again."""
         assert request.lease is not None
         self.leave(request)
         self._cache.commit(request.lease, request.tokens[: request.num_computed])
         self._cache.claim(request.lease, request.rid, request.num_computed, request.rank)
         self.release(request)
-        request.num_retractions += 1
 
     def _room(self, request: Request, num_available: int) -> int:
         assert request.lease is not None

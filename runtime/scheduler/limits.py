@@ -25,6 +25,8 @@ def end_of(message: Generate, *, vocab_size: int, context_length: int, num_slots
     _check_ids(params.logit_bias, vocab_size, "logit_bias")
     if params.seed is None and not params.greedy:
         raise RequestError("sampling needs a seed", param="seed")
+    if message.pooling is not None and params.max_new_tokens:
+        raise RequestError("an embedding is of a prompt: max_new_tokens must be 0", param="max_new_tokens")
     if num_prompt > context_length:
         raise RequestError(
             f"the prompt has {num_prompt} tokens, the context length is {context_length}",
@@ -37,8 +39,11 @@ def end_of(message: Generate, *, vocab_size: int, context_length: int, num_slots
             param="prompt",
             code="context_length_exceeded",
         )
+    if message.logprobs is not None:
+        _check_ids(message.logprobs.of, vocab_size, "token_ids_logprob")
     if message.logprobs is not None and message.logprobs.prompt_from is not None:
-        num_listed = max(0, num_prompt - message.logprobs.prompt_from) * (1 + message.logprobs.num_top)
+        num_each = 1 + message.logprobs.num_top + len(message.logprobs.of)
+        num_listed = max(0, num_prompt - message.logprobs.prompt_from) * num_each
         if num_listed > MAX_LISTED:
             raise RequestError(
                 f"{num_listed} log-probabilities of the prompt, with alternatives; at most {MAX_LISTED} fit an answer",

@@ -17,8 +17,11 @@ def advance(request: Request, row: Row, result: RowResult, vocabulary: Vocabular
     request.num_computed += len(row.tokens)
     assert len(result.scores) == (0 if row.score is None else len(row.score.targets))
     request.take_scores(result.scores)
+    if request.pool is not None and row.pool_from is not None:
+        assert result.pooled is not None
+        request.pool.add(result.pooled, request.num_computed)
     if row.sample is None:
-        return None if request.num_uncomputed else prompt_answer(request)
+        return None if request.num_uncomputed or request.awaits_grammar else prompt_answer(request)
     token = result.token
     assert token is not None
     assert 0 <= token < vocabulary.vocab_size
@@ -44,7 +47,9 @@ def advance(request: Request, row: Row, result: RowResult, vocabulary: Vocabular
 
 def prompt_answer(request: Request) -> Tokens:
     """The whole answer to a request that wants no tokens."""
-    return _tokens(request, [], Finish("length"), logprobs=None if request.message.logprobs is None else [])
+    logprobs: list[TokenLogprob] | None = None if request.message.logprobs is None else []
+    embedding = None if request.pool is None else request.pool.embedding()
+    return _tokens(request, [], Finish("length"), logprobs=logprobs, embedding=embedding)
 
 
 def abort_answer(request: Request) -> Tokens:
@@ -57,7 +62,14 @@ def abort_answer(request: Request) -> Tokens:
     )
 
 
-def _tokens(request: Request, ids: list[int], finish: Finish | None, *, logprobs: list[TokenLogprob] | None) -> Tokens:
+def _tokens(
+    request: Request,
+    ids: list[int],
+    finish: Finish | None,
+    *,
+    logprobs: list[TokenLogprob] | None,
+    embedding: bytes | None = None,
+) -> Tokens:
     assert request.num_cached is not None
     first = not request.answered
     request.answered = True
@@ -68,5 +80,6 @@ def _tokens(request: Request, ids: list[int], finish: Finish | None, *, logprobs
         finish=finish,
         logprobs=logprobs,
         prompt_logprobs=request.prompt_logprobs() if first else None,
+        embedding=embedding,
         num_retractions=request.num_retractions,
     )

@@ -31,6 +31,7 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
     penalties: Penalties | None = None
     logit_bias: dict[int, float] = {}
     num_top_logprobs: int | None = None  # None: no log-probabilities wanted
+    logprobs_of: tuple[int, ...] = ()  # and with them those of these tokens
 
 
 class Score(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,6 +40,7 @@ class Score(msgspec.Struct, frozen=True, kw_only=True):
     first: int
     targets: list[int]
     num_top: int
+    of: tuple[int, ...] = ()  # further tokens whose log-probability is wanted at each position
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,6 +53,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     sample: Sample | None = None
     mask: bytes | None = None  # int32 little-endian words: bit t % 32 of word t // 32 set iff token t may come next
     score: Score | None = None
+    pool_from: int | None = None  # the sum of the hidden states of the row's tokens from this one on is wanted
 
 
 class PageCopy(msgspec.Struct, frozen=True):
@@ -75,6 +78,7 @@ class RowResult(msgspec.Struct, frozen=True, kw_only=True):
     token: int | None = None  # the sampled one, when the row had a Sample
     logprob: TokenLogprob | None = None
     scores: list[TokenLogprob] = []
+    pooled: bytes | None = None  # float32, little-endian, when the row had a `pool_from`
 
 
 class ForwardResult(msgspec.Struct, frozen=True, kw_only=True):

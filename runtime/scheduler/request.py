@@ -9,6 +9,7 @@ from ..protocol.core import Generate
 from ..protocol.sampling import TokenLogprob
 from .clock import Clock
 from .grammar import Matcher
+from .pool import Pool
 from .stops import StopRules
 
 
@@ -25,15 +26,18 @@ class Request:
     tokens: list[int]  # the prompt, then the output so far
     clock: Clock = field(default_factory=lambda: Clock(0.0))
     matcher: Matcher | None = None
+    awaits_grammar: bool = False  # until it is there, all but the last token may be computed
     lease: Lease | None = None
     num_computed: int = 0
     num_cached: int | None = None  # prompt tokens reused when it first ran
     num_retractions: int = 0
     prompt_scores: list[TokenLogprob] = field(default_factory=list)
+    pool: Pool | None = None
     answered: bool = False  # the client has its first tokens, and the prompt's scores with them
     num_sent: int = 0  # output tokens that the client has; those behind them were forced and go with the next one
     forced_scores: list[TokenLogprob] = field(default_factory=list)  # of output tokens behind `num_sent`
     aborted: bool = False
+    counted: bool = False  # its prompt, in the totals
 
     @property
     def rid(self) -> str:
@@ -55,7 +59,8 @@ class Request:
 
     @property
     def num_uncomputed(self) -> int:
-        return len(self.tokens) - self.num_computed
+        """Tokens that can be computed now. The last one's logits are of no use without the grammar."""
+        return len(self.tokens) - self.num_computed - self.awaits_grammar
 
     @property
     def seniority(self) -> tuple[int, int]:
@@ -90,6 +95,8 @@ class Request:
         """How many tokens may come from the cache: those whose logits nobody needs."""
         # The last token's logits give the next one; a scored token needs those of the token before it.
         limit = len(self.tokens) - 1 if self.wants_tokens else len(self.tokens)
+        if self.pool is not None:
+            limit = min(limit, self.pool.next)
         return limit if self.next_scored is None else min(limit, self.next_scored - 1)
 
     def take_scores(self, scores: list[TokenLogprob]) -> None:

@@ -23,6 +23,7 @@ def build_row(part: Part, vocab_size: int, page_size: int) -> Row:
         sample=_sample(request) if part.samples else None,
         mask=_mask(request, vocab_size) if part.samples else None,
         score=_score(request, first, end),
+        pool_from=None if request.pool is None else request.pool.start(first, end),
     )
 
 
@@ -51,6 +52,7 @@ def _sample(request: Request) -> Sample:
         penalties=penalties,
         logit_bias=params.logit_bias,
         num_top_logprobs=None if logprobs is None else logprobs.num_top,
+        logprobs_of=() if logprobs is None else logprobs.of,
     )
 
 
@@ -64,4 +66,5 @@ def _score(request: Request, first: int, end: int) -> Score | None:
         first=target - 1 - first,
         targets=request.tokens[target : end + 1],
         num_top=request.message.logprobs.num_top,
+        of=request.message.logprobs.of,
     )

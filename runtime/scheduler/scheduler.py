@@ -5,8 +5,9 @@
     answers = scheduler.answers()                     # what needed no forward
     answers = scheduler.commit(plan, result, now)
 
-One plan mixes decode rows and prefill chunks under one token budget. A request is, in this order: waiting for its
-grammar; waiting; running, that is, with a lease; possibly retracted, that is, waiting again; ended.
+One plan mixes decode rows and prefill chunks under one token budget. A request is, in this order: waiting; running,
+that is, with a lease; possibly retracted, that is, waiting again; ended. While its grammar is compiled it runs as far
+as its prompt goes; then it is parked, without lease or place, and waits again when the grammar is there.
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ from .limits import end_of
 from .orders import ORDERS
 from .outcome import abort_answer, advance, prompt_answer
 from .plan import ForwardPlan, ForwardResult, PageCopy, Row
+from .pool import Pool
 from .programs import Programs
 from .request import Request, family
 from .retokenise import Retokenise
@@ -65,8 +67,9 @@ class Totals:
     num_retractions: int = 0
 
     def count_prompt(self, request: Request) -> None:
-        """The request starts. A retracted one that starts again has been counted."""
-        if request.num_retractions == 0:
+        """The request starts. One that starts again has been counted."""
+        if not request.counted:
+            request.counted = True
             assert request.num_cached is not None
             self.num_prompt_tokens += request.num_prompt
             self.num_cached_tokens += request.num_cached
@@ -108,6 +111,7 @@ class Scheduler:
         self._max_waiting = config.max_waiting
         self._live: dict[str, Request] = {}
         self._compiling: dict[str, Future[Any]] = {}
+        self._parked: dict[str, Request] = {}  # nothing to do before their grammars are there
         self._batch = Batch(cache)
         self._programs = Programs(cache)
         self._lengths = OutputLengths()
@@ -128,7 +132,7 @@ class Scheduler:
 
     @property
     def compiling(self) -> frozenset[str]:
-        """The requests that wait for their grammars."""
+        """The requests whose grammars are not there yet."""
         return frozenset(self._compiling)
 
     @property
@@ -171,6 +175,7 @@ class Scheduler:
             self._totals.count_prompt(request)
             del self._live[request.rid]
             self._answers.append(replace(prompt_answer(request), timings=request.clock.timings(now)))
+        self._parked.update((request.rid, request) for request in admitted.awaiting)
         running = self._batch.top_up(shares.parts, admitted.num_left)
         rows, requests = self._build(running + admitted.parts)
         if not rows:
@@ -222,6 +227,9 @@ class Scheduler:
                 self._cache.commit(request.lease, request.tokens[: request.num_computed])
                 self._programs.keep(request)
                 self._end(request)
+            elif request.awaits_grammar and not request.num_uncomputed:
+                self._batch.pause(request)
+                self._parked[request.rid] = request
             elif len(row.tokens) > 1 or self._worth_publishing(request):
                 self._cache.commit(request.lease, request.tokens[: request.num_computed])
         return answers
@@ -229,10 +237,11 @@ class Scheduler:
     def stats(self) -> CoreStats:
         return CoreStats(
             num_running=len(self._batch),
-            num_waiting=len(self._waiting) + len(self._compiling),
+            num_waiting=len(self._waiting) + len(self._parked),
             num_pages=self._cache.num_pages,
             num_free_pages=self._cache.num_free,
             num_cached_pages=self._cache.num_cached,
+            num_held_pages=self._cache.num_pages - self._cache.num_available,
             num_evicted_pages=self._cache.stats.num_evicted_pages,
             num_host_cached_pages=self._cache.num_host_cached,
             num_demoted_pages=self._cache.stats.num_demoted_pages,
@@ -249,7 +258,7 @@ class Scheduler:
                 context_length=self._context_length,
                 num_slots=self._cache.num_slots,
             )
-            if len(self._waiting) + len(self._compiling) >= self._max_waiting:
+            if len(self._waiting) + len(self._parked) >= self._max_waiting:
                 raise BusyError(f"{self._max_waiting} requests are waiting already")
         except (RequestError, BusyError) as error:
             return [RequestFailed(message.rid, ErrorInfo.of(error))]
@@ -262,13 +271,17 @@ class Scheduler:
             stops=StopRules(message.sampling, self._vocabulary),
             tokens=list(message.tokens),
             clock=Clock(now),
+            pool=None if message.pooling is None else Pool(message.pooling, len(message.tokens)),
         )
         self._num_arrived += 1
         self._live[request.rid] = request
-        if message.sampling.constraint is None:
-            self._waiting.add(request)
-        else:
+        if message.sampling.constraint is not None:
             self._compiling[request.rid] = self._grammars.get(message.sampling.constraint)
+            request.awaits_grammar = True
+        if request.awaits_grammar and not self._cache.enabled:
+            self._parked[request.rid] = request  # what it computed would be lost while it waits
+        else:
+            self._waiting.add(request)
         return []
 
     def _rank(self, message: Generate, owner: bytes) -> int:
@@ -281,27 +294,40 @@ class Scheduler:
             del self._compiling[rid]
             request = self._live[rid]
             error = future.exception()
-            if error is not None:
-                del self._live[rid]
-                self._answers.append(RequestFailed(rid, ErrorInfo.of(error)))
-            else:
+            if error is None:
                 request.matcher = future.result().matcher()
-                self._waiting.add(request)
-                self._jump(request)
+                request.awaits_grammar = False
+                if self._parked.pop(rid, None) is not None:
+                    self._waiting.add(request)
+                try:
+                    self._jump(request)
+                except RequestError as too_hard:
+                    error = too_hard
+            if error is not None:
+                self._drop(request)
+                self._answers.append(RequestFailed(rid, ErrorInfo.of(error)))
 
     def _abort(self, request: Request) -> FromCore:
-        if request.lease is None:
-            del self._live[request.rid]
-            if self._compiling.pop(request.rid, None) is None:
-                self._waiting.remove(request)
-        elif self._in_flight is not None and request in self._in_flight[1]:
+        self._compiling.pop(request.rid, None)
+        if self._in_flight is not None and request in self._in_flight[1]:
             # The engine may be writing to its pages: they are released when the plan is committed.
             request.aborted = True
             del self._live[request.rid]
             self._batch.leave(request)
         else:
-            self._end(request)
+            self._drop(request)
         return abort_answer(request)
+
+    def _drop(self, request: Request) -> None:
+        """It is over, wherever it is; it is not in flight."""
+        if request.lease is not None:
+            self._end(request)
+            return
+        del self._live[request.rid]
+        if self._parked.pop(request.rid, None) is None:
+            self._waiting.remove(request)
+        else:
+            self._cache.drop_claim(request.rid)
 
     def _end(self, request: Request) -> None:
         """A running request is over."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
+import msgspec
 import pytest
 import torch
 import transformers
@@ -109,6 +110,27 @@ def test_as_many_outputs_as_tokens_need_not_be_all_of_them(engine: Engine) -> No
     alone, beside = run(engine, both).rows[0], run(engine, silent, both).rows[1]
     assert beside.token == alone.token
     assert [s.logprob for s in beside.scores] == pytest.approx([s.logprob for s in alone.scores], abs=1e-5)
+
+
+def test_pooled_hidden_states_are_those_of_transformers(engine: Engine, checkpoint: Path) -> None:
+    judge = transformers.LlamaForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
+    prompt = random.Random(4).choices(range(150), k=30)
+    want_TE = judge.model(torch.tensor([prompt])).last_hidden_state[0].detach()
+    score = Score(first=0, targets=prompt[1:5], num_top=0)
+    first = Row(rid="a", tokens=prompt[:20], first_position=0, pages=[3, 1], pool_from=0, score=score)
+    beside = Row(rid="b", tokens=[4, 5], first_position=0, pages=[8], sample=GREEDY)
+    second = Row(rid="a", tokens=prompt[20:], first_position=20, pages=[3, 1], pool_from=9)
+    a, b = run(engine, first, beside).rows
+    last = run(engine, second).rows[0]
+    for result, states_PE in ((a, want_TE[:20]), (last, want_TE[29:])):
+        assert result.pooled is not None
+        got_E = torch.frombuffer(bytearray(result.pooled), dtype=torch.float32)
+        torch.testing.assert_close(got_E, states_PE.sum(dim=0), atol=1e-4, rtol=1e-4)
+    assert b.pooled is None
+    assert b.token == run(engine, beside).rows[0].token
+    assert [s.logprob for s in a.scores] == pytest.approx(
+        [s.logprob for s in run(engine, msgspec.structs.replace(first, pool_from=None)).rows[0].scores], abs=1e-5
+    )
 
 
 def test_a_plan_may_only_copy_pages(engine: Engine) -> None:

@@ -35,6 +35,7 @@ samples = st.builds(
     penalties=st.none() | penalties,
     logit_bias=st.dictionaries(tokens, st.floats(-100, 100, width=32), max_size=3),
     num_top_logprobs=st.none() | st.integers(0, 5),
+    logprobs_of=st.lists(tokens, max_size=4).map(tuple),
 )
 masks = st.none() | st.sets(tokens, min_size=1, max_size=VOCAB)
 
@@ -104,6 +105,7 @@ def check_logprob(logits: np.ndarray, result: RowResult, s: Sample) -> None:
     best = np.argsort(-logprobs, kind="stable")[: s.num_top_logprobs].tolist()
     assert [token for _, token in result.logprob.top] == best
     assert [logprob for logprob, _ in result.logprob.top] == pytest.approx(logprobs[best], abs=1e-5)
+    assert result.logprob.of == pytest.approx(logprobs[list(s.logprobs_of)], abs=1e-4)
 
 
 def plain(**changes: object) -> Sample:

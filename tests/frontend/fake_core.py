@@ -109,6 +109,11 @@ class FakeCore:
     def send(self, message: FromCore) -> None:
         self._socket.send_multipart([self._frontend, wire.encode(message)])
 
+    def send_end(self, rid: str) -> None:
+        """End a request that the script says nothing to."""
+        del self._waiting[rid]
+        self.send(Tokens(rid=rid, ids=[], num_cached=0, finish=Finish("stop")))
+
     async def _run(self) -> None:
         while True:
             self._frontend, data = await self._socket.recv_multipart()

@@ -112,10 +112,10 @@ class House:
 
 @asynccontextmanager
 async def house(
-    script: Script | None = None, *, http: bool = False, ready: bool = True, api_key: str | None = None
+    script: Script | None = None, *, http: bool = False, ready: bool = True, **settings: Any
 ) -> AsyncIterator[House]:
     with tempfile.TemporaryDirectory(prefix="rf") as folder:
-        serve = ServeConfig(socket_dir=folder, port=0 if http else None, api_key=api_key)
+        serve = ServeConfig(socket_dir=folder, port=0 if http else None, **settings)
         config = RuntimeConfig(core=CoreConfig(), serve=serve)
         context = zmq.asyncio.Context()
         core = FakeCore(context, config.serve.core_address, shipped_tokenizer(), script or says(" fine."))

@@ -15,8 +15,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ramify.runtime.frontend.http.guard import MAX_BODY_BYTES
-from ramify.runtime.frontend.http.server import HttpServer
+from ramify.runtime.frontend.http.listening import listen
+from ramify.runtime.protocol.config import ServeConfig
 from ramify.runtime.protocol.core import Generate
 from ramify.runtime.protocol.errors import RamifyError, RequestError, RuntimeFailed
 from ramify.runtime.protocol.sampling import Constraint, LogprobParams
@@ -25,6 +25,7 @@ from .fake_core import BUSY, Script, logprob
 from .harness import House, house, run, says, shipped_tokenizer
 
 TOKENIZER = shipped_tokenizer()
+MAX_BODY_BYTES = ServeConfig(socket_dir="").max_body_mib << 20
 EOS = TOKENIZER.eos_ids[0]
 BOS = [TOKENIZER.bos_id] if TOKENIZER.adds_bos and TOKENIZER.bos_id is not None else []
 FINE = TOKENIZER.encode(" fine.", continues=True)
@@ -211,7 +212,9 @@ WRONG: list[tuple[Any, str | None, str]] = [
     ({"text": "a", "return_logprob": True, "logprob_start_len": 99}, "logprob_start_len", "99"),
     ({"text": "a", "return_logprob": True, "top_logprobs_num": 65}, "top_logprobs", "65"),
     ({"input_ids": ["a"] * 300_000}, "input_ids", "integer"),
-    ({"text": "a", "token_ids_logprob": [1]}, "token_ids_logprob", "unknown"),
+    ({"text": "a", "token_ids_logprob": ["x"]}, "token_ids_logprob", "integer"),
+    ({"text": "a", "return_logprob": True, "token_ids_logprob": [1] * 1025}, "token_ids_logprob", "1025"),
+    ({"text": ["a", "b"], "token_ids_logprob": [[1]]}, "token_ids_logprob", "1 entries for 2"),
     ([1, 2], None, "body"),
     ("text", None, "body"),
     ({"text": [1] * 300_000}, "text", "string"),
@@ -379,9 +382,9 @@ def test_tokens_there_and_back() -> None:
             bare = (await client.post("/tokenize", json={"prompt": [text], "add_special_tokens": False})).json()
             assert bare["tokens"] == [TOKENIZER.encode(text)]
             back = await client.post("/detokenize", json={"tokens": answer["tokens"]})
-            assert back.json() == {"text": text}
+            assert back.json() == {"text": text, "prompt": text}
             both = await client.post("/detokenize", json={"tokens": [answer["tokens"], []]})
-            assert both.json() == {"text": [text, ""]}
+            assert both.json()["text"] == [text, ""]
             wrong = await client.post("/detokenize", json={"tokens": [TOKENIZER.vocab_size]})
             check_error(wrong, 400, "tokens", str(TOKENIZER.vocab_size))
 
@@ -449,10 +452,8 @@ def test_a_port_that_is_taken_is_an_error_that_names_it() -> None:
         async with served() as (built, _):
             port = built.frontend.http_port
             assert port is not None
-            from fastapi import FastAPI
-
             with pytest.raises(RamifyError, match=str(port)):
-                HttpServer(FastAPI(), "127.0.0.1", port)
+                listen(ServeConfig(socket_dir="", port=port))
 
     run(main())
 
@@ -467,15 +468,9 @@ def test_the_api_describes_itself() -> None:
 
 
 def test_answers_do_not_wait_for_acknowledgements() -> None:
-    async def app(scope: Any, receive: Any, send: Any) -> None: ...
-
-    server = HttpServer(app, "127.0.0.1", 0)
-    listening = server._socket
-    try:
-        listening.listen()
-        with socket.create_connection(("127.0.0.1", server.port)):
-            accepted, _ = listening.accept()
-            with accepted:
-                assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
-    finally:
-        listening.close()
+    listening = listen(ServeConfig(socket_dir="", port=0))
+    assert listening is not None
+    with listening, socket.create_connection(listening.getsockname()):
+        accepted, _ = listening.accept()
+        with accepted:
+            assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)

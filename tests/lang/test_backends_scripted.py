@@ -213,8 +213,8 @@ def test_nothing_is_kept_of_states_that_nobody_holds() -> None:
     gc.collect()
     channel = backend.connection()
     channel.close()
-    assert not channel._states
-    assert not channel._programs
+    assert not channel._player._states
+    assert not channel._player._programs
     assert not channel._listeners
 
 

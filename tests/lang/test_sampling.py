@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from ramify import RequestError, select
 from ramify.lang.expr import Gen
-from ramify.lang.expr import gen as make_gen
+from ramify.lang.primitives import gen as make_gen
 from ramify.lang.sampling import NO_DEFAULTS, RUN_NAMES, defaults_of, lower_gen, lower_select
 from ramify.runtime.protocol import session
 from ramify.runtime.protocol.sampling import Constraint, LogprobParams, SamplingParams

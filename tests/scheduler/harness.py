@@ -56,9 +56,15 @@ def choose(history: Sequence[int], allowed: Iterable[int], how: object) -> int:
     return candidates[number(tuple(history), how) % len(candidates)]
 
 
-def logprob(history: Sequence[int], token: int, num_top: int) -> TokenLogprob:
+def logprob(history: Sequence[int], token: int, num_top: int, of: Sequence[int] = ()) -> TokenLogprob:
     top = [(-float(i), number(tuple(history), i) % VOCABULARY.vocab_size) for i in range(num_top)]
-    return TokenLogprob(-(number(tuple(history), token) % 1000) / 100, token, top)
+    values = [-(number(tuple(history), each) % 1000) / 100 for each in (token, *of)]
+    return TokenLogprob(values[0], token, top, values[1:])
+
+
+def hidden(history: Sequence[int]) -> np.ndarray:
+    """The make-believe hidden state of the last token: whole numbers, so that sums are exact in any order."""
+    return np.array([number(tuple(history), "hidden", i) % 1000 for i in range(3)], dtype="<f4")
 
 
 def retokenise(before: Sequence[int], data: bytes) -> list[int]:
@@ -110,9 +116,14 @@ class FakeEngine:
         if row.score is not None:
             for i, target in enumerate(row.score.targets):
                 before = history[: row.first_position + row.score.first + i + 1]
-                scores.append(logprob(before, target, row.score.num_top))
+                scores.append(logprob(before, target, row.score.num_top, row.score.of))
+        pooled = None
+        if row.pool_from is not None:
+            ends = range(row.first_position + row.pool_from, len(history))
+            assert ends, "nothing to pool"
+            pooled = sum((hidden(history[: end + 1]) for end in ends), np.zeros(3, "<f4")).tobytes()
         if row.sample is None:
-            return RowResult(scores=scores)
+            return RowResult(scores=scores, pooled=pooled)
         sample = row.sample
         allowed: Iterable[int] = range(VOCABULARY.vocab_size)
         if row.mask is not None:
@@ -125,7 +136,9 @@ class FakeEngine:
         token = choose(history, allowed, how)
         wanted = sample.num_top_logprobs
         return RowResult(
-            token=token, logprob=None if wanted is None else logprob(history, token, wanted), scores=scores
+            token=token,
+            logprob=None if wanted is None else logprob(history, token, wanted, sample.logprobs_of),
+            scores=scores,
         )
 
 
@@ -229,6 +242,7 @@ class Answer:
     ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprob] | None = None
     prompt_logprobs: list[TokenLogprob | None] | None = None
+    embedding: list[float] | None = None
     finish: Finish | None = None
     num_cached: int | None = None
     num_retractions: int = 0
@@ -344,6 +358,9 @@ class Runtime:
         if message.prompt_logprobs is not None:
             assert answer.num_messages == 1, "the prompt's come with the first tokens"
             answer.prompt_logprobs = message.prompt_logprobs
+        if message.embedding is not None:
+            assert message.finish is not None
+            answer.embedding = np.frombuffer(message.embedding, "<f4").tolist()
         assert answer.num_cached in (None, message.num_cached)
         answer.num_cached = message.num_cached
         answer.num_retractions = message.num_retractions
@@ -351,9 +368,8 @@ class Runtime:
 
 def generate(rid: str, tokens: Sequence[int], **params: Any) -> Generate:
     """A request; what is no field of Generate is a sampling parameter."""
-    fields = {
-        name: params.pop(name) for name in ("priority", "namespace", "program", "claims", "outlook") if name in params
-    }
+    names = ("priority", "namespace", "program", "claims", "outlook", "pooling")
+    fields = {name: params.pop(name) for name in names if name in params}
     logprobs = params.pop("logprobs", None)
     params = {"temperature": 0.0, "max_new_tokens": 8, "seed": 7, **params}
     return Generate(rid=rid, tokens=list(tokens), sampling=SamplingParams(**params), logprobs=logprobs, **fields)
@@ -368,13 +384,17 @@ def sequential(message: Generate, *, context_length: int = 200, num_slots: int =
     params = message.sampling
     prompt = list(message.tokens)
     answer = Answer(finish=Finish("length"))
-    num_top = 0 if message.logprobs is None else message.logprobs.num_top
+    num_top, of = (0, ()) if message.logprobs is None else (message.logprobs.num_top, message.logprobs.of)
     if message.logprobs is not None:
         answer.logprobs = []
         start = message.logprobs.prompt_from
         if start is not None:
             positions = range(start, len(prompt))
-            answer.prompt_logprobs = [logprob(prompt[:p], prompt[p], num_top) if p else None for p in positions]
+            answer.prompt_logprobs = [logprob(prompt[:p], prompt[p], num_top, of) if p else None for p in positions]
+    if message.pooling is not None:
+        states = [hidden(prompt[: place + 1]) for place in range(len(prompt))]
+        pooled = sum(states, np.zeros(3, "<f4")) / len(states) if message.pooling == "mean" else states[-1]
+        answer.embedding = pooled.astype("<f4").tolist()
     language = language_of(params)
     eos = set() if params.ignore_eos else {EOS}
     while len(answer.ids) < params.max_new_tokens and len(prompt) + len(answer.ids) < min(context_length, num_slots):
@@ -390,7 +410,7 @@ def sequential(message: Generate, *, context_length: int = 200, num_slots: int =
         )
         token = choose(history, base - avoided or base, how)
         if answer.logprobs is not None:
-            answer.logprobs.append(logprob(history, token, num_top))
+            answer.logprobs.append(logprob(history, token, num_top, of))
         answer.ids.append(token)
         if language is not None and token == EOS:
             answer.finish = Finish("stop", EOS)
@@ -424,6 +444,7 @@ def assert_equal(answer: Answer, expected: Answer) -> None:
     assert (answer.ids, answer.finish) == (expected.ids, expected.finish)
     assert answer.logprobs == expected.logprobs
     assert answer.prompt_logprobs == expected.prompt_logprobs
+    assert answer.embedding == expected.embedding
 
 
 __all__ = [

@@ -61,7 +61,11 @@ def requests(draw: st.DrawFn) -> list[Generate]:
         logprobs = None
         if draw(st.integers(0, 2)) == 0:
             prompt_from = draw(st.none() | st.integers(0, 32))
-            logprobs = LogprobParams(num_top=draw(st.integers(0, 2)), prompt_from=prompt_from)
+            of = draw(st.just(()) | st.tuples(token, token))
+            logprobs = LogprobParams(num_top=draw(st.integers(0, 2)), prompt_from=prompt_from, of=of)
+        pooling = draw(st.sampled_from([None, None, None, "last", "mean"]))
+        if pooling is not None:
+            chosen |= {"max_new_tokens": 0, "min_new_tokens": 0}
         for copy in range(draw(st.integers(1, 3))):
             drawn.append(
                 generate(
@@ -69,6 +73,7 @@ def requests(draw: st.DrawFn) -> list[Generate]:
                     tokens,
                     **{**chosen, "seed": chosen["seed"] + draw(st.integers(0, copy))},
                     logprobs=logprobs,
+                    pooling=pooling,
                     priority=draw(st.sampled_from([0, 0, 0, 1, -1])),
                     namespace=draw(st.sampled_from(["", "", "", "other"])),
                     program=draw(st.sampled_from([None, "p", "q"])),

@@ -221,6 +221,34 @@ def test_a_request_waits_for_its_grammar_without_holding_others_up() -> None:
     assert runtime.answers["constrained"].finish == Finish("stop", EOS)
 
 
+def test_a_prompt_is_computed_while_its_grammar_is_compiled_and_holds_no_place() -> None:
+    runtime = Runtime(max_running=1)
+    constraint = Constraint("choices", json.dumps([[2, 3, 2], [2, 4, 5]]))
+    message = generate("constrained", [2, 3] * 7, constraint=constraint)
+    runtime.add(message, generate("free", [3]))
+    while not runtime.scheduler.idle:
+        runtime.step()
+    assert runtime.engine.num_computed >= 13
+    assert runtime.answers["free"].over
+    assert runtime.scheduler.pending_grammars
+    num_computed = runtime.engine.num_computed
+    runtime.finish()
+    assert_equal(runtime.answers["constrained"], sequential(message))
+    # The first token is forced, so it goes with the prompt's last one; then the second and the third.
+    assert runtime.engine.num_computed - num_computed <= 4
+
+
+def test_a_bad_grammar_frees_what_its_prompt_held() -> None:
+    runtime = Runtime(budget=4)
+    runtime.add(generate("bad", [2] * 20, constraint=Constraint("regex", "(")))
+    runtime.step()
+    assert runtime.cache.leases
+    runtime.grammars.pending.pop()[0].set_exception(RequestError("missing )"))
+    assert not runtime.step()
+    assert runtime.answers["bad"].error is not None
+    assert not runtime.cache.leases
+
+
 def test_a_bad_grammar_fails_its_request_only() -> None:
     runtime = Runtime()
     runtime.add(generate("bad", [2], constraint=Constraint("regex", "(")), generate("good", [3]))

@@ -53,6 +53,12 @@ def _logprobs(
     def tops(values: Sequence[TokenLogprob | None]) -> list[Any]:
         return [None if value is None else [entry(*top) for top in value.top] for value in values]
 
+    def asked(values: Sequence[TokenLogprob | None]) -> list[Any]:
+        return [
+            None if value is None else [entry(*each) for each in zip(value.of, wanted.of, strict=True)]
+            for value in values
+        ]
+
     first = 0 if wanted.prompt_from is None else wanted.prompt_from
     given = sample.prompt_logprobs or []
     output = sample.logprobs or []
@@ -65,4 +71,6 @@ def _logprobs(
     }
     if wanted.num_top:
         meta |= {"input_top_logprobs": tops(given), "output_top_logprobs": tops(output)}
+    if wanted.of:
+        meta |= {"input_token_ids_logprobs": asked(given), "output_token_ids_logprobs": asked(output)}
     return meta

@@ -3,25 +3,87 @@
 from __future__ import annotations
 
 from fastapi import FastAPI, Request
+from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 
+from ...protocol.config import ServeConfig
 from ...protocol.version import __version__
 from ..generation import Generator
-from . import errors
+from ..siblings import Siblings
+from . import errors, openapi
 from .admin import AdminApi
 from .connection import ClientLeftError
-from .guard import MAX_BODY_BYTES, Guard
+from .constrained import ConstrainedApi
+from .guard import Guard
+from .limits import Limits
+from .metering import HttpTracer, Metering
+from .metrics import MetricsApi
 from .native import NativeApi
+from .openai.chat import ChatApi
+from .openai.completions import CompletionsApi
+from .openai.conversation import Conversations
+from .openai.decisions import DecisionsApi
+from .openai.embeddings import EmbeddingsApi
+from .openai.models import ModelsApi
+from .openai.responses import ResponsesApi
+from .rates import Rates
+from .score import ScoreApi
+from .tokens import TokensApi
 
 
-def create_app(generator: Generator, *, api_key: str | None = None, max_body_bytes: int = MAX_BODY_BYTES) -> FastAPI:
+def create_app(
+    generator: Generator, config: ServeConfig, siblings: Siblings, tracer: HttpTracer | None = None
+) -> FastAPI:
+    measures = generator.core.watcher.measures
     app = FastAPI(title="ramify", version=__version__, redirect_slashes=False)
     errors.install(app)
+    openapi.install(app)
     app.add_exception_handler(ClientLeftError, _nobody_listens)
-    app.include_router(NativeApi(generator).router)
-    app.include_router(AdminApi(generator).router)
-    app.add_middleware(Guard, api_key=api_key, max_body_bytes=max_body_bytes)
+    conversations = Conversations(
+        generator, tool_parser=config.tool_call_parser, reasoning_parser=config.reasoning_parser
+    )
+    for api in (
+        NativeApi(generator, siblings),
+        AdminApi(generator),
+        TokensApi(generator),
+        ModelsApi(generator),
+        CompletionsApi(generator),
+        ChatApi(conversations),
+        ResponsesApi(conversations, siblings),
+        DecisionsApi(generator),
+        EmbeddingsApi(generator),
+        ConstrainedApi(conversations),
+        ScoreApi(generator),
+        MetricsApi(generator.core, siblings),
+    ):
+        app.include_router(api.router, responses=errors.DOCUMENTED)
+    if (per_minute := _share(config.requests_per_minute_per_key, config.frontends)) is not None:
+        app.add_middleware(Rates, per_minute=per_minute)
+    app.add_middleware(
+        Limits,
+        max_requests=_share(config.max_requests_per_key, config.frontends),
+        seconds=config.request_timeout,
+    )
+    app.add_middleware(Guard, api_keys=_listed(config.api_key), max_body_bytes=config.max_body_mib << 20)
+    if origins := _listed(config.cors_origins):
+        # Outside the guard: a page's question whether it may ask carries no key.
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=origins,
+            allow_methods=["*"],
+            allow_headers=["*"],
+            expose_headers=["x-request-id", "retry-after"],
+        )
+    app.add_middleware(Metering, measures=measures, tracer=tracer)  # the outermost: counts refusals too
     return app
+
+
+def _share(limit: int | None, frontends: int) -> int | None:
+    return None if limit is None else -(-limit // frontends)
+
+
+def _listed(setting: str | None) -> list[str]:
+    return [] if setting is None else [part.strip() for part in setting.split(",") if part.strip()]
 
 
 async def _nobody_listens(request: Request, error: Exception) -> Response:

@@ -7,9 +7,11 @@ for "none" ends here. Source: SGLang's native API.
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, ClassVar, TypeVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, GetJsonSchemaHandler, model_validator
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema
 
 from ...protocol.errors import RequestError
 from ...protocol.sampling import Constraint, ConstraintKind, LogprobParams, SamplingParams
@@ -36,11 +38,26 @@ Text = Annotated[str, AfterValidator(_unicode)]
 
 class Body(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
+    absent: ClassVar[tuple[bool | None, ...]] = (None,)  # what stands for "not given"
 
     @model_validator(mode="before")
     @classmethod
-    def _null_is_absent(cls, value: Any) -> Any:
-        return {key: item for key, item in value.items() if item is not None} if isinstance(value, dict) else value
+    def _only_what_is_given(cls, value: Any) -> Any:
+        if not isinstance(value, dict):
+            return value
+        return {key: item for key, item in value.items() if not any(item is nothing for nothing in cls.absent)}
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, core: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        """The description says so too."""
+        described = handler(core)
+        schema = handler.resolve_ref_schema(described)
+        nothing = {"enum": [*cls.absent]} if len(cls.absent) > 1 else {"type": "null"}
+        for name, field in schema.get("properties", {}).items():
+            if name not in schema.get("required", ()) and nothing not in field.get("anyOf", ()):
+                about = {key: field.pop(key) for key in ("title", "description", "default") if key in field}
+                schema["properties"][name] = {"anyOf": [field, nothing], **about}
+        return described
 
 
 class SamplingBody(Body):
@@ -78,7 +95,7 @@ class SamplingBody(Body):
             frequency_penalty=self.frequency_penalty,
             presence_penalty=self.presence_penalty,
             repetition_penalty=self.repetition_penalty,
-            logit_bias={_token_id(key): bias for key, bias in self.logit_bias.items()},
+            logit_bias={token_id(key): bias for key, bias in self.logit_bias.items()},
             seed=self.sampling_seed,
             stop=(self.stop,) if isinstance(self.stop, str) else tuple(self.stop),
             stop_token_ids=tuple(self.stop_token_ids),
@@ -113,23 +130,19 @@ class SamplingBody(Body):
 class GenerateBody(Body):
     """One prompt or a batch of them; what may differ between them is one value for all or a list of their length."""
 
+    absent = (None, False)  # clients send what they do not use as false, e.g. `return_hidden_states`
     text: Text | Many[Text] | None = None
     input_ids: TokenIds | Many[TokenIds] | None = None
     sampling_params: SamplingBody | Many[SamplingBody] = SamplingBody()
     return_logprob: bool | Many[bool] = False
     logprob_start_len: int | Many[int] = -1
     top_logprobs_num: int | Many[int] = 0
+    token_ids_logprob: TokenIds | Many[TokenIds] | None = None
     return_text_in_logprobs: bool = False
     stream: bool = False
     rid: Text | Many[Text] | None = None
     priority: Priority | Many[Priority] = 0
     extra_key: Text | Many[Text] | None = None
-
-    @model_validator(mode="before")
-    @classmethod
-    def _false_is_absent(cls, value: Any) -> Any:
-        """Clients send what they do not use as false, e.g. `return_hidden_states`."""
-        return {key: item for key, item in value.items() if item is not False} if isinstance(value, dict) else value
 
     def prompts(self) -> list[str] | list[list[int]]:
         """Raises RequestError unless exactly one of `text` and `input_ids` is given."""
@@ -150,6 +163,13 @@ class GenerateBody(Body):
         given = self.text if self.text is not None else self.input_ids
         return isinstance(given, list) and (self.text is not None or (bool(given) and isinstance(given[0], list)))
 
+    def asked_ids(self, num_prompts: int) -> list[list[int] | None]:
+        """`token_ids_logprob` for each prompt. Raises RequestError when it is a list of another length."""
+        given = self.token_ids_logprob
+        if given and isinstance(given[0], list):
+            return self.each("token_ids_logprob", num_prompts)
+        return [given] * num_prompts  # type: ignore[list-item]
+
     def each(self, field: str, num_prompts: int) -> list[Any]:
         """The value of `field` for each prompt. Raises RequestError when it is a list of another length."""
         value = getattr(self, field)
@@ -160,7 +180,9 @@ class GenerateBody(Body):
         return value
 
 
-def logprob_params(wanted: bool, start: int, num_top: int, num_prompt: int) -> LogprobParams | None:
+def logprob_params(
+    wanted: bool, start: int, num_top: int, asked: list[int] | None, num_prompt: int
+) -> LogprobParams | None:
     """Raises RequestError when `start` is outside the prompt."""
     if not wanted:
         return None
@@ -169,17 +191,9 @@ def logprob_params(wanted: bool, start: int, num_top: int, num_prompt: int) -> L
             f"logprob_start_len must be -1 or a position of the prompt of {num_prompt} tokens, got {start}",
             param="logprob_start_len",
         )
-    return LogprobParams(num_top=num_top, prompt_from=None if start in (-1, num_prompt) else start)
-
-
-class TokenizeBody(Body):
-    prompt: Text | Many[Text]
-    add_special_tokens: bool = True
-
-
-class DetokenizeBody(Body):
-    tokens: TokenIds | Many[TokenIds]
-    skip_special_tokens: bool = True
+    return LogprobParams(
+        num_top=num_top, prompt_from=None if start in (-1, num_prompt) else start, of=tuple(asked or ())
+    )
 
 
 class AbortBody(Body):
@@ -187,7 +201,8 @@ class AbortBody(Body):
     abort_all: bool = False
 
 
-def _token_id(key: str) -> int:
+def token_id(key: str) -> int:
+    """A key of `logit_bias`. Raises RequestError."""
     if not key.isdecimal() or not key.isascii() or len(key) > 10:
         raise RequestError(f"logit_bias maps token ids, as strings, to numbers; got {key!r}", param="logit_bias")
     return int(key)

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable
 from typing import Any, TypeVar
 
 import msgspec
 from fastapi import Request
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from ...protocol.errors import RamifyError
 from .errors import error_event
+from .events import DONE, event, named_event
+
+logger = logging.getLogger("ramify.frontend")
 
 T = TypeVar("T")
 _encoder = msgspec.json.Encoder()
@@ -29,7 +33,7 @@ def json_response(value: Any) -> Response:
 async def unless_client_leaves(request: Request, work: Awaitable[T]) -> T:
     """The result of `work`, which is cancelled when the client leaves. Raises ClientLeftError then."""
     working = asyncio.ensure_future(work)
-    leaving = asyncio.ensure_future(_disconnect(request))
+    leaving = asyncio.ensure_future(_disconnect(request.receive))
     try:
         await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
         if not working.done():
@@ -42,37 +46,53 @@ async def unless_client_leaves(request: Request, work: Awaitable[T]) -> T:
         await asyncio.wait({working, leaving})
 
 
-async def _disconnect(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
+async def _disconnect(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
         pass
 
 
-class EventStream(StreamingResponse):
+class EventStream(Response):
     """`data:` events: a value that is there already, those that follow, `[DONE]`. An error on the way is an event too.
 
-    The first value is waited for outside, so that an early error can still be a status.
+    The first value is waited for outside, so that an early error can still be a status. `named`: an event has a line
+    with its value's "type" too.
     """
 
-    def __init__(self, first: T, rest: AsyncGenerator[T]) -> None:
+    media_type = "text/event-stream"
+
+    def __init__(self, first: T, rest: AsyncGenerator[T], *, named: bool = False) -> None:
+        super().__init__(headers={"cache-control": "no-cache"})
+        del self.headers["content-length"]
         self._first = first
         self._rest = rest
-        super().__init__(self._events(), media_type="text/event-stream", headers={"cache-control": "no-cache"})
+        self._event = named_event if named else event
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        sending = asyncio.ensure_future(self._send(send))
+        leaving = asyncio.ensure_future(_disconnect(receive))
         try:
-            await super().__call__(scope, receive, send)
+            await asyncio.wait({sending, leaving}, return_when=asyncio.FIRST_COMPLETED)
+            if sending.done():
+                sending.result()
         finally:
+            for task in (sending, leaving):
+                task.cancel()
+            await asyncio.wait({sending, leaving})
             await self._rest.aclose()  # now, not when it is collected: the client may have left
+
+    async def _send(self, send: Send) -> None:
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        async for data in self._events():
+            await send({"type": "http.response.body", "body": data, "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _events(self) -> AsyncIterator[bytes]:
         try:
-            yield _event(self._first)
+            yield self._event(self._first)
             async for value in self._rest:
-                yield _event(value)
-        except RamifyError as error:
-            yield _event(error_event(error))
-        yield b"data: [DONE]\n\n"
-
-
-def _event(value: Any) -> bytes:
-    return b"data: " + _encoder.encode(value) + b"\n\n"
+                yield self._event(value)
+        except Exception as error:
+            if not isinstance(error, RamifyError):
+                logger.exception("a stream failed on an error of ours")
+            yield event(error_event(error))
+        yield DONE

@@ -9,33 +9,79 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
+from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
-from ...protocol.errors import ErrorInfo, RamifyError
+from ...protocol.errors import ErrorInfo, RamifyError, RequestError
+
+
+class NotFoundError(RequestError):
+    """The client names something that there is not."""
+
 
 TYPES = {
     400: "invalid_request_error",
     401: "authentication_error",
     404: "not_found_error",
+    408: "timeout_error",
     413: "invalid_request_error",
     429: "rate_limit_error",
     500: "internal_error",
     503: "service_unavailable_error",
+    504: "timeout_error",
 }
+MAX_MESSAGE = 2000  # characters: what a client gets wrong may be megabytes long
 STATUS = {"request": 400, "busy": 429, "runtime": 503}
+
+
+class ErrorDetail(BaseModel):
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorAnswer(BaseModel):
+    error: ErrorDetail
+
+
+# What every route may answer besides its own.
+DOCUMENTED: dict[int | str, dict[str, Any]] = {
+    400: {"model": ErrorAnswer, "description": "The request is wrong; `param` says where."},
+    401: {"model": ErrorAnswer, "description": "A wrong API key, or none."},
+    404: {"model": ErrorAnswer, "description": "There is no such thing."},
+    408: {"model": ErrorAnswer, "description": "The body did not come in time."},
+    413: {"model": ErrorAnswer, "description": "The body is too long."},
+    429: {"model": ErrorAnswer, "description": "Too many requests wait, or run for this key. See Retry-After."},
+    500: {"model": ErrorAnswer, "description": "An error of ours. The log says more."},
+    503: {"model": ErrorAnswer, "description": "The model is loading, or gone. See Retry-After."},
+    504: {"model": ErrorAnswer, "description": "The answer took longer than the server allows."},
+}
 
 
 def error_body(
     status: int, message: str, *, param: str | None = None, code: str | None = None
 ) -> dict[str, dict[str, str | None]]:
     kind = TYPES.get(status, "invalid_request_error" if status < 500 else "internal_error")
-    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
+    return {"error": {"message": _printable(message), "type": kind, "param": param, "code": code}}
 
 
-def error_event(error: RamifyError) -> dict[str, dict[str, str | None]]:
-    """The same for a stream that has begun, where no status can be sent any more."""
+def error_status(error: RamifyError) -> tuple[int, ErrorInfo]:
     info = ErrorInfo.of(error)
-    return error_body(STATUS[info.kind], info.message, param=info.param, code=info.code)
+    return 404 if isinstance(error, NotFoundError) else STATUS[info.kind], info
+
+
+def error_event(error: Exception) -> dict[str, dict[str, str | None]]:
+    """The same for a stream that has begun, where no status can be sent any more."""
+    if not isinstance(error, RamifyError):
+        return error_body(500, bug_message(error), code="internal_error")
+    status, info = error_status(error)
+    return error_body(status, info.message, param=info.param, code=info.code)
+
+
+def bug_message(error: Exception) -> str:
+    """No more than its kind: what it says may be another client's."""
+    return f"an error of ours: {type(error).__name__}"
 
 
 def error_response(
@@ -57,15 +103,16 @@ def install(app: FastAPI) -> None:
 
     async def ramify_error(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, RamifyError)
-        info = ErrorInfo.of(error)
-        return error_response(STATUS[info.kind], info.message, param=info.param, code=info.code)
+        status, info = error_status(error)
+        return error_response(status, info.message, param=info.param, code=info.code)
 
     async def http_error(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, HTTPException)
-        message = (
-            f"{error.detail}: {request.method} {request.url.path}" if error.status_code in (404, 405) else error.detail
-        )
-        code = HTTPStatus(error.status_code).phrase.lower().replace(" ", "_")
+        message, code = error.detail, HTTPStatus(error.status_code).phrase.lower().replace(" ", "_")
+        if error.status_code in (404, 405):
+            message = f"{message}: {request.method} {request.url.path}"
+        elif isinstance(error.__cause__, (ValueError, RecursionError)):  # of the reader of JSON
+            message, code = f"the body cannot be read as JSON: {_unread(error.__cause__)}", "invalid_value"
         return error_response(error.status_code, message, code=code, headers=error.headers)
 
     async def invalid_body(request: Request, error: Exception) -> JSONResponse:
@@ -73,13 +120,9 @@ def install(app: FastAPI) -> None:
         message, param = explain(error)
         return error_response(400, message, param=param, code="invalid_value")
 
-    async def bug(request: Request, error: Exception) -> JSONResponse:
-        return error_response(500, f"an error of ours: {type(error).__name__}", code="internal_error")
-
     app.add_exception_handler(RamifyError, ramify_error)
     app.add_exception_handler(HTTPException, http_error)
     app.add_exception_handler(RequestValidationError, invalid_body)
-    app.add_exception_handler(Exception, bug)
 
 
 def explain(error: RequestValidationError) -> tuple[str, str | None]:
@@ -94,7 +137,27 @@ def explain(error: RequestValidationError) -> tuple[str, str | None]:
     param = next((_printable(part) for part in reversed(path) if isinstance(part, str)), None)
     if detail["type"] == "extra_forbidden":
         return f"unknown parameter {where}", param
-    return f"{where}: {_printable(detail['msg'])}", param
+    return f"{where}: {_printable(_complaint(detail))}", param
+
+
+def _complaint(detail: dict[str, Any]) -> str:
+    """What the validator says, without the names of our code."""
+    context = detail.get("ctx", {})
+    match detail["type"]:
+        case "value_error":
+            return str(context["error"])
+        case "union_tag_invalid":
+            return f"the type {context['tag']!r} is none of {context['expected_tags']}"
+        case _:
+            return str(detail["msg"])
+
+
+def _unread(error: BaseException) -> str:
+    if isinstance(error, RecursionError):
+        return "it is nested too deep"
+    if isinstance(error, UnicodeDecodeError):
+        return f"it is not {error.encoding} at byte {error.start}"
+    return "it has a number of too many digits"  # the one thing that is JSON and that Python does not read
 
 
 def _path(detail: dict[str, Any], body: Any) -> list[str | int]:
@@ -113,5 +176,6 @@ def _path(detail: dict[str, Any], body: Any) -> list[str | int]:
 
 
 def _printable(text: str) -> str:
-    """Without half characters, which JSON can say and UTF-8 cannot."""
-    return text.encode("utf-8", "backslashreplace").decode("utf-8")[:1000]
+    """Without half characters, which JSON can say and UTF-8 cannot; and no longer than a person reads."""
+    text = text.encode("utf-8", "backslashreplace").decode("utf-8")
+    return text if len(text) <= MAX_MESSAGE else f"{text[:MAX_MESSAGE]}..."

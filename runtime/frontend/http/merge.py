@@ -1,11 +1,11 @@
-"""Several asynchronous iterators as one."""
+"""Several asynchronous iterators, or results, as one."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 T = TypeVar("T")
 
@@ -45,3 +45,16 @@ async def merge(sources: Sequence[AsyncIterable[T]]) -> AsyncGenerator[T]:
     finally:
         for task in tasks:
             task.cancel()
+
+
+async def together(works: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+    """The results of all, in their order. The first error ends all of them and is raised."""
+    tasks = [asyncio.ensure_future(work) for work in works]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+        failed = next((task for task in tasks if task.done() and task.exception() is not None), None)
+        return [task.result() for task in ([failed] if failed is not None else tasks)]
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)

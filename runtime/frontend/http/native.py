@@ -18,10 +18,12 @@ from ...protocol.errors import RequestError
 from ..core_client import new_rid
 from ..generation import Generator, Prompt, Sample
 from ..segments import Segment
+from ..siblings import Siblings
 from .answers import answer
 from .bodies import MAX_BATCH, AbortBody, GenerateBody, logprob_params
 from .connection import EventStream, json_response, unless_client_leaves
 from .merge import merge
+from .openapi import STREAMS
 
 
 @dataclass(frozen=True)
@@ -36,16 +38,20 @@ class Job:
 class NativeApi:
     """Knows by their clients' ids which samples run, so that they can be aborted."""
 
-    def __init__(self, generator: Generator) -> None:
+    def __init__(self, generator: Generator, siblings: Siblings) -> None:
         self._generator = generator
+        self._siblings = siblings
+        siblings.on("abort", self._abort_here)
         self._running: defaultdict[str, set[Sample]] = defaultdict(set)
 
     @property
     def router(self) -> APIRouter:
-        router = APIRouter()
+        router = APIRouter(tags=["native"])
         for method in ("POST", "PUT"):  # a route each, so that each has an operation id of its own
-            router.add_api_route("/generate", self.generate, methods=[method], response_model=None)
-        router.add_api_route("/abort_request", self.abort, methods=["POST"], response_model=None)
+            router.add_api_route("/generate", self.generate, methods=[method], response_model=None, responses=STREAMS)
+        router.add_api_route(
+            "/abort_request", self.abort, methods=["POST"], response_model=None, response_class=Response
+        )
         return router
 
     async def generate(self, body: GenerateBody, request: Request) -> Response:
@@ -59,11 +65,20 @@ class NativeApi:
 
     async def abort(self, body: AbortBody) -> Response:
         """End the requests named `rid`, or everything that runs. They answer with what they have."""
-        if body.abort_all:
-            self._generator.core.abort(None)
-        for sample in self._running.get(body.rid or "", ()):
-            sample.abort()
+        about = None if body.abort_all else body.rid or ""
+        await self._abort_here(about)
+        await self._siblings.ask("abort", about, bool)
         return Response(status_code=200)
+
+    async def _abort_here(self, rid: str | None) -> bool:
+        """What this frontend runs under that name, or all of it when None."""
+        if rid is None:
+            self._generator.core.abort(None)
+            return True
+        samples = self._running.get(rid, ())
+        for sample in samples:
+            sample.abort()
+        return bool(samples)
 
     async def _whole(self, body: GenerateBody) -> list[dict[str, Any]]:
         async with self._started(body) as jobs:
@@ -137,17 +152,18 @@ class NativeApi:
                 Prompt(
                     tokens=ids,
                     sampling=own,
-                    logprobs=logprob_params(wanted, start, num_top, len(ids)),
+                    logprobs=logprob_params(wanted, start, num_top, asked, len(ids)),
                     priority=priority,
                     namespace=extra_key or "",
                 ),
                 part.n,
             )
-            for ids, own, part, wanted, start, num_top, rid, priority, extra_key in zip(
+            for ids, own, part, wanted, start, num_top, asked, rid, priority, extra_key in zip(
                 tokens,
                 params,
                 sampling,
                 *settings,
+                body.asked_ids(num),
                 body.each("rid", num),
                 body.each("priority", num),
                 body.each("extra_key", num),

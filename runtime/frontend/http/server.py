@@ -8,51 +8,60 @@ import socket
 import uvicorn
 from fastapi import FastAPI
 
-from ...protocol.errors import RamifyError
+from ...protocol.config import ServeConfig
+from ...protocol.errors import RamifyError, RequestError
+from .listening import BACKLOG
 
-GRACE = 1  # seconds that running answers may take to end
+GRACE = 1  # seconds that running answers may take to end, unless more are granted
 
 
 class HttpServer:
-    def __init__(self, app: FastAPI, host: str, port: int) -> None:
-        """Binds at once, so that the port is known. Raises RamifyError when it cannot be had."""
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        self._socket = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        # Accepted connections inherit it. Without, an answer's second part waits 40 ms for an acknowledgement.
-        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        try:
-            self._socket.bind((host, port))
-        except OSError as error:
-            self._socket.close()
-            raise RamifyError(f"cannot serve HTTP at {host}:{port}: {error.strerror or error}") from None
-        self.port: int = self._socket.getsockname()[1]
+    """Accepts at `listener`, and closes this process's hold on it. Raises RequestError when the TLS settings do not
+    fit."""
+
+    def __init__(self, app: FastAPI, listener: socket.socket, config: ServeConfig) -> None:
+        if config.ssl_keyfile is not None and config.ssl_certfile is None:
+            raise RequestError("ssl_keyfile without ssl_certfile", param="ssl_certfile")
+        self._listener = listener
+        # None at a Unix socket.
+        self.port: int | None = None if listener.family == socket.AF_UNIX else int(listener.getsockname()[1])
         self._server = uvicorn.Server(
             uvicorn.Config(
                 app,
                 log_config=None,  # logging is the process's to set up
                 access_log=False,
                 lifespan="off",
-                ws="none",
+                ws="websockets-sansio",
+                ws_max_size=config.max_body_mib << 20,
                 timeout_graceful_shutdown=GRACE,
+                # Also how many connections are taken at once: of a burst, others who accept shall have their share.
+                backlog=BACKLOG if config.frontends == 1 else 1,
+                ssl_certfile=config.ssl_certfile,
+                ssl_keyfile=config.ssl_keyfile,
             )
         )
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Accept connections from now on."""
+        """Accept connections from now on. Raises RamifyError when the certificate cannot be used."""
         # What Server.serve does, but for its signal handlers.
         config = self._server.config
-        config.load()
+        try:
+            config.load()
+        except OSError as error:  # ssl.SSLError is one
+            raise RamifyError(f"cannot use the TLS certificate {config.ssl_certfile}: {error}") from None
         self._server.lifespan = config.lifespan_class(config)
-        await self._server.startup(sockets=[self._socket])
+        await self._server.startup(sockets=[self._listener])
+        self._listener.listen(BACKLOG)
         self._task = asyncio.create_task(self._server.main_loop(), name="http server")
 
-    async def stop(self) -> None:
-        """Accept no more, give running answers a moment to end, and close."""
+    async def stop(self, grace: float = GRACE) -> None:
+        """Accept no more, give running answers `grace` seconds to end, and close. Calling it again does nothing."""
         if self._task is None:
-            self._socket.close()
+            self._listener.close()
             return
+        task, self._task = self._task, None
+        self._server.config.timeout_graceful_shutdown = grace  # type: ignore[assignment]  # a float will do
         self._server.should_exit = True
-        await self._task
-        await self._server.shutdown(sockets=[self._socket])
+        await task
+        await self._server.shutdown()

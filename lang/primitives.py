@@ -1,0 +1,162 @@
+"""`gen`, `select` and their kin: arguments checked, and made into expressions. Knows no state and no defaults."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from ..runtime.protocol.errors import RequestError
+from .choices import BuiltIn, Method, method_of, token_length_normalized
+from .expr import RESULT, Concat, Expr, Gen, Select, StringOrMany, parts_of
+from .reasoning import reasoning_format
+from .tools import OnError, Tool, tool_set
+
+
+def gen(
+    name: str | None = None,
+    max_tokens: int | None = None,
+    min_tokens: int | None = None,
+    n: int | None = None,
+    stop: StringOrMany | None = None,
+    stop_token_ids: Sequence[int] | None = None,
+    stop_regex: StringOrMany | None = None,
+    temperature: float | None = None,
+    top_p: float | None = None,
+    top_k: int | None = None,
+    min_p: float | None = None,
+    frequency_penalty: float | None = None,
+    presence_penalty: float | None = None,
+    repetition_penalty: float | None = None,
+    logit_bias: Mapping[int | str, float] | None = None,
+    seed: int | None = None,
+    ignore_eos: bool | None = None,
+    return_logprob: bool | None = None,
+    logprob_start_len: int | None = None,
+    top_logprobs_num: int | None = None,
+    return_text_in_logprobs: bool | None = None,
+    dtype: type | str | None = None,
+    choices: Sequence[str] | None = None,
+    choices_method: Method | str | None = None,
+    regex: str | None = None,
+    json_schema: str | Mapping[str, Any] | None = None,
+    grammar: str | None = None,
+    schema: Any = None,
+    tools: Sequence[Tool] | None = None,
+    tool_errors: OnError = "text",
+    tool_result: str = RESULT,
+) -> Gen | Select:
+    """Generate text and, when named, keep it as the variable `name`.
+
+    At most one of `dtype`, `choices`, `regex`, `json_schema`, `grammar`, `schema` and `tools` says what the text must
+    look like. `dtype` (int, float, bool, str) and `schema` (a Pydantic model, dataclass, TypedDict, Literal, Enum, ...)
+    make the variable a value of that type. With `n` > 1 the variable is a list of the samples' values, and the state
+    goes on with the first.
+
+    `tools` are functions, sync or async, with type hints: a call to one of them is generated as JSON, made, and
+    `tool_result` appended with what it returned; that is the variable's value. An error that it raises is appended
+    as its result, or raised with `tool_errors="raise"`.
+    """
+    constraints = {
+        "choices": choices,
+        "dtype": dtype,
+        "regex": regex,
+        "json_schema": json_schema,
+        "grammar": grammar,
+        "schema": schema,
+        "tools": tools,
+    }
+    _exclusive(**constraints)
+    if choices is not None:
+        method = token_length_normalized if choices_method is None else choices_method
+        selected = select(name, choices, 0.0 if temperature is None else temperature, method)
+        return replace(selected, seed=seed)
+    if tool_errors not in ("text", "raise"):
+        raise RequestError(f"tool_errors must be 'text' or 'raise', got {tool_errors!r}", param="tool_errors")
+    return Gen(
+        name=_checked_name(name),
+        max_tokens=max_tokens,
+        min_tokens=min_tokens,
+        n=n,
+        stop=stop,
+        stop_token_ids=stop_token_ids,
+        stop_regex=stop_regex,
+        temperature=temperature,
+        top_p=top_p,
+        top_k=top_k,
+        min_p=min_p,
+        frequency_penalty=frequency_penalty,
+        presence_penalty=presence_penalty,
+        repetition_penalty=repetition_penalty,
+        logit_bias=logit_bias,
+        seed=seed,
+        ignore_eos=ignore_eos,
+        return_logprob=return_logprob,
+        logprob_start_len=logprob_start_len,
+        top_logprobs_num=top_logprobs_num,
+        return_text_in_logprobs=return_text_in_logprobs,
+        dtype=dtype,
+        regex=regex,
+        json_schema=json_schema,
+        grammar=grammar,
+        schema=schema,
+        tools=None if tools is None else tool_set(tools),
+        tool_errors=tool_errors,
+        tool_result=tool_result,
+    )
+
+
+def gen_int(name: str | None = None, max_tokens: int | None = None, **options: Any) -> Gen | Select:
+    """`gen` with dtype=int."""
+    return gen(name, max_tokens, dtype=int, **options)
+
+
+def gen_string(name: str | None = None, max_tokens: int | None = None, **options: Any) -> Gen | Select:
+    """`gen` with dtype=str: a quoted string; the variable is what is between the quotes."""
+    return gen(name, max_tokens, dtype=str, **options)
+
+
+def select(
+    name: str | None = None,
+    choices: Sequence[str] | None = None,
+    temperature: float = 0.0,
+    choices_method: Method | str = token_length_normalized,
+) -> Select:
+    """Score every choice as a continuation, append one, and keep it as the variable `name`.
+
+    `choices_method` is one of the three that the runtime knows, by object or name, or a callable of one's own: see
+    `ChoicesSamplingMethod`.
+    """
+    if isinstance(choices, str) or not choices or not all(isinstance(choice, str) and choice for choice in choices):
+        raise RequestError(f"choices must be a sequence of non-empty strings, got {choices!r}", param="choices")
+    method = method_of(choices_method)
+    if not 0.0 <= temperature <= 100.0:
+        raise RequestError(f"temperature must be between 0.0 and 100.0, got {temperature}", param="temperature")
+    if temperature and not isinstance(method, BuiltIn):
+        raise RequestError(
+            "a choices method of one's own decides by itself: temperature must be 0", param="temperature"
+        )
+    return Select(name=_checked_name(name), choices=tuple(choices), temperature=temperature, method=method)
+
+
+def separate_reasoning(expr: Expr | str | None = None, model_type: str = "qwen3") -> Concat:
+    """`expr`, with the thoughts in what its gens generate told apart from the rest: a gen `x` makes the variables `x`
+    and `x_reasoning_content`. The state goes on with both, as generated.
+
+    Raises RequestError for a `model_type` that is not known, and for gens that are constrained.
+    """
+    reasoning = reasoning_format(model_type)
+    parts = () if expr is None else parts_of(expr)
+    return Concat(tuple(replace(part, reasoning=reasoning) if isinstance(part, Gen) else part for part in parts))
+
+
+def _checked_name(name: str | None) -> str | None:
+    if name is not None and not (isinstance(name, str) and name):
+        raise RequestError(f"name must be a non-empty string, got {name!r}", param="name")
+    return name
+
+
+def _exclusive(**constraints: Any) -> None:
+    given = [name for name, value in constraints.items() if value is not None]
+    if len(given) > 1:
+        raise RequestError(f"only one of {' and '.join(given)} can say what the text must be", param=given[1])

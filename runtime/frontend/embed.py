@@ -1,0 +1,63 @@
+"""Embeddings of prompts: what the model's final hidden states are, pooled. Knows token ids and the core."""
+
+from __future__ import annotations
+
+import array
+import math
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+from ..protocol.core import Generate, Pooling
+from ..protocol.errors import RequestError
+from ..protocol.sampling import SamplingParams
+from .core_client import Answer, CoreClient, new_rid
+
+_NO_TOKENS = SamplingParams(max_new_tokens=0, temperature=0.0, seed=0)
+
+
+@dataclass(frozen=True)
+class Embedded:
+    """`values`: float32."""
+
+    values: array.array[float]
+    prompt_tokens: int
+
+
+async def embed(
+    core: CoreClient, prompts: Sequence[list[int]], pooling: Pooling, *, namespace: str = "", priority: int = 0
+) -> list[Embedded]:
+    """All prompts' embeddings, submitted together. Raises RamifyError when one fails; the others are then aborted."""
+    with ExitStack() as stack:
+        answers = [
+            stack.enter_context(
+                core.submit(
+                    Generate(
+                        rid=new_rid(),
+                        tokens=tokens,
+                        sampling=_NO_TOKENS,
+                        pooling=pooling,
+                        priority=priority,
+                        namespace=namespace,
+                    )
+                )
+            )
+            for tokens in prompts
+        ]
+        return [Embedded(await _read(answer), len(ids)) for answer, ids in zip(answers, prompts, strict=True)]
+
+
+def normalised(values: array.array[float]) -> array.array[float]:
+    """Of length 1; all zeros stay."""
+    length = math.sqrt(math.fsum(value * value for value in values)) or 1.0
+    return array.array("f", (value / length for value in values))
+
+
+async def _read(answer: Answer) -> array.array[float]:
+    values = array.array("f")
+    async for tokens in answer:
+        if tokens.finish is not None and tokens.finish.type == "abort":
+            raise RequestError("the embedding was aborted", code="aborted")
+        if tokens.embedding is not None:
+            values.frombytes(tokens.embedding)
+    return values

@@ -1,0 +1,124 @@
+"""`/v1/constrained`: one call, one answer that matches, with its type."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Request
+from pydantic import Field
+from starlette.responses import Response
+
+from ...protocol.core import ModelInfo
+from ...protocol.errors import RequestError
+from ...protocol.sampling import Constraint
+from ..core_client import new_rid
+from ..turn import Turn
+from .bodies import Many, Text, TokenIds
+from .connection import json_response, unless_client_leaves
+from .openai.chat_messages import Messages, for_template
+from .openai.constraints import Schema
+from .openai.conversation import Conversations, Wish
+from .openai.fields import GenerationFields
+from .openai.finish import finish_reason
+
+DEFAULT_TOKENS = 1024
+
+
+class ConstrainedBody(GenerationFields):
+    """Exactly one of `regex`, `json_schema`, `grammar` and `choices`; of `prompt` and `messages` too."""
+
+    model: Text | None = None  # type: ignore[assignment]  # may be left out here
+    stream: Literal[False] = False
+    n: Literal[1] = 1
+    prompt: Text | TokenIds | None = None
+    messages: Messages | None = None
+    temperature: Annotated[float, Field(ge=0, le=2)] = 0.0
+    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    regex: Text | None = None
+    json_schema: Schema | Text | None = None
+    grammar: Text | None = None
+    choices: Many[Text] | None = None
+
+    def check(self, info: ModelInfo) -> None:
+        if self.model is not None:
+            super().check(info)
+        if (self.prompt is None) == (self.messages is None):
+            raise RequestError("give either prompt or messages", param="messages" if self.prompt else "prompt")
+
+    def constraint(self) -> tuple[Constraint, str]:
+        """Raises RequestError unless there is exactly one."""
+        asked = super().constraint()
+        given = [] if asked is None else [asked]
+        if self.grammar is not None:
+            given.append(self.as_constraint("grammar", "grammar", self.grammar))
+        if self.choices is not None:
+            given.append(self.as_constraint("choices", "choices", self.choices))
+        if len(given) != 1:
+            raise RequestError(
+                "give exactly one of regex, json_schema, grammar and choices", param=given[1][1] if given else "regex"
+            )
+        return given[0]
+
+
+class ConstrainedApi:
+    def __init__(self, conversations: Conversations) -> None:
+        self._conversations = conversations
+        self._generator = conversations.generator
+
+    @property
+    def router(self) -> APIRouter:
+        router = APIRouter(tags=["ramify"])
+        router.add_api_route("/v1/constrained", self.create, methods=["POST"], response_model=None)
+        return router
+
+    async def create(self, body: ConstrainedBody, request: Request) -> Response:
+        """Generate one value: JSON as JSON, a choice with its index, anything else as text."""
+        info = self._generator.core.require_info()
+        body.check(info)
+        return json_response(
+            {"id": f"con-{new_rid()}", "object": "constrained", "model": info.name}
+            | await unless_client_leaves(request, self._answer(body))
+        )
+
+    async def _answer(self, body: ConstrainedBody) -> dict[str, Any]:
+        asked = body.constraint()
+        wish = Wish(
+            fields=body,
+            limit=(body.max_tokens, "max_tokens"),
+            default=DEFAULT_TOKENS,
+            tools=[],
+            options={},
+            asked=asked,
+        )
+        if body.messages is not None:
+            ask = await self._conversations.ask(for_template(body.messages), wish)
+        else:
+            ask = await self._conversations.ask_plainly(body.prompt or "", wish)
+        async with self._conversations.turns(ask, 1, asked) as [turn]:
+            text = "".join([delta.content async for delta in turn.deltas()])
+        return {"text": text, **_value(body, asked[0], text, turn), "usage": _usage(len(ask.tokens), turn)}
+
+
+def _value(body: ConstrainedBody, constraint: Constraint, text: str, turn: Turn) -> dict[str, Any]:
+    """What the text means, and why it ended. Null when it is not whole."""
+    assert turn.finish is not None
+    value: dict[str, Any] = {"finish_reason": finish_reason(turn.finish)}
+    if turn.finish.type != "stop" or isinstance(turn.finish.matched, str):
+        return {"value": None, **value}
+    match constraint.kind:
+        case "json_schema":
+            return {"value": json.loads(text), **value}
+        case "choices":
+            return {"value": text, "index": json.loads(constraint.source).index(text), **value}
+        case _:
+            return {"value": text, **value}
+
+
+def _usage(num_prompt: int, turn: Turn) -> dict[str, Any]:
+    return {
+        "prompt_tokens": num_prompt,
+        "completion_tokens": turn.num_completion_tokens,
+        "total_tokens": num_prompt + turn.num_completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": turn.num_cached_tokens},
+    }

@@ -1,0 +1,184 @@
+"""`/v1/chat/completions`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator
+from typing import Any
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from ....protocol.version import __version__
+from ...ask import Ask, CallDelta
+from ...core_client import new_rid
+from ...turn import Turn
+from ..connection import EventStream, json_response, unless_client_leaves
+from ..merge import merge, together
+from ..openapi import STREAMS
+from .chat_body import ChatBody
+from .chat_messages import for_template
+from .conversation import Conversations, Wish
+from .finish import finish_reason, stop_reason
+from .logprobs import TokenTexts, chat_logprobs
+from .usage import Stopwatch, Usage
+
+
+class ChatApi:
+    def __init__(self, conversations: Conversations) -> None:
+        self._conversations = conversations
+        self._generator = conversations.generator
+        self._texts = TokenTexts(self._generator.tokenizer)
+
+    @property
+    def router(self) -> APIRouter:
+        router = APIRouter(tags=["openai"])
+        router.add_api_route(
+            "/v1/chat/completions", self.create, methods=["POST"], response_model=None, responses=STREAMS
+        )
+        return router
+
+    async def create(self, body: ChatBody, request: Request) -> Response:
+        """The assistant's next message, or several of them to choose from."""
+        info = self._generator.core.require_info()
+        body.check(info)
+        head = {
+            "id": f"chatcmpl-{new_rid()}",
+            "object": "chat.completion.chunk" if body.stream else "chat.completion",
+            "created": int(time.time()),
+            "model": info.name,
+            "system_fingerprint": f"ramify-{__version__}",
+        }
+        ask = await unless_client_leaves(request, self._ask(body))
+        if body.stream:
+            chunks = self._stream(body, ask, head)
+            return EventStream(await unless_client_leaves(request, anext(chunks)), chunks)
+        return json_response(head | await unless_client_leaves(request, self._whole(body, ask)))
+
+    async def _ask(self, body: ChatBody) -> Ask:
+        wish = Wish(
+            fields=body,
+            limit=body.limit,
+            tools=body.tools,
+            tool_choice=body.tool_choice,
+            parallel=body.parallel_tool_calls,
+            logprobs=body.logprob_params(),
+            splits_reasoning=body.separate_reasoning,
+            options=body.template_options(),
+            add_generation_prompt=body.add_generation_prompt,
+            continue_final_message=body.continue_final_message,
+            asked=body.constraint(),
+        )
+        return await self._conversations.ask(for_template(body.messages), wish)
+
+    async def _whole(self, body: ChatBody, ask: Ask) -> dict[str, Any]:
+        watch = Stopwatch()
+        async with self._conversations.turns(ask, body.n, body.constraint()) as turns:
+            choices = await together(self._choice(body, ask, turn, index, watch) for index, turn in enumerate(turns))
+            usage = _usage(ask, turns)
+            return {"choices": choices, "usage": usage.as_json(), "timings": watch.timings(usage)}
+
+    async def _choice(self, body: ChatBody, ask: Ask, turn: Turn, index: int, watch: Stopwatch) -> dict[str, Any]:
+        content, reasoning = [], []
+        calls: list[dict[str, Any]] = []
+        values = []
+        async for delta in turn.deltas():
+            watch.tick()
+            content.append(delta.content)
+            reasoning.append(delta.reasoning)
+            values += delta.logprobs or []
+            for call in delta.calls:
+                if call.id is not None:
+                    calls.append(_call(call))
+                else:
+                    calls[call.index]["function"]["arguments"] += call.arguments
+        text, thought = "".join(content), "".join(reasoning)
+        message: dict[str, Any] = {
+            "role": "assistant",
+            "content": text if text or not (calls or thought) else None,
+            "refusal": None,
+        }
+        if thought and body.include_reasoning:
+            message |= {"reasoning_content": thought, "reasoning": thought}
+        if calls:
+            message["tool_calls"] = calls
+        return {
+            "index": index,
+            "message": message,
+            "logprobs": chat_logprobs(self._texts, values) if body.logprobs else None,
+            **_ending(ask, turn),
+        }
+
+    async def _stream(self, body: ChatBody, ask: Ask, head: dict[str, Any]) -> AsyncGenerator[dict[str, Any]]:
+        options = body.stream_options
+        watch = Stopwatch()
+        async with self._conversations.turns(ask, body.n, body.constraint()) as turns:
+            sources = [self._growing(body, ask, turn, index) for index, turn in enumerate(turns)]
+            choices = merge(sources) if len(sources) > 1 else sources[0]
+            try:
+                async for choice in choices:
+                    watch.tick()
+                    chunk = {**head, "choices": [choice]}
+                    if options is not None and options.continuous_usage_stats:
+                        chunk["usage"] = _usage(ask, turns).as_json()
+                    elif options is not None and options.include_usage:
+                        chunk["usage"] = None
+                    yield chunk
+            finally:
+                await choices.aclose()
+            if options is not None and options.include_usage:
+                usage = _usage(ask, turns)
+                yield {**head, "choices": [], "usage": usage.as_json(), "timings": watch.timings(usage)}
+
+    async def _growing(self, body: ChatBody, ask: Ask, turn: Turn, index: int) -> AsyncGenerator[dict[str, Any]]:
+        is_first = True
+        deltas = turn.deltas()
+        try:
+            async for delta in deltas:
+                if is_first:
+                    yield _chunk(index, {"role": "assistant", "content": ""})
+                    is_first = False
+                change: dict[str, Any] = {}
+                if delta.content:
+                    change["content"] = delta.content
+                if delta.reasoning and body.include_reasoning:
+                    change["reasoning_content"] = change["reasoning"] = delta.reasoning
+                if delta.calls:
+                    change["tool_calls"] = [_call_delta(call) for call in delta.calls]
+                values = delta.logprobs if body.logprobs else None
+                if change or values:
+                    yield _chunk(index, change, chat_logprobs(self._texts, values) if values else None)
+        finally:
+            await deltas.aclose()
+        yield {**_chunk(index, {}), **_ending(ask, turn)}
+
+
+def _chunk(index: int, delta: dict[str, Any], logprobs: dict[str, Any] | None = None) -> dict[str, Any]:
+    return {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": None}
+
+
+def _call(call: CallDelta) -> dict[str, Any]:
+    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+
+
+def _call_delta(call: CallDelta) -> dict[str, Any]:
+    if call.id is not None:
+        return {"index": call.index, **_call(call)}
+    return {"index": call.index, "function": {"arguments": call.arguments}}
+
+
+def _ending(ask: Ask, turn: Turn) -> dict[str, Any]:
+    assert turn.finish is not None
+    reason = finish_reason(turn.finish)
+    if turn.num_calls and reason == "stop":
+        reason = "tool_calls"
+    return {"finish_reason": reason, "stop_reason": stop_reason(turn.finish, ask.sampling)}
+
+
+def _usage(ask: Ask, turns: list[Turn]) -> Usage:
+    return Usage(
+        prompt=len(ask.tokens),
+        completion=sum(turn.num_completion_tokens for turn in turns),
+        cached=turns[0].num_cached_tokens,
+        reasoning=sum(turn.num_reasoning_tokens for turn in turns),
+    )

@@ -1,0 +1,217 @@
+"""`/v1/completions`: prompts continued, whole or as a stream."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from ....protocol.core import ModelInfo
+from ....protocol.errors import RequestError
+from ....protocol.sampling import LogprobParams
+from ....protocol.version import __version__
+from ...core_client import new_rid
+from ...generation import Generator, Piece, Prompt, Sample
+from ...segments import Segment
+from ..bodies import MAX_BATCH
+from ..connection import EventStream, json_response, unless_client_leaves
+from ..merge import merge
+from ..openapi import STREAMS
+from .completion_body import CompletionBody
+from .fields import room_for
+from .finish import finish_reason, naming, stop_reason
+from .logprobs import CompletionLogprobs, TokenTexts
+from .usage import Stopwatch, Usage
+
+DEFAULT_TOKENS = 16
+
+
+@dataclass(frozen=True)
+class Question:
+    """One prompt: what it says, what goes to the core, and its outputs."""
+
+    text: str
+    prompt: Prompt
+    samples: list[Sample]
+
+
+class CompletionsApi:
+    def __init__(self, generator: Generator) -> None:
+        self._generator = generator
+        self._texts = TokenTexts(generator.tokenizer)
+
+    @property
+    def router(self) -> APIRouter:
+        router = APIRouter(tags=["openai"])
+        router.add_api_route("/v1/completions", self.create, methods=["POST"], response_model=None, responses=STREAMS)
+        return router
+
+    async def create(self, body: CompletionBody, request: Request) -> Response:
+        """Continue one prompt or several: texts or token ids."""
+        info = self._generator.core.require_info()
+        body.check(info)
+        head = {
+            "id": f"cmpl-{new_rid()}",
+            "object": "text_completion",
+            "created": int(time.time()),
+            "model": info.name,
+            "system_fingerprint": f"ramify-{__version__}",
+        }
+        prompts = await self._prompts(body, info)
+        if body.stream:
+            chunks = self._stream(body, prompts, head)
+            return EventStream(await unless_client_leaves(request, anext(chunks)), chunks)
+        return json_response(head | await unless_client_leaves(request, self._whole(body, prompts)))
+
+    async def _prompts(self, body: CompletionBody, info: ModelInfo) -> list[tuple[str, Prompt]]:
+        """The text and the request of each prompt. Raises RequestError."""
+        asked = body.constraint()
+        given = body.prompts()
+        if len(given) * (body.best_of or body.n) > MAX_BATCH:
+            raise RequestError(f"{len(given)} prompts may have at most {MAX_BATCH} outputs in all", param="n")
+        wanted = body.logprobs is not None
+        logprobs = None
+        if wanted or (body.best_of or body.n) > body.n:
+            logprobs = LogprobParams(num_top=body.logprobs or 0, prompt_from=0 if body.echo and wanted else None)
+        prompts = []
+        for prompt in given:
+            ids = await self._ids(prompt, body.add_special_tokens)
+            num_tokens = room_for(info, len(ids), body.max_tokens, "max_tokens", DEFAULT_TOKENS)
+            text = prompt if isinstance(prompt, str) else self._generator.tokenizer.decode(prompt) if body.echo else ""
+            prompts.append(
+                (
+                    text,
+                    Prompt(
+                        tokens=ids,
+                        sampling=body.sampling(num_tokens, None if asked is None else asked[0]),
+                        logprobs=logprobs,
+                        priority=body.priority,
+                        namespace=body.cache_salt,
+                    ),
+                )
+            )
+        return prompts
+
+    async def _ids(self, prompt: str | list[int], add_special_tokens: bool) -> list[int]:
+        if isinstance(prompt, list):
+            return prompt
+        if not add_special_tokens:
+            return self._generator.tokenizer.encode(prompt)
+        return await self._generator.encoder.encode_aside([Segment(prompt, trusted=True)], at_start=True)
+
+    @contextmanager
+    def _started(self, body: CompletionBody, prompts: list[tuple[str, Prompt]]) -> Any:
+        """Submit everything; what still runs at the end of the block is aborted."""
+        with ExitStack() as stack, naming(body.constraint()):
+            yield [
+                Question(text, prompt, list(stack.enter_context(self._generator.start(prompt, body.best_of or body.n))))
+                for text, prompt in prompts
+            ]
+
+    async def _whole(self, body: CompletionBody, prompts: list[tuple[str, Prompt]]) -> dict[str, Any]:
+        watch = Stopwatch()
+        with self._started(body, prompts) as questions:
+            choices: list[dict[str, Any]] = []
+            for question in questions:
+                for sample in question.samples:
+                    async for _ in sample:
+                        watch.tick()
+                for sample in _best(question.samples, body.n):
+                    choices.append(self._choice(body, question, sample, len(choices)))
+            usage = _usage(questions)
+            return {"choices": choices, "usage": usage.as_json(), "timings": watch.timings(usage)}
+
+    def _choice(self, body: CompletionBody, question: Question, sample: Sample, index: int) -> dict[str, Any]:
+        assert sample.generated is not None
+        sequence = sample.generated.sequence
+        columns = None
+        if body.logprobs is not None:
+            echoed = question.prompt.tokens if body.echo else []
+            given = (sample.prompt_logprobs or []) if body.echo else []
+            values = (sequence.logprobs or [])[: len(sequence.ids)]
+            writer = CompletionLogprobs(self._texts, body.logprobs)
+            columns = writer.columns([*echoed, *sequence.ids], [*given, *values])
+        return {
+            "index": index,
+            "text": question.text + sequence.text if body.echo else sequence.text,
+            "logprobs": columns,
+            "finish_reason": finish_reason(sequence.finish),
+            "stop_reason": stop_reason(sequence.finish, question.prompt.sampling),
+        }
+
+    async def _stream(
+        self, body: CompletionBody, prompts: list[tuple[str, Prompt]], head: dict[str, Any]
+    ) -> AsyncGenerator[dict[str, Any]]:
+        options = body.stream_options
+        watch = Stopwatch()
+        with self._started(body, prompts) as questions:
+            outputs = [(question, sample) for question in questions for sample in question.samples]
+            sources = [self._growing(body, *output, index) for index, output in enumerate(outputs)]
+            choices = merge(sources) if len(sources) > 1 else sources[0]
+            try:
+                async for choice in choices:
+                    watch.tick()
+                    chunk = {**head, "choices": [choice]}
+                    if options is not None and options.continuous_usage_stats:
+                        chunk["usage"] = _usage(questions).as_json()
+                    elif options is not None and options.include_usage:
+                        chunk["usage"] = None
+                    yield chunk
+            finally:
+                await choices.aclose()
+            if options is not None and options.include_usage:
+                usage = _usage(questions)
+                yield {**head, "choices": [], "usage": usage.as_json(), "timings": watch.timings(usage)}
+
+    async def _growing(
+        self, body: CompletionBody, question: Question, sample: Sample, index: int
+    ) -> AsyncGenerator[dict[str, Any]]:
+        writer = None if body.logprobs is None else CompletionLogprobs(self._texts, body.logprobs)
+        is_first = True
+        async for piece in sample:
+            if is_first and body.echo:
+                given = sample.prompt_logprobs
+                columns = None if writer is None or given is None else writer.columns(question.prompt.tokens, given)
+                yield _chunk(index, question.text, columns)
+            is_first = False
+            over = sample.generated
+            if not (piece.text or piece.ids or over):
+                continue
+            chunk = _chunk(index, piece.text, None if writer is None else _columns(writer, piece))
+            if over is not None:
+                chunk["finish_reason"] = finish_reason(over.sequence.finish)
+                chunk["stop_reason"] = stop_reason(over.sequence.finish, question.prompt.sampling)
+            yield chunk
+
+
+def _chunk(index: int, text: str, logprobs: dict[str, Any] | None) -> dict[str, Any]:
+    return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": None, "stop_reason": None}
+
+
+def _columns(writer: CompletionLogprobs, piece: Piece) -> dict[str, Any]:
+    return writer.columns(piece.ids, (piece.logprobs or [])[: len(piece.ids)])
+
+
+def _best(samples: list[Sample], n: int) -> list[Sample]:
+    """The `n` of the highest mean log-probability, best first; all of them in their order when there are no more."""
+    if len(samples) == n:
+        return samples
+
+    def mean(sample: Sample) -> float:
+        values = sample.logprobs or []
+        return sum(value.logprob for value in values) / max(1, len(values))
+
+    return sorted(samples, key=mean, reverse=True)[:n]
+
+
+def _usage(questions: list[Question]) -> Usage:
+    return Usage(
+        prompt=sum(len(question.prompt.tokens) for question in questions),
+        completion=sum(len(sample.output_ids) for question in questions for sample in question.samples),
+        cached=sum(question.samples[0].num_cached for question in questions),
+    )

@@ -1,0 +1,125 @@
+"""From messages and wishes to a turn: rendering, tokenising, and what the model's own format of thinking and calling
+has to say. Shared by chat and responses."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ....protocol.errors import RequestError
+from ....protocol.sampling import Constraint, LogprobParams
+from ...ask import Ask, Calling
+from ...generation import Generator
+from ...messages import Messages
+from ...reasoning import CLOSE, OPEN, thinks
+from ...schema_check import SchemaCheck
+from ...segments import Segment
+from ...tools.detect import detect_format
+from ...tools.formats import FORMATS, ToolFormat
+from ...turn import Turn
+from ..merge import together
+from .chat_messages import with_short_ids
+from .fields import GenerationFields, room_for
+from .finish import naming
+from .tool_fields import Tool, ToolChoice, calling
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wish:
+    """What is asked besides the messages."""
+
+    fields: GenerationFields
+    limit: tuple[int | None, str]  # tokens, and the field that says so
+    tools: list[Tool]
+    tool_choice: ToolChoice | None = None
+    parallel: bool = True
+    logprobs: LogprobParams | None = None
+    splits_reasoning: bool = True
+    options: Mapping[str, Any]  # further variables of the chat template
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    asked: tuple[Constraint, str] | None = None
+    default: int | None = None  # the limit where none is asked for; None: what fits
+
+
+class Conversations:
+    def __init__(self, generator: Generator, *, tool_parser: str = "auto", reasoning_parser: str = "auto") -> None:
+        self.generator = generator
+        self.messages = Messages(generator.tokenizer)
+        self._schemas = SchemaCheck(generator)
+        self.tool_format: ToolFormat = (
+            detect_format(generator.tokenizer) if tool_parser == "auto" else FORMATS[tool_parser]
+        )
+        self._thinks = thinks(generator.tokenizer) if reasoning_parser == "auto" else reasoning_parser == "think"
+
+    async def ask(self, messages: Sequence[Mapping[str, Any]], wish: Wish) -> Ask:
+        """Raises RequestError."""
+        called = calling(
+            self.tool_format,
+            wish.tools,
+            wish.tool_choice,
+            parallel=wish.parallel,
+            constrained=wish.asked is not None,
+        )
+        if called is not None:
+            called = await self._checked(called)
+        segments = self.messages.render(
+            with_short_ids(messages) if self.tool_format.name == "mistral" else messages,
+            tools=None if called is None else [tool.model_dump(exclude_none=True) for tool in wish.tools],
+            add_generation_prompt=wish.add_generation_prompt,
+            continue_final_message=wish.continue_final_message,
+            options=wish.options,
+        )
+        plain = self._plain(await self.generator.encoder.encode_aside(segments, at_start=True), wish)
+        tail = segments[-1].text.rstrip()
+        splits = self._thinks and wish.splits_reasoning
+        thinks = splits and not tail.endswith(CLOSE) and not wish.continue_final_message
+        thinking = splits and tail.endswith(OPEN)
+        if called is not None and not called.strict and thinks and not thinking:
+            called = replace(called, exact=False)  # steps would make it think, and nobody asked for either
+        return replace(plain, thinks=thinks, thinking=thinking, calling=called)
+
+    async def ask_plainly(self, prompt: str | list[int], wish: Wish) -> Ask:
+        """Without any template. Raises RequestError."""
+        if isinstance(prompt, str):
+            prompt = await self.generator.encoder.encode_aside([Segment(prompt, trusted=True)], at_start=True)
+        return self._plain(prompt, wish)
+
+    async def _checked(self, called: Calling) -> Calling:
+        """With `exact` set. Raises RequestError for a schema that cannot be compiled, and has to be."""
+        if not (called.forced or called.strict or called.format.is_marked):
+            return called
+        checks = (self._schemas.check_tool(name, schema) for name, schema in called.schemas.items())
+        try:
+            await together(checks)
+        except RequestError as error:
+            if called.forced or called.strict or error.code != "invalid_tool":
+                raise
+            return called  # nothing was promised: the call is read as the model writes it
+        return replace(called, exact=not called.forced)
+
+    def _plain(self, tokens: list[int], wish: Wish) -> Ask:
+        limit, field = wish.limit
+        room = room_for(self.generator.core.require_info(), len(tokens), limit, field, wish.default)
+        return Ask(
+            tokens=tokens,
+            sampling=wish.fields.sampling(room, None if wish.asked is None else wish.asked[0]),
+            logprobs=wish.logprobs,
+            priority=wish.fields.priority,
+            namespace=wish.fields.cache_salt,
+        )
+
+    @asynccontextmanager
+    async def turns(self, ask: Ask, n: int, asked: tuple[Constraint, str] | None) -> AsyncIterator[list[Turn]]:
+        """`n` answers, submitted together; what still runs at the end of the block is aborted."""
+        turns: list[Turn] = []
+        assert ask.sampling.seed is not None
+        try:
+            with naming(asked):
+                turns += (Turn(self.generator, ask, number, ask.sampling.seed) for number in range(n))
+                yield turns
+        finally:
+            for turn in turns:
+                turn.close()

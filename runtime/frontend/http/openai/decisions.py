@@ -1,0 +1,123 @@
+"""`/v1/decisions`: many questions about one input, answered by probabilities. One prefix, a branch a question."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+from fastapi import APIRouter, Request
+from pydantic import Field
+from starlette.responses import Response
+
+from ....protocol.decisions import Question
+from ....protocol.errors import RequestError
+from ...content import Content
+from ...decisions import decide
+from ...generation import Generator
+from ..bodies import Body, Many, Text
+from ..connection import json_response, unless_client_leaves
+from .chat_messages import for_template
+from .fields import require_model
+from .response_items import InputItem, listed, messages_of
+
+
+class ChoiceOption(Body):
+    value: Text | bool
+    description: Text | None = None
+
+
+class ScoreLevel(Body):
+    label: Text
+    description: Text | None = None
+
+
+class PredicateQuestion(Body):
+    type: Literal["predicate"]
+    instructions: Text
+    name: Text | None = None
+
+
+class ChoiceQuestion(Body):
+    type: Literal["choice"]
+    instructions: Text
+    choices: Many[ChoiceOption]
+    name: Text | None = None
+
+
+class ScoreQuestion(Body):
+    type: Literal["score"]
+    instructions: Text
+    levels: Many[ScoreLevel]
+    name: Text | None = None
+
+
+AnyQuestion = Annotated[PredicateQuestion | ChoiceQuestion | ScoreQuestion, Field(discriminator="type")]
+
+
+class DecisionBody(Body):
+    model: Text
+    input: Text | Many[InputItem]
+    questions: Many[AnyQuestion]
+    cache_salt: Text = ""
+    prompt_cache_key: Text | None = None
+    safety_identifier: Text | None = None
+    metadata: dict[str, Any] | None = None
+    user: Text | None = None
+
+
+class DecisionsApi:
+    def __init__(self, generator: Generator) -> None:
+        self._generator = generator
+
+    @property
+    def router(self) -> APIRouter:
+        router = APIRouter(tags=["openai"])
+        router.add_api_route("/v1/decisions", self.create, methods=["POST"], response_model=None)
+        return router
+
+    async def create(self, body: DecisionBody, request: Request) -> Response:
+        """Answer predicates, choices and scores about one input."""
+        info = self._generator.core.require_info()
+        require_model(info, body.model)
+        asked = [question.model_dump(exclude_none=True) for question in body.questions]
+        questions = msgspec.convert(asked, list[Question])
+        content = self._content(body)
+        work = decide(self._generator, content, questions, namespace=body.cache_salt)
+        decided = await unless_client_leaves(request, work)
+        return json_response(
+            {
+                "object": "decision",
+                "model": info.name,
+                "answers": decided.answers,
+                "usage": {
+                    "input_tokens": decided.prompt_tokens,
+                    "input_tokens_details": {
+                        "cached_tokens": decided.cached_tokens,
+                        "cache_write_tokens": decided.prompt_tokens - decided.cached_tokens,
+                    },
+                    "output_tokens": 0,
+                    "output_tokens_details": {"reasoning_tokens": 0},
+                    "total_tokens": decided.prompt_tokens,
+                },
+            }
+        )
+
+    def _content(self, body: DecisionBody) -> Content:
+        """The input, with its last user's message left open: questions are asked inside it. Raises RequestError."""
+        content = Content(self._generator.tokenizer, self._generator.encoder)
+        if not body.input:
+            raise RequestError("input must not be empty", param="input")
+        if self._generator.tokenizer.chat is None:
+            if not isinstance(body.input, str):
+                raise RequestError("this model has no chat template: give the input as text", param="input")
+            content.append_text(body.input)
+            return content
+        messages = for_template(messages_of(listed(body.input)))
+        for index, message in enumerate(messages):
+            if message["role"] == "tool" or message.get("tool_calls"):
+                raise RequestError("calls and their outputs are no input of decisions", param="input")
+            content.begin_role(message["role"])
+            content.append_text(message["content"])
+            if index < len(messages) - 1 or message["role"] != "user":
+                content.end_role()
+        return content

@@ -1,0 +1,120 @@
+"""What completions and chat have in common: the fields of their bodies, and what they mean to the sampler."""
+
+from __future__ import annotations
+
+import secrets
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, model_validator
+
+from ....protocol.core import ModelInfo
+from ....protocol.errors import RequestError
+from ....protocol.sampling import Constraint, SamplingParams
+from ...generation import MAX_SAMPLES
+from ..bodies import Body, Many, Priority, Text, TokenIds, token_id
+from ..errors import NotFoundError
+from .constraints import ConstraintFields
+
+
+class StreamOptions(Body):
+    include_usage: bool = False
+    continuous_usage_stats: bool = False
+    include_obfuscation: Literal[False] = False
+
+
+class GenerationFields(ConstraintFields):
+    model: Text
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    n: Annotated[int, Field(ge=1, le=MAX_SAMPLES)] = 1
+    temperature: Annotated[float, Field(ge=0, le=2)] = 1.0
+    top_p: float = 1.0
+    top_k: Annotated[int, Field(ge=-1)] = -1
+    min_p: float = 0.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: dict[str, float] = Field(default_factory=dict)
+    seed: int | None = None
+    stop: Text | Many[Text] = Field(default_factory=list)
+    stop_token_ids: TokenIds = Field(default_factory=list)
+    min_tokens: Annotated[int, Field(ge=0)] = 0
+    ignore_eos: bool = False
+    include_stop_str_in_output: bool = False
+    no_stop_trim: bool = False
+    skip_special_tokens: bool = True
+    spaces_between_special_tokens: Literal[True] = True
+    priority: Priority = 0
+    cache_salt: Text = ""
+    # Accepted: they ask for nothing of the answer.
+    user: Text | None = None
+    metadata: dict[str, Any] | None = None
+    store: bool | None = None
+    service_tier: Literal["auto", "default", "flex", "priority", "scale"] | None = None
+    prompt_cache_key: Text | None = None
+    prompt_cache_retention: Literal["in-memory", "in_memory", "24h"] | None = None
+    safety_identifier: Text | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _false_asks_for_nothing(cls, value: Any) -> Any:
+        """Clients of other servers send switches of theirs that are off."""
+        if not isinstance(value, dict):
+            return value
+        return {key: item for key, item in value.items() if item is not False or key in cls.model_fields}
+
+    def check(self, info: ModelInfo) -> None:
+        """Raises NotFoundError for a model that is not served, RequestError for fields that do not go together."""
+        require_model(info, self.model)
+        if self.stream_options is not None and not self.stream:
+            raise RequestError("stream_options are for streams: set stream", param="stream_options")
+
+    def sampling(self, max_tokens: int, constraint: Constraint | None) -> SamplingParams:
+        """Raises RequestError naming the parameter that is out of range. The seed is set."""
+        if self.min_tokens > max_tokens:
+            raise RequestError(f"min_tokens is {self.min_tokens}, the most is {max_tokens}", param="min_tokens")
+        return SamplingParams(
+            max_new_tokens=max_tokens,
+            min_new_tokens=self.min_tokens,
+            temperature=self.temperature,
+            top_k=self.top_k if self.top_k > 0 else None,
+            top_p=self.top_p,
+            min_p=self.min_p,
+            frequency_penalty=self.frequency_penalty,
+            presence_penalty=self.presence_penalty,
+            repetition_penalty=self.repetition_penalty,
+            logit_bias={token_id(key): bias for key, bias in self.logit_bias.items()},
+            seed=secrets.randbits(62) if self.seed is None else self.seed,
+            stop=(self.stop,) if isinstance(self.stop, str) else tuple(self.stop),
+            stop_token_ids=tuple(self.stop_token_ids),
+            ignore_eos=self.ignore_eos,
+            skip_special_tokens=self.skip_special_tokens,
+            no_stop_trim=self.no_stop_trim or self.include_stop_str_in_output,
+            constraint=constraint,
+        )
+
+
+def require_model(info: ModelInfo, name: str) -> None:
+    """Raises NotFoundError unless `name` is that of what is served, or its path."""
+    if name not in (info.name, info.path):
+        raise NotFoundError(
+            f"the model {name!r} does not exist; {info.name!r} is served", param="model", code="model_not_found"
+        )
+
+
+def room_for(info: ModelInfo, num_prompt: int, asked: int | None, param: str, default: int | None = None) -> int:
+    """How many tokens an answer may have: what is asked for, else the default, else what fits.
+
+    Raises RequestError when the prompt, with what is asked for, is longer than the context.
+    """
+    most = min(info.context_length, info.num_slots)
+    if num_prompt + (1 if asked is None else asked) > most:
+        wanted = "" if asked is None else f" and {asked} for the answer"
+        raise RequestError(
+            f"the context holds {most} tokens, but {num_prompt} are in the prompt{wanted}",
+            param=param,
+            code="context_length_exceeded",
+        )
+    if asked is not None:
+        return asked
+    return most - num_prompt if default is None else min(default, most - num_prompt)

@@ -1,0 +1,48 @@
+"""`/v1/models`: what is served."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from fastapi import APIRouter
+from starlette.responses import Response
+
+from ....protocol.core import ModelInfo
+from ...generation import Generator
+from ..connection import json_response
+from .fields import require_model
+
+
+class ModelsApi:
+    def __init__(self, generator: Generator) -> None:
+        self._core = generator.core
+        self._created = int(time.time())
+
+    @property
+    def router(self) -> APIRouter:
+        router = APIRouter(tags=["openai"])
+        router.add_api_route("/v1/models", self.list, methods=["GET"], response_model=None)
+        router.add_api_route("/v1/models/{model:path}", self.retrieve, methods=["GET"], response_model=None)
+        return router
+
+    async def list(self) -> Response:
+        """The one model that is served."""
+        return json_response({"object": "list", "data": [self._entry(self._core.require_info())]})
+
+    async def retrieve(self, model: str) -> Response:
+        """The same by its name, or its path."""
+        info = self._core.require_info()
+        require_model(info, model)
+        return json_response(self._entry(info))
+
+    def _entry(self, info: ModelInfo) -> dict[str, Any]:
+        return {
+            "id": info.name,
+            "object": "model",
+            "created": self._created,
+            "owned_by": "ramify",
+            "root": info.path,
+            "parent": None,
+            "max_model_len": info.context_length,
+        }

@@ -1,0 +1,155 @@
+"""The body of `/v1/responses`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from ....protocol.core import ModelInfo
+from ....protocol.errors import RequestError
+from ....protocol.sampling import Constraint, LogprobParams
+from ..bodies import Body, Many, Text
+from .chat_body import Effort
+from .constraints import JsonObjectFormat, Schema, TextFormat
+from .fields import GenerationFields
+from .response_items import InputItem
+from .tool_fields import AllowedChoice, AllowedTools, Function, FunctionName, Name, NamedChoice, Tool, ToolChoice
+
+INCLUDABLE = Literal["message.output_text.logprobs", "reasoning.encrypted_content"]
+
+
+class FlatSchemaFormat(Body):
+    type: Literal["json_schema"]
+    name: Annotated[Text, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
+    description: Text | None = None
+    schema_: Annotated[Schema, Field(alias="schema")]
+    strict: bool = True
+
+
+class TextWish(Body):
+    format: Annotated[TextFormat | JsonObjectFormat | FlatSchemaFormat, Field(discriminator="type")] | None = None
+    verbosity: Literal["low", "medium", "high"] | None = None
+
+
+class FlatTool(Body):
+    type: Literal["function"]
+    name: Name
+    description: Text | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool = False
+
+
+class FlatChoice(Body):
+    type: Literal["function"]
+    name: Name
+
+
+class FlatAllowed(Body):
+    type: Literal["allowed_tools"]
+    mode: Literal["auto", "required"]
+    tools: Many[FlatChoice]
+
+
+class ReasoningWish(Body):
+    effort: Effort | None = None
+    summary: Literal["auto", "concise", "detailed"] | None = None
+
+
+class ResponseBody(GenerationFields):
+    n: Literal[1] = 1
+    input: Text | Many[InputItem]
+    instructions: Text | None = None
+    previous_response_id: Text | None = None
+    tools: Many[FlatTool] = Field(default_factory=list)
+    tool_choice: Literal["none", "auto", "required"] | FlatChoice | FlatAllowed | None = None
+    parallel_tool_calls: bool = True
+    text: TextWish | None = None
+    reasoning: ReasoningWish | None = None
+    max_output_tokens: Annotated[int, Field(ge=1)] | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] = 0
+    include: list[INCLUDABLE] = Field(default_factory=list)
+    truncation: Literal["disabled"] | None = None
+    background: bool = False
+    chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
+
+    def check(self, info: ModelInfo) -> None:
+        super().check(info)
+        if not self.input:
+            raise RequestError("input must not be empty", param="input")
+        if self.background and (self.stream or self.store is False):
+            raise RequestError("a response in the background is stored, and not streamed", param="background")
+        if self.tool_choice not in (None, "none", "auto") and not self.tools:
+            raise RequestError("tool_choice needs tools", param="tool_choice")
+
+    def constraint(self) -> tuple[Constraint, str] | None:
+        asked = super().constraint()
+        wanted = self.text.format if self.text is not None else None
+        if wanted is None or isinstance(wanted, TextFormat):
+            return asked
+        if asked is not None:
+            raise RequestError(f"text.format and {asked[1]} exclude one another", param=asked[1])
+        schema: Schema = {"type": "object"} if isinstance(wanted, JsonObjectFormat) else wanted.schema_
+        return self.as_constraint("text.format", "json_schema", schema)
+
+    def chat_tools(self) -> list[Tool]:
+        return [Tool(type="function", function=Function(**tool.model_dump(exclude={"type"}))) for tool in self.tools]
+
+    def chat_choice(self) -> ToolChoice | None:
+        match self.tool_choice:
+            case FlatChoice(name=name):
+                return NamedChoice(type="function", function=FunctionName(name=name))
+            case FlatAllowed(mode=mode, tools=tools):
+                named = [NamedChoice(type="function", function=FunctionName(name=tool.name)) for tool in tools]
+                return AllowedChoice(type="allowed_tools", allowed_tools=AllowedTools(mode=mode, tools=named))
+            case choice:
+                return choice
+
+    def template_options(self) -> dict[str, Any]:
+        options: dict[str, Any] = {}
+        if self.reasoning is not None and self.reasoning.effort is not None:
+            options["reasoning_effort"] = self.reasoning.effort
+            if self.reasoning.effort == "none":
+                options["enable_thinking"] = False
+        return options | self.chat_template_kwargs
+
+    @property
+    def wants_logprobs(self) -> bool:
+        return "message.output_text.logprobs" in self.include or self.top_logprobs > 0
+
+    def logprob_params(self) -> LogprobParams | None:
+        return LogprobParams(num_top=self.top_logprobs) if self.wants_logprobs else None
+
+    def echoed(self) -> dict[str, Any]:
+        """The fields that an answer repeats."""
+        wish = self.text or TextWish()
+        wanted = wish.format or TextFormat(type="text")
+        choice = self.tool_choice
+        reasoning = self.reasoning or ReasoningWish()
+        return {
+            "background": self.background,
+            "instructions": self.instructions,
+            "max_output_tokens": self.max_output_tokens,
+            "max_tool_calls": None,
+            "metadata": self.metadata or {},
+            "parallel_tool_calls": self.parallel_tool_calls,
+            "previous_response_id": self.previous_response_id,
+            "prompt_cache_key": self.prompt_cache_key,
+            "reasoning": {"effort": reasoning.effort, "summary": reasoning.summary},
+            "safety_identifier": self.safety_identifier,
+            "service_tier": "default",
+            "store": self.store is not False,
+            "temperature": self.temperature,
+            "top_p": self.top_p,
+            "frequency_penalty": self.frequency_penalty,
+            "presence_penalty": self.presence_penalty,
+            "text": {
+                "format": wanted.model_dump(by_alias=True, exclude_none=True),
+                "verbosity": wish.verbosity or "medium",
+            },
+            "tool_choice": choice.model_dump() if isinstance(choice, Body) else choice or "auto",
+            "tools": [tool.model_dump() for tool in self.tools],
+            "top_logprobs": self.top_logprobs,
+            "truncation": "disabled",
+            "user": self.user,
+        }

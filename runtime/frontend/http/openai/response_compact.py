@@ -1,0 +1,75 @@
+"""A long conversation made short: what users said, word for word, and the model's own summary of the rest."""
+
+from __future__ import annotations
+
+import time
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from ....protocol.core import ModelInfo
+from ....protocol.errors import RequestError
+from ..bodies import Many, Text
+from .chat_messages import for_template
+from .conversation import Conversations, Wish
+from .fields import GenerationFields
+from .response_items import InputItem, listed, messages_of, packed
+from .response_maker import ResponseMaker, usage
+from .response_output import new_id
+
+REQUEST = "Summarize this conversation so that you can go on with it: facts, decisions, and what is still to do."
+MAX_TOKENS = 512
+
+
+class CompactBody(GenerationFields):
+    """`input`, `previous_response_id`, or both. The summary is one text without form."""
+
+    n: Literal[1] = 1
+    stream: Literal[False] = False
+    input: Text | Many[InputItem] = Field(default_factory=list)
+    instructions: Text | None = None
+    previous_response_id: Text | None = None
+    temperature: Annotated[float, Field(ge=0, le=2)] = 0.0
+
+    def check(self, info: ModelInfo) -> None:
+        super().check(info)
+        if (asked := self.constraint()) is not None:
+            raise RequestError("a summary has no constraint", param=asked[1])
+
+
+class Compactor:
+    def __init__(self, conversations: Conversations, maker: ResponseMaker) -> None:
+        self._conversations = conversations
+        self._maker = maker
+
+    async def compact(self, body: CompactBody, info: ModelInfo) -> dict[str, Any]:
+        """The items to go on with. Raises RequestError when there is nothing to compact."""
+        previous = self._maker.previous(body.previous_response_id)
+        items = [*([] if previous is None else previous.conversation()), *listed(body.input)]
+        messages = for_template(messages_of(items)) if items else []
+        if not messages:
+            raise RequestError("there is no conversation to compact: give input or an id", param="input")
+        if body.instructions is not None:
+            messages = [{"role": "system", "content": body.instructions}, *messages]
+        messages.append({"role": "user", "content": REQUEST})
+        wish = Wish(fields=body, limit=(None, "input"), default=MAX_TOKENS, tools=[], options={})
+        ask = await self._conversations.ask(messages, wish)
+        async with self._conversations.turns(ask, 1, None) as [turn]:
+            summary = "".join([delta.content async for delta in turn.deltas()])
+        said = [item for item in items if item["type"] == "message" and item["role"] == "user"]
+        return {
+            "id": new_id("resp"),
+            "object": "response.compaction",
+            "created_at": int(time.time()),
+            "model": info.name,
+            "output": [
+                *({"id": new_id("msg"), "status": "completed", **item, "content": _parts(item)} for item in said),
+                {"type": "compaction", "id": new_id("cmp"), "encrypted_content": packed(summary)},
+            ],
+            "usage": usage(ask, turn),
+        }
+
+
+def _parts(item: dict[str, Any]) -> list[dict[str, Any]]:
+    content = item["content"]
+    return [{"type": "input_text", "text": content}] if isinstance(content, str) else content

@@ -1,0 +1,132 @@
+"""Items of the Responses API: what goes in, and the chat messages that they make."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
+
+from pydantic import Discriminator, Tag
+
+from ....protocol.errors import RequestError
+from ..bodies import Body, Many, Text
+from .chat_messages import CalledFunction, Message, Part, PastCall, message_text
+
+
+class MessageItem(Body):
+    type: Literal["message"] = "message"
+    role: Literal["user", "assistant", "system", "developer"]
+    content: Text | Many[Part]
+    id: Text | None = None
+    status: Text | None = None
+    phase: Literal["commentary", "final_answer"] | None = None
+
+
+class FunctionCallItem(Body):
+    type: Literal["function_call"]
+    call_id: Text
+    name: Text
+    arguments: Text
+    id: Text | None = None
+    status: Text | None = None
+
+
+class FunctionOutputItem(Body):
+    type: Literal["function_call_output"]
+    call_id: Text
+    output: Text | Many[Part]
+    id: Text | None = None
+    status: Text | None = None
+
+
+class ReasoningItem(Body):
+    type: Literal["reasoning"]
+    id: Text | None = None
+    summary: list[dict[str, Any]] | None = None
+    content: Many[Part] | None = None
+    encrypted_content: Text | None = None
+    status: Text | None = None
+
+
+class CompactionItem(Body):
+    type: Literal["compaction"]
+    encrypted_content: Text
+    id: Text | None = None
+    created_by: Text | None = None
+
+
+def _kind(item: Any) -> str:
+    kind = item.get("type", "message") if isinstance(item, dict) else getattr(item, "type", "message")
+    return kind if isinstance(kind, str) else "message"
+
+
+InputItem = Annotated[
+    Annotated[MessageItem, Tag("message")]
+    | Annotated[FunctionCallItem, Tag("function_call")]
+    | Annotated[FunctionOutputItem, Tag("function_call_output")]
+    | Annotated[ReasoningItem, Tag("reasoning")]
+    | Annotated[CompactionItem, Tag("compaction")],
+    Discriminator(_kind),
+]
+
+
+def listed(given: str | list[Any]) -> list[dict[str, Any]]:
+    """The items of an input, as JSON."""
+    if isinstance(given, str):
+        return [{"type": "message", "role": "user", "content": given}]
+    return [item.model_dump(exclude_none=True) for item in given]
+
+
+def messages_of(items: Sequence[dict[str, Any]]) -> list[Message]:
+    """Chat messages: calls, and the thinking before them, belong to the assistant's message that they follow.
+
+    Raises RequestError naming the first item that cannot be read.
+    """
+    messages: list[Message] = []
+    thought: str | None = None
+    for index, item in enumerate(items):
+        where = f"input[{index}]"
+        match item["type"]:
+            case "message":
+                text = message_text(_parts(item["content"]), where)
+                message = Message(role=item["role"], content=text)
+                if item["role"] == "assistant":
+                    message.reasoning_content, thought = thought, None
+                messages.append(message)
+            case "function_call":
+                if not messages or messages[-1].role != "assistant":
+                    messages.append(Message(role="assistant", reasoning_content=thought))
+                    thought = None
+                function = CalledFunction(name=item["name"], arguments=item["arguments"])
+                call = PastCall(id=item["call_id"], function=function)
+                messages[-1].tool_calls = [*(messages[-1].tool_calls or []), call]
+            case "function_call_output":
+                text = message_text(_parts(item["output"]), where)
+                messages.append(Message(role="tool", content=text, tool_call_id=item["call_id"]))
+            case "reasoning":
+                parts = item.get("content") or item.get("summary") or []
+                thought = "\n".join(str(part.get("text") or "") for part in parts) or None
+            case "compaction":
+                text = f"Summary of the conversation so far:\n{unpacked(item['encrypted_content'])}"
+                messages.append(Message(role="assistant", content=text))
+            case kind:
+                raise RequestError(f"{where}: items of type {kind!r} cannot be read", param="input")
+    return messages
+
+
+def _parts(content: str | list[dict[str, Any]]) -> str | list[Part]:
+    return content if isinstance(content, str) else [Part.model_validate(part) for part in content]
+
+
+def packed(summary: str) -> str:
+    """Opaque to clients, but no secret."""
+    return base64.b64encode(summary.encode()).decode()
+
+
+def unpacked(content: str) -> str:
+    """Raises RequestError for what `packed` did not make."""
+    try:
+        return base64.b64decode(content, validate=True).decode()
+    except (binascii.Error, ValueError):
+        raise RequestError("the compaction item is not one of ours", param="encrypted_content") from None

@@ -1,0 +1,152 @@
+"""Makes a response: from a body to an entry, the events on the way, and the entry as it is at the end.
+
+Shared by HTTP and the WebSocket; knows neither.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from contextlib import aclosing
+from typing import Any
+
+from ....protocol.errors import ErrorInfo, RamifyError, RequestError
+from ....protocol.sampling import TokenLogprob
+from ...ask import Ask
+from ...turn import Turn
+from .chat_messages import for_template
+from .conversation import Conversations, Wish
+from .logprobs import TokenTexts, chat_logprobs
+from .response_body import ResponseBody
+from .response_items import listed, messages_of
+from .response_output import Event, Output, new_id
+from .response_store import Entry, ResponseStore
+
+
+class ResponseMaker:
+    def __init__(self, conversations: Conversations) -> None:
+        self.store = ResponseStore()
+        self._conversations = conversations
+        self._core = conversations.generator.core
+        self._texts = TokenTexts(conversations.generator.tokenizer)
+
+    def entry(self, body: ResponseBody, recent: Sequence[Entry] = ()) -> Entry:
+        """A response to be made. `recent` are known besides those stored. Raises RequestError when the body's fields do
+        not go together, or the previous response is not known."""
+        info = self._core.require_info()
+        body.check(info)
+        response = {
+            "id": new_id("resp"),
+            "object": "response",
+            "created_at": int(time.time()),
+            "completed_at": None,
+            "status": "queued" if body.background else "in_progress",
+            "error": None,
+            "incomplete_details": None,
+            "model": info.name,
+            "output": [],
+            "usage": None,
+            **body.echoed(),
+        }
+        return Entry(response, listed(body.input), self.previous(body.previous_response_id, recent))
+
+    def previous(self, response_id: str | None, recent: Sequence[Entry] = ()) -> Entry | None:
+        """Raises RequestError when it is not known, or not finished."""
+        if response_id is None:
+            return None
+        found = next((entry for entry in recent if entry.response["id"] == response_id), self.store.get(response_id))
+        if found is None or found.response["status"] not in ("completed", "incomplete"):
+            raise RequestError(
+                f"there is no finished response {response_id!r}: not stored, or forgotten",
+                param="previous_response_id",
+                code="previous_response_not_found",
+            )
+        return found
+
+    async def ask(self, body: ResponseBody, entry: Entry) -> Ask:
+        """What is asked of the model. Raises RequestError."""
+        before = [] if entry.previous is None else entry.previous.conversation()
+        messages = for_template(messages_of([*before, *entry.input]))
+        if body.instructions is not None:
+            messages = [{"role": "system", "content": body.instructions}, *messages]
+        wish = Wish(
+            fields=body,
+            limit=(body.max_output_tokens, "max_output_tokens" if body.max_output_tokens else "input"),
+            tools=body.chat_tools(),
+            tool_choice=body.chat_choice(),
+            parallel=body.parallel_tool_calls,
+            logprobs=body.logprob_params(),
+            options=body.template_options(),
+            asked=body.constraint(),
+        )
+        return await self._conversations.ask(messages, wish)
+
+    async def events(self, body: ResponseBody, ask: Ask, entry: Entry) -> AsyncGenerator[Event]:
+        """Fills `entry` and stores it. The first event comes with the first token, so that an early error, which is
+        raised, is still the request's; a later one is an event of a stream."""
+        output = Output(self._logprobs if body.wants_logprobs else None)
+        number = 0
+        try:
+            async with aclosing(self._events(body, ask, entry, output)) as events:
+                async for event in events:
+                    yield {**event, "sequence_number": number}
+                    number += 1
+        except RamifyError as error:
+            fail(entry, error)
+            if not number or not body.stream:
+                raise
+            yield {"type": "response.failed", "response": entry.response, "sequence_number": number}
+            return
+        if body.store is not False:
+            self.store.put(entry)
+        kind = f"response.{entry.response['status']}"
+        yield {"type": kind, "response": entry.response, "sequence_number": number}
+
+    async def _events(self, body: ResponseBody, ask: Ask, entry: Entry, output: Output) -> AsyncGenerator[Event]:
+        begun = False
+        async with (
+            self._conversations.turns(ask, 1, body.constraint()) as [turn],
+            aclosing(turn.deltas()) as deltas,
+        ):
+            async for delta in deltas:
+                if not begun:
+                    yield {"type": "response.created", "response": dict(entry.response)}
+                    yield {"type": "response.in_progress", "response": dict(entry.response)}
+                    begun = True
+                for event in output.feed(delta):
+                    yield event
+            for event in _finish(ask, turn, entry, output):
+                yield event
+
+    def _logprobs(self, values: list[TokenLogprob]) -> list[dict[str, Any]]:
+        content: list[dict[str, Any]] = chat_logprobs(self._texts, values)["content"]
+        return content
+
+
+def usage(ask: Ask, turn: Turn) -> dict[str, Any]:
+    return {
+        "input_tokens": len(ask.tokens),
+        "input_tokens_details": {"cached_tokens": turn.num_cached_tokens},
+        "output_tokens": turn.num_completion_tokens,
+        "output_tokens_details": {"reasoning_tokens": turn.num_reasoning_tokens},
+        "total_tokens": len(ask.tokens) + turn.num_completion_tokens,
+    }
+
+
+def fail(entry: Entry, error: RamifyError) -> None:
+    info = ErrorInfo.of(error)
+    entry.response |= {"status": "failed", "error": {"code": info.code or "server_error", "message": info.message}}
+
+
+def _finish(ask: Ask, turn: Turn, entry: Entry, output: Output) -> Iterator[Event]:
+    assert turn.finish is not None
+    status = "completed" if turn.finish.type == "stop" else "incomplete"
+    yield from output.finish(status)
+    reason = "max_output_tokens" if turn.finish.type == "length" else "aborted"
+    entry.response |= {
+        "status": status,
+        "completed_at": int(time.time()),
+        "incomplete_details": None if status == "completed" else {"reason": reason},
+        "output": output.items,
+        "usage": usage(ask, turn),
+    }

@@ -1,0 +1,116 @@
+"""A turn as items of the Responses API: the events of a stream in their order, and the items that they add up to."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from ....protocol.sampling import TokenLogprob
+from ...ask import CallDelta, Delta
+
+Event = dict[str, Any]
+Logprobs = Callable[[list[TokenLogprob]], list[dict[str, Any]]]
+
+
+def new_id(prefix: str) -> str:
+    return f"{prefix}_{secrets.token_hex(24)}"
+
+
+class Output:
+    """Events carry all but their sequence number. One item is open at a time."""
+
+    def __init__(self, logprobs: Logprobs | None) -> None:
+        """`logprobs` writes those of a text's tokens; None: they are not wanted."""
+        self.items: list[dict[str, Any]] = []
+        self._logprobs = logprobs
+        self._open: dict[str, Any] | None = None  # the last of `items`, while it grows
+
+    @property
+    def text(self) -> str:
+        return "".join(item["content"][0]["text"] for item in self.items if item["type"] == "message")
+
+    def feed(self, delta: Delta) -> Iterator[Event]:
+        if delta.reasoning:
+            yield from self._part("reasoning", delta.reasoning, [])
+        if delta.content:
+            values = [] if self._logprobs is None else self._logprobs(delta.logprobs or [])
+            yield from self._part("message", delta.content, values)
+        for call in delta.calls:
+            yield from self._call(call)
+
+    def finish(self, status: str) -> Iterator[Event]:
+        """`status`: "completed", or "incomplete" when the last item is not whole."""
+        yield from self._close(status)
+        if not self.items and status == "completed":  # the model had nothing to say: that is a message too
+            yield from self._part("message", "", [])
+            yield from self._close(status)
+
+    def _part(self, kind: str, text: str, values: list[dict[str, Any]]) -> Iterator[Event]:
+        name = "output_text" if kind == "message" else "reasoning_text"
+        if self._open is None or self._open["type"] != kind:
+            yield from self._close("completed")
+            part: dict[str, Any] = {"type": name, "text": ""}
+            if kind == "message":
+                # What it was said for shows by what follows: a call, or nothing.
+                begun: dict[str, Any] = {
+                    "type": kind,
+                    "id": new_id("msg"),
+                    "role": "assistant",
+                    "phase": None,
+                    "content": [],
+                }
+                yield self._begin(begun)
+                part |= {"annotations": [], "logprobs": []}
+            else:
+                yield self._begin({"type": kind, "id": new_id("rs"), "summary": [], "content": []})
+            yield self._event("response.content_part.added", content_index=0, part=dict(part))
+            assert self._open is not None
+            self._open["content"].append(part)
+        assert self._open is not None
+        grown = self._open["content"][0]
+        grown["text"] += text
+        more: dict[str, Any] = {}
+        if kind == "message":
+            grown["logprobs"] += values
+            more["logprobs"] = values
+        if text:
+            yield self._event(f"response.{name}.delta", content_index=0, delta=text, **more)
+
+    def _call(self, call: CallDelta) -> Iterator[Event]:
+        if call.id is not None:
+            yield from self._close("completed", phase="commentary")
+            item = {"type": "function_call", "id": new_id("fc"), "call_id": call.id, "name": call.name}
+            yield self._begin(item | {"arguments": ""})
+        assert self._open is not None
+        self._open["arguments"] += call.arguments
+        if call.arguments:
+            yield self._event("response.function_call_arguments.delta", delta=call.arguments)
+
+    def _begin(self, item: dict[str, Any]) -> Event:
+        self._open = item | {"status": "in_progress"}
+        self.items.append(self._open)
+        shown = {**self._open, "content": []} if "content" in item else dict(self._open)
+        return {"type": "response.output_item.added", "output_index": len(self.items) - 1, "item": shown}
+
+    def _close(self, status: str, phase: str = "final_answer") -> Iterator[Event]:
+        item = self._open
+        if item is None:
+            return
+        if item["type"] == "function_call":
+            name, arguments = item["name"], item["arguments"]
+            yield self._event("response.function_call_arguments.done", name=name, arguments=arguments)
+        else:
+            part = item["content"][0]
+            more = {"logprobs": part["logprobs"]} if item["type"] == "message" else {}
+            yield self._event(f"response.{part['type']}.done", content_index=0, text=part["text"], **more)
+            yield self._event("response.content_part.done", content_index=0, part=part)
+        item["status"] = status
+        if item["type"] == "message":
+            item["phase"] = phase
+        self._open = None
+        yield {"type": "response.output_item.done", "output_index": len(self.items) - 1, "item": item}
+
+    def _event(self, kind: str, **fields: Any) -> Event:
+        place = len(self.items) - 1
+        return {"type": kind, "item_id": self.items[place]["id"], "output_index": place, **fields}

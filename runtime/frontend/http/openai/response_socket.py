@@ -1,0 +1,127 @@
+"""`/v1/responses` over a WebSocket: responses one after another on a connection, which remembers the last ones."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import deque
+from contextlib import aclosing
+from typing import Any
+
+import msgspec
+from fastapi import WebSocket
+from fastapi.exceptions import RequestValidationError
+from pydantic import ValidationError
+from starlette.websockets import WebSocketDisconnect
+
+from ....protocol.errors import RamifyError, RequestError
+from ..errors import error_body, error_status, explain
+from .response_body import ResponseBody
+from .response_maker import ResponseMaker
+from .response_sharing import SharedResponses
+from .response_store import Entry
+
+MAX_RECENT = 16
+MAX_QUEUED = 16
+_encoder = msgspec.json.Encoder()
+
+
+class ResponseSocket:
+    """One connection."""
+
+    def __init__(self, maker: ResponseMaker, shared: SharedResponses, websocket: WebSocket) -> None:
+        self._maker = maker
+        self._shared = shared
+        self._websocket = websocket
+        self._recent: deque[Entry] = deque(maxlen=MAX_RECENT)
+        self._asked: asyncio.Queue[str] = asyncio.Queue(MAX_QUEUED)
+
+    async def serve(self) -> None:
+        """Until the client leaves; then what is being made is aborted."""
+        await self._websocket.accept()
+        answering = asyncio.create_task(self._answer_all(), name="response socket")
+        try:
+            while True:
+                receiving = asyncio.ensure_future(self._receive())
+                await asyncio.wait({receiving, answering}, return_when=asyncio.FIRST_COMPLETED)
+                if answering.done():
+                    receiving.cancel()
+                    answering.result()
+                if not await receiving:
+                    return
+        finally:
+            answering.cancel()
+            await asyncio.wait({answering})
+
+    async def _receive(self) -> bool:
+        """Take a message; False when there will be no more."""
+        try:
+            message = await self._websocket.receive()
+        except (WebSocketDisconnect, RuntimeError):
+            return False
+        if message["type"] != "websocket.receive":
+            return False
+        await self._asked.put(message.get("text") or (message.get("bytes") or b"").decode("utf-8", "replace"))
+        return True
+
+    async def _answer_all(self) -> None:
+        while True:
+            text = await self._asked.get()
+            fields: Any = None
+            try:
+                fields = _event(text)
+                await self._answer(_body(fields))
+            except RamifyError as error:
+                self._forget(fields)
+                await self._refuse(error)
+
+    async def _answer(self, body: ResponseBody) -> None:
+        if not any(entry.response["id"] == body.previous_response_id for entry in self._recent):
+            await self._shared.bring(body.previous_response_id)
+        entry = self._maker.entry(body, self._recent)
+        ask = await self._maker.ask(body, entry)
+        async with aclosing(self._maker.events(body, ask, entry)) as events:
+            async for event in events:
+                await self._send(event)
+        if entry.response["status"] == "failed":
+            self._forget({"previous_response_id": body.previous_response_id})
+        else:
+            self._recent.append(entry)
+
+    def _forget(self, fields: Any) -> None:
+        """A continuation that failed is not to be continued from here again."""
+        gone = fields.get("previous_response_id") if isinstance(fields, dict) else None
+        kept = [entry for entry in self._recent if entry.response["id"] != gone]
+        self._recent = deque(kept, maxlen=MAX_RECENT)
+
+    async def _refuse(self, error: RamifyError) -> None:
+        status, info = error_status(error)
+        body = error_body(status, info.message, param=info.param, code=info.code)
+        await self._send({"type": "error", "status": status, **body})
+
+    async def _send(self, value: Any) -> None:
+        await self._websocket.send_text(_encoder.encode(value).decode())
+
+
+def _event(text: str) -> dict[str, Any]:
+    """The fields of a `response.create`. Raises RequestError."""
+    try:
+        event = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise RequestError(f"the message is no JSON: {error}", code="invalid_json") from None
+    if not isinstance(event, dict) or event.get("type") != "response.create":
+        raise RequestError('messages are objects of type "response.create"', param="type")
+    return {key: value for key, value in event.items() if key != "type"}
+
+
+def _body(fields: dict[str, Any]) -> ResponseBody:
+    """Raises RequestError."""
+    try:
+        body = ResponseBody.model_validate(fields | {"stream": True})
+    except ValidationError as error:
+        details = [{**detail, "loc": ("body", *detail["loc"])} for detail in error.errors()]
+        message, param = explain(RequestValidationError(details, body=fields))
+        raise RequestError(message, param=param) from None
+    if body.background:
+        raise RequestError("a connection's responses are not made in the background", param="background")
+    return body

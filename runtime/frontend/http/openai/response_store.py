@@ -1,0 +1,85 @@
+"""Responses that clients may come back to: bounded in number and size, and forgotten after a while."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+MAX_ENTRIES = 4096
+MAX_BYTES = 64 << 20
+SECONDS = 3600.0
+
+
+@dataclass
+class Entry:
+    """A response, its own input, and the one before it, which it keeps alive."""
+
+    response: dict[str, Any]
+    input: list[dict[str, Any]]
+    previous: Entry | None = None
+    task: asyncio.Task[None] | None = None  # while it is made in the background
+    num_bytes: int = 0
+    expires: float = field(default=0.0)
+
+    def conversation(self) -> list[dict[str, Any]]:
+        """All items from the first response on, output included."""
+        entries = [self]
+        while (before := entries[-1].previous) is not None:
+            entries.append(before)
+        return [item for entry in reversed(entries) for item in (*entry.input, *entry.response["output"])]
+
+
+class ResponseStore:
+    def __init__(
+        self,
+        *,
+        max_entries: int = MAX_ENTRIES,
+        max_bytes: int = MAX_BYTES,
+        seconds: float = SECONDS,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._max_entries = max_entries
+        self._max_bytes = max_bytes
+        self._seconds = seconds
+        self._clock = clock
+        self._entries: OrderedDict[str, Entry] = OrderedDict()  # the oldest first
+        self._num_bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def put(self, entry: Entry) -> None:
+        """Keep it, or its new state; the oldest go when there is no room."""
+        self.remove(entry.response["id"])
+        entry.num_bytes = len(msgspec.json.encode((entry.response, entry.input)))
+        entry.expires = self._clock() + self._seconds
+        self._entries[entry.response["id"]] = entry
+        self._num_bytes += entry.num_bytes
+        self._forget_old()
+
+    def get(self, response_id: str) -> Entry | None:
+        self._forget_old()
+        return self._entries.get(response_id)
+
+    def remove(self, response_id: str) -> Entry | None:
+        entry = self._entries.pop(response_id, None)
+        if entry is not None:
+            self._num_bytes -= entry.num_bytes
+        return entry
+
+    def _forget_old(self) -> None:
+        now = self._clock()
+        while self._entries:
+            oldest = next(iter(self._entries.values()))
+            full = len(self._entries) > self._max_entries or self._num_bytes > self._max_bytes
+            if not full and oldest.expires > now:
+                return
+            self.remove(oldest.response["id"])
+            if oldest.task is not None:
+                oldest.task.cancel()

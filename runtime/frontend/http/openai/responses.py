@@ -1,0 +1,128 @@
+"""`/v1/responses`: answers that are stored and continued. Whole, streamed, made in the background, over a WebSocket."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+
+from fastapi import APIRouter, Request, WebSocket
+from starlette.responses import Response
+
+from ....protocol.errors import RamifyError, RequestError
+from ...ask import Ask
+from ...siblings import Siblings
+from ..connection import EventStream, json_response, unless_client_leaves
+from ..errors import NotFoundError
+from ..openapi import STREAMS
+from .conversation import Conversations
+from .response_body import ResponseBody
+from .response_compact import CompactBody, Compactor
+from .response_maker import ResponseMaker
+from .response_output import Event, new_id
+from .response_sharing import SharedResponses
+from .response_socket import ResponseSocket
+from .response_store import Entry
+
+
+class ResponsesApi:
+    def __init__(self, conversations: Conversations, siblings: Siblings) -> None:
+        self._core = conversations.generator.core
+        self._maker = ResponseMaker(conversations)
+        self._store = self._maker.store
+        self._shared = SharedResponses(self._store, siblings)
+        self._compactor = Compactor(conversations, self._maker)
+
+    @property
+    def router(self) -> APIRouter:
+        router = APIRouter(tags=["openai"])
+        path = "/v1/responses"
+        router.add_api_route(path, self.create, methods=["POST"], response_model=None, responses=STREAMS)
+        router.add_api_websocket_route(path, self.connect)
+        router.add_api_route(f"{path}/compact", self.compact, methods=["POST"], response_model=None)
+        router.add_api_route(f"{path}/input_tokens", self.input_tokens, methods=["POST"], response_model=None)
+        one = f"{path}/{{response_id}}"
+        router.add_api_route(one, self.retrieve, methods=["GET"], response_model=None)
+        router.add_api_route(one, self.delete, methods=["DELETE"], response_model=None)
+        router.add_api_route(f"{one}/cancel", self.cancel, methods=["POST"], response_model=None)
+        router.add_api_route(f"{one}/input_items", self.input_items, methods=["GET"], response_model=None)
+        return router
+
+    async def create(self, body: ResponseBody, request: Request) -> Response:
+        """Answer an input: text or items."""
+        await self._shared.bring(body.previous_response_id)
+        entry = self._maker.entry(body)
+        ask = await unless_client_leaves(request, self._maker.ask(body, entry))
+        if body.background:
+            self._store.put(entry)
+            entry.task = asyncio.create_task(self._in_background(body, ask, entry), name="response")
+            return json_response(entry.response)
+        events = self._maker.events(body, ask, entry)
+        if body.stream:
+            return EventStream(await unless_client_leaves(request, anext(events)), events, named=True)
+        await unless_client_leaves(request, _exhaust(events))
+        return json_response(entry.response)
+
+    async def connect(self, websocket: WebSocket) -> None:
+        await ResponseSocket(self._maker, self._shared, websocket).serve()
+
+    async def compact(self, body: CompactBody, request: Request) -> Response:
+        """A conversation as what users said and a summary, to go on with."""
+        info = self._core.require_info()
+        body.check(info)
+        await self._shared.bring(body.previous_response_id)
+        return json_response(await unless_client_leaves(request, self._compactor.compact(body, info)))
+
+    async def input_tokens(self, body: ResponseBody) -> Response:
+        """How many tokens the input has."""
+        await self._shared.bring(body.previous_response_id)
+        ask = await self._maker.ask(body, self._maker.entry(body))
+        return json_response({"object": "response.input_tokens", "input_tokens": len(ask.tokens)})
+
+    async def retrieve(self, response_id: str, stream: bool = False) -> Response:
+        """A stored response, as far as it is."""
+        if stream:
+            raise RequestError("a stored response cannot be streamed: ask again until it is completed", param="stream")
+        return json_response((await self._stored(response_id)).response)
+
+    async def delete(self, response_id: str) -> Response:
+        """Forget a response. One that is still made is ended."""
+        await self._stored(response_id)
+        await self._shared.remove(response_id)
+        return json_response({"id": response_id, "object": "response", "deleted": True})
+
+    async def cancel(self, response_id: str) -> Response:
+        """End a response that is made in the background."""
+        entry = await self._stored(response_id)
+        if not entry.response["background"]:
+            raise RequestError("only responses in the background can be cancelled", param="response_id")
+        await self._shared.cancel(response_id)
+        return json_response((await self._stored(response_id)).response)
+
+    async def input_items(self, response_id: str) -> Response:
+        """What a stored response was asked."""
+        items = [{"id": new_id("item"), **item} for item in (await self._stored(response_id)).input]
+        ends = {"first_id": items[0]["id"], "last_id": items[-1]["id"]}
+        return json_response({"object": "list", "data": items, "has_more": False, **ends})
+
+    async def _stored(self, response_id: str) -> Entry:
+        entry = await self._shared.find(response_id)
+        if entry is None:
+            raise NotFoundError(f"there is no response {response_id!r}", param="response_id", code="not_found")
+        return entry
+
+    async def _in_background(self, body: ResponseBody, ask: Ask, entry: Entry) -> None:
+        entry.response["status"] = "in_progress"
+        try:
+            await _exhaust(self._maker.events(body, ask, entry))
+        except asyncio.CancelledError:
+            entry.response["status"] = "cancelled"
+            raise
+        except RamifyError:
+            return  # the entry says so
+
+
+async def _exhaust(events: AsyncGenerator[Event]) -> None:
+    async with aclosing(events):
+        async for _ in events:
+            pass

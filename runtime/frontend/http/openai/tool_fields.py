@@ -1,0 +1,100 @@
+"""Tools and how they may be called, as chat's bodies say it, and what that means for a turn."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from ....protocol.errors import RequestError
+from ...ask import Calling
+from ...tools.formats import ToolFormat
+from ..bodies import Body, Many, Text
+
+Name = Annotated[Text, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
+NO_ARGUMENTS = {"type": "object", "properties": {}, "additionalProperties": False}
+
+
+class Function(Body):
+    name: Name
+    description: Text | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool = False
+
+
+class Tool(Body):
+    type: Literal["function"]
+    function: Function
+
+
+class FunctionName(Body):
+    name: Name
+
+
+class NamedChoice(Body):
+    type: Literal["function"]
+    function: FunctionName
+
+
+class AllowedTools(Body):
+    mode: Literal["auto", "required"]
+    tools: Many[NamedChoice]
+
+
+class AllowedChoice(Body):
+    type: Literal["allowed_tools"]
+    allowed_tools: AllowedTools
+
+
+ToolChoice = Literal["none", "auto", "required"] | NamedChoice | AllowedChoice
+
+
+def calling(
+    tool_format: ToolFormat, tools: list[Tool], choice: ToolChoice | None, *, parallel: bool, constrained: bool
+) -> Calling | None:
+    """How the tools may be called; None when they may not. `constrained`: the answer's text has a constraint, so that
+    a call must be told from it before it begins. Raises RequestError for a choice of tools that are not given."""
+    functions = {tool.function.name: tool.function for tool in tools}
+    if len(functions) < len(tools):
+        raise RequestError("tools must have different names", param="tools")
+    names, mode = _chosen(choice, list(functions))
+    if mode == "none" or not names:
+        return None
+    chosen = [functions[name] for name in names]
+    return Calling(
+        format=tool_format,
+        schemas={function.name: _schema(function) for function in chosen},
+        forced=mode == "required",
+        strict=constrained or any(function.strict for function in chosen),
+        parallel=parallel and not isinstance(choice, NamedChoice),
+    )
+
+
+def _chosen(choice: ToolChoice | None, names: list[str]) -> tuple[list[str], Literal["none", "auto", "required"]]:
+    match choice:
+        case NamedChoice():
+            wanted, mode = [choice.function.name], "required"
+        case AllowedChoice():
+            wanted, mode = [tool.function.name for tool in choice.allowed_tools.tools], choice.allowed_tools.mode
+        case _:
+            wanted, mode = names, choice or "auto"
+    unknown = next((name for name in wanted if name not in names), None)
+    if unknown is not None:
+        raise RequestError(f"tool_choice names {unknown!r}, which is not among the tools {names}", param="tool_choice")
+    if mode == "required" and not wanted:
+        raise RequestError("tool_choice asks for a call, but there are no tools", param="tool_choice")
+    return list(dict.fromkeys(wanted)), mode  # type: ignore[return-value]
+
+
+def _schema(function: Function) -> str:
+    """Arguments are always an object."""
+    schema = NO_ARGUMENTS if function.parameters is None else function.parameters
+    if "type" not in schema:
+        schema = {"type": "object", **schema}
+    try:
+        text = json.dumps(schema, ensure_ascii=False)
+        text.encode()
+    except UnicodeEncodeError:  # JSON can say half a character
+        raise RequestError(f"tool {function.name!r} holds text that is not Unicode", param="tools") from None
+    return text

@@ -1,0 +1,57 @@
+"""What a request has cost, as clients read it."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Usage:
+    prompt: int
+    completion: int
+    cached: int
+    reasoning: int = 0
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "prompt_tokens": self.prompt,
+            "completion_tokens": self.completion,
+            "total_tokens": self.prompt + self.completion,
+            "prompt_tokens_details": {"cached_tokens": self.cached},
+            "completion_tokens_details": {
+                "reasoning_tokens": self.reasoning,
+                "accepted_prediction_tokens": 0,
+                "rejected_prediction_tokens": 0,
+            },
+        }
+
+
+class Stopwatch:
+    """From a request's arrival over its first token to its last; answers carry it as llama.cpp's `timings`."""
+
+    def __init__(self) -> None:
+        self._began = time.monotonic()
+        self._first: float | None = None
+
+    def tick(self) -> None:
+        """A token has come."""
+        if self._first is None:
+            self._first = time.monotonic()
+
+    def timings(self, usage: Usage) -> dict[str, Any]:
+        """Now that the last token has come."""
+        now = time.monotonic()
+        first = now if self._first is None else self._first
+        num_computed = usage.prompt - usage.cached
+        prompt_ms, predicted_ms = 1e3 * (first - self._began), 1e3 * (now - first)
+        return {
+            "cache_n": usage.cached,
+            "prompt_n": num_computed,
+            "prompt_ms": prompt_ms,
+            "prompt_per_second": 1e3 * num_computed / prompt_ms if prompt_ms else 0.0,
+            "predicted_n": usage.completion,
+            "predicted_ms": predicted_ms,
+            "predicted_per_second": 1e3 * usage.completion / predicted_ms if predicted_ms else 0.0,
+        }

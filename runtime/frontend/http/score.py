@@ -1,0 +1,100 @@
+"""`/v1/score`: how likely a model finds given continuations of a prompt."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from ...protocol.errors import RequestError
+from ..generation import Generator
+from ..prefix import common_prefix_length
+from ..scoring import Asker, Continuation, Scored, score
+from ..segments import Segment
+from .bodies import Body, Many, Text, TokenIds
+from .connection import json_response, unless_client_leaves
+from .openai.fields import require_model
+
+MAX_CONTINUATIONS = 1024
+
+
+class ScoreBody(Body):
+    """Continuations are texts after a text, or token ids after token ids."""
+
+    model: Text | None = None
+    prompt: Text | TokenIds
+    continuations: Many[Text] | Many[TokenIds]
+    cache_salt: Text = ""
+
+
+class ScoreApi:
+    def __init__(self, generator: Generator) -> None:
+        self._generator = generator
+
+    @property
+    def router(self) -> APIRouter:
+        router = APIRouter(tags=["ramify"])
+        router.add_api_route("/v1/score", self.create, methods=["POST"], response_model=None)
+        return router
+
+    async def create(self, body: ScoreBody, request: Request) -> Response:
+        """The log-probability of each continuation, and of its tokens. The prompt is computed once."""
+        info = self._generator.core.require_info()
+        if body.model is not None:
+            require_model(info, body.model)
+        batch = await self._batch(body)
+        asker = Asker(namespace=body.cache_salt)
+        scored = await unless_client_leaves(request, score(self._generator.core, batch, asker))
+        num_prompt = sum(part.prompt_tokens for part in scored)
+        return json_response(
+            {
+                "object": "list",
+                "model": info.name,
+                "data": [_answer(index, part) for index, part in enumerate(scored)],
+                "usage": {
+                    "prompt_tokens": num_prompt,
+                    "completion_tokens": 0,
+                    "total_tokens": num_prompt,
+                    "prompt_tokens_details": {"cached_tokens": sum(part.cached_tokens for part in scored)},
+                },
+            }
+        )
+
+    async def _batch(self, body: ScoreBody) -> list[Continuation]:
+        """A continuation's tokens are those after the longest run that it shares with the prompt alone: one that spans
+        the seam counts in full. Raises RequestError."""
+        if not 1 <= len(body.continuations) <= MAX_CONTINUATIONS:
+            raise RequestError(f"give 1 to {MAX_CONTINUATIONS} continuations", param="continuations")
+        batch = []
+        alone = body.prompt if isinstance(body.prompt, list) else await self._ids(body.prompt)
+        for continuation in body.continuations:
+            if isinstance(continuation, str) != isinstance(body.prompt, str):
+                raise RequestError("continuations are texts after a text, ids after ids", param="continuations")
+            if isinstance(continuation, str):
+                ids = await self._ids(f"{body.prompt}{continuation}")
+                start = common_prefix_length(alone, ids)
+            else:
+                ids, start = [*alone, *continuation], len(alone)
+            if len(ids) == start:
+                raise RequestError(f"continuation {continuation!r} adds no token", param="continuations")
+            if start == 0:
+                raise RequestError("the first token of all has no probability: give a prompt", param="prompt")
+            batch.append(Continuation(ids, start))
+        return batch
+
+    async def _ids(self, text: str) -> list[int]:
+        return await self._generator.encoder.encode_aside([Segment(text, trusted=True)], at_start=True)
+
+
+def _answer(index: int, scored: Scored) -> dict[str, Any]:
+    values = [token.logprob for token in scored.logprobs]
+    total = math.fsum(values)
+    return {
+        "index": index,
+        "logprob": total,
+        "mean_logprob": total / len(values),
+        "tokens": [token.id for token in scored.logprobs],
+        "token_logprobs": values,
+    }

@@ -1,0 +1,140 @@
+"""Text to tokens and back, in vLLM's and SGLang's dialects, and what there is to know of the tokenizer."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from fastapi import APIRouter
+from pydantic import Field
+from starlette.responses import Response
+
+from ...protocol.core import ModelInfo
+from ...protocol.errors import RequestError
+from ..generation import Generator
+from ..messages import Messages
+from ..segments import Segment
+from .bodies import Body, Many, Text, TokenIds
+from .connection import json_response
+from .openai.chat_messages import Messages as ChatMessages
+from .openai.chat_messages import for_template
+from .openai.fields import require_model
+from .openai.tool_fields import Tool
+
+
+class TokenizeBody(Body):
+    """Texts, or a chat."""
+
+    model: Text | None = None
+    prompt: Text | Many[Text] | None = None
+    messages: ChatMessages | None = None
+    add_special_tokens: bool = True
+    return_token_strs: bool = False
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    tools: Many[Tool] = Field(default_factory=list)
+    chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
+
+
+class DetokenizeBody(Body):
+    model: Text | None = None
+    tokens: TokenIds | Many[TokenIds]
+    skip_special_tokens: bool = True
+
+
+class TokensApi:
+    def __init__(self, generator: Generator) -> None:
+        self._generator = generator
+        self._messages = Messages(generator.tokenizer)
+
+    @property
+    def router(self) -> APIRouter:
+        router = APIRouter(tags=["tokens"])
+        for prefix in ("", "/v1"):
+            router.add_api_route(f"{prefix}/tokenize", self.tokenize, methods=["POST"], response_model=None)
+            router.add_api_route(f"{prefix}/detokenize", self.detokenize, methods=["POST"], response_model=None)
+        router.add_api_route("/tokenizer_info", self.info, methods=["GET"], response_model=None)
+        return router
+
+    async def tokenize(self, body: TokenizeBody) -> Response:
+        """The ids of a text, of each of several, or of a chat."""
+        info = self._require(body.model)
+        if (body.prompt is None) == (body.messages is None):
+            raise RequestError("give either prompt or messages", param="messages" if body.prompt else "prompt")
+        texts = body.prompt if isinstance(body.prompt, list) else [body.prompt]
+        ids = [await self._ids(body, text) for text in texts]
+        names = [[self._name(token) for token in part] for part in ids] if body.return_token_strs else None
+        single = not isinstance(body.prompt, list)
+        counts = [len(part) for part in ids]
+        return json_response(
+            {
+                "tokens": ids[0] if single else ids,
+                "count": counts[0] if single else counts,
+                "max_model_len": info.context_length,
+                **({} if names is None else {"token_strs": names[0] if single else names}),
+            }
+        )
+
+    async def detokenize(self, body: DetokenizeBody) -> Response:
+        """The text of ids, or of each of several lists of them."""
+        info = self._require(body.model)
+        single = not (body.tokens and isinstance(body.tokens[0], list))
+        lists: list[Any] = [body.tokens] if single else body.tokens
+        for ids in lists:
+            wrong = next((token for token in ids if token >= info.vocab_size), None)
+            if wrong is not None:
+                raise RequestError(
+                    f"token id {wrong} is not in the vocabulary of {info.vocab_size} tokens", param="tokens"
+                )
+        texts = [self._generator.tokenizer.decode(ids, skip_special_tokens=body.skip_special_tokens) for ids in lists]
+        text = texts[0] if single else texts
+        return json_response({"text": text, "prompt": text})
+
+    async def info(self) -> Response:
+        """The tokenizer's configuration file, with its chat template and the names of its special tokens."""
+        info = self._require(None)
+        tokenizer = self._generator.tokenizer
+        names = {token: name for name, token in tokenizer.special_ids.items()}
+        facts: dict[str, Any] = {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "bos_token": names.get(-1 if tokenizer.bos_id is None else tokenizer.bos_id),
+            "eos_token": names.get(tokenizer.eos_ids[0]) if tokenizer.eos_ids else None,
+            "add_bos_token": tokenizer.adds_bos,
+            "model_max_length": info.context_length,
+            "vocab_size": tokenizer.vocab_size,
+        }
+        return json_response(facts | _configured(Path(info.path)))
+
+    def _require(self, model: str | None) -> ModelInfo:
+        info = self._generator.core.require_info()
+        if model is not None:
+            require_model(info, model)
+        return info
+
+    async def _ids(self, body: TokenizeBody, text: str | None) -> list[int]:
+        if text is None:
+            segments = self._messages.render(
+                for_template(body.messages or []),
+                tools=[tool.model_dump(exclude_none=True) for tool in body.tools],
+                add_generation_prompt=body.add_generation_prompt,
+                continue_final_message=body.continue_final_message,
+                options=body.chat_template_kwargs,
+            )
+            return await self._generator.encoder.encode_aside(segments, at_start=True)
+        if not body.add_special_tokens:
+            return self._generator.tokenizer.encode(text)
+        return await self._generator.encoder.encode_aside([Segment(text, trusted=True)], at_start=True)
+
+    def _name(self, token: int) -> str:
+        return self._generator.tokenizer.decode([token], skip_special_tokens=False)
+
+
+def _configured(folder: Path) -> dict[str, Any]:
+    """What the checkpoint's files say; nothing where they cannot be read from here."""
+    facts: dict[str, Any] = {}
+    if (path := folder / "tokenizer_config.json").is_file():
+        facts |= json.loads(path.read_text("utf-8"))
+    if (path := folder / "chat_template.jinja").is_file():
+        facts["chat_template"] = path.read_text("utf-8")
+    return facts

@@ -1,0 +1,105 @@
+"""Chat messages of an HTTP client to token ids, by the model's own chat template.
+
+What a client wrote may not name special tokens: names in it are parted by a mark before the template sees them, and
+put together again, as ordinary text, behind it. Knows messages as plain dicts; nothing of requests.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+from ..protocol.errors import RequestError
+from ..tokenizer.interface import Tokenizer
+from .segments import Segment
+
+_MARK = "\ue010"  # private use: in no template, and nothing that `trim` takes
+_END = "\ue011"  # after the content that is to be continued
+
+
+class Messages:
+    """Renders for one tokenizer."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        options: Mapping[str, Any] | None = None,
+    ) -> list[Segment]:
+        """The conversation as text, special tokens trusted where the template wrote them.
+
+        `continue_final_message`: the text ends with the last message's content. `options` are further variables of
+        the template. Raises RequestError when there is no template or it refuses the messages.
+        """
+        chat = self._tokenizer.chat
+        if chat is None:
+            raise RequestError(
+                "this model has no chat template; use completions", param="messages", code="no_chat_template"
+            )
+        given = [self._parted(dict(message)) for message in messages]
+        if continue_final_message:
+            given[-1] = {**given[-1], "content": f"{given[-1].get('content') or ''}{_END}"}
+        text = chat.render(
+            given,
+            tools=None if not tools else self._parted(list(tools)),
+            add_generation_prompt=add_generation_prompt and not continue_final_message,
+            **_safe_options(options or {}),
+        )
+        if continue_final_message:
+            text, mark, _ = text.rpartition(_END)
+            if not mark:
+                raise RequestError("the chat template leaves the last message out", param="messages")
+        return self._segments(text)
+
+    @cached_property
+    def _special(self) -> re.Pattern[str] | None:
+        names = sorted((name for name in self._tokenizer.special_ids if len(name) > 1), key=len, reverse=True)
+        return re.compile("|".join(map(re.escape, names))) if names else None
+
+    def _parted(self, value: Any) -> Any:
+        """`value` with a mark inside each special token's name."""
+        match value:
+            case str():
+                text = value.replace(_MARK, "").replace(_END, "")
+                return text if self._special is None else self._special.sub(_part, text)
+            case dict():
+                return {self._parted(key): self._parted(item) for key, item in value.items()}
+            case list():
+                return [self._parted(item) for item in value]
+            case _:
+                return value
+
+    def _segments(self, text: str) -> list[Segment]:
+        segments: list[Segment] = []
+        while (at := text.find(_MARK)) >= 0:
+            # The mark stands after the first character of a name that ends before the next mark.
+            name = self._name_at(text, at)
+            segments += [Segment(text[: at - 1], trusted=True), Segment(name, trusted=False)]
+            text = text[at + len(name) :]
+        return [*segments, Segment(text, trusted=True)]
+
+    def _name_at(self, text: str, at: int) -> str:
+        """The special token's name whose first character is before the mark at `at`."""
+        names = [name for name in self._tokenizer.special_ids if len(name) > 1]
+        whole = text[at - 1] + text[at + 1 :]
+        return max((name for name in names if whole.startswith(name)), key=len, default=text[at - 1])
+
+
+def _part(match: re.Match[str]) -> str:
+    name = match.group()
+    return f"{name[0]}{_MARK}{name[1:]}"
+
+
+def _safe_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    for name in ("messages", "tools", "add_generation_prompt"):
+        if name in options:
+            raise RequestError(f"chat_template_kwargs may not set {name}", param="chat_template_kwargs")
+    return dict(options)

@@ -1,0 +1,51 @@
+"""Whether constraints that an answer may come to need can be compiled, known before the answer begins.
+
+The core compiles; a request for one token under the constraint says what it thinks of it. Asked once per constraint.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+from ..protocol.errors import RequestError
+from ..protocol.sampling import Constraint, SamplingParams
+from .generation import Generator, Prompt
+
+MAX_KNOWN = 1024
+
+
+class SchemaCheck:
+    def __init__(self, generator: Generator) -> None:
+        self._generator = generator
+        self._known: OrderedDict[Constraint, str | None] = OrderedDict()  # what is wrong with each
+
+    async def check(self, constraint: Constraint) -> None:
+        """Raises RequestError (code "invalid_grammar") for one that cannot be compiled."""
+        if constraint not in self._known:
+            self._known[constraint] = await self._ask(constraint)
+            while len(self._known) > MAX_KNOWN:
+                self._known.popitem(last=False)
+        self._known.move_to_end(constraint)
+        if (message := self._known[constraint]) is not None:
+            raise RequestError(message, code="invalid_grammar")
+
+    async def _ask(self, constraint: Constraint) -> str | None:
+        bos = self._generator.tokenizer.bos_id
+        sampling = SamplingParams(max_new_tokens=1, temperature=0.0, constraint=constraint)
+        try:
+            with self._generator.start(Prompt(tokens=[bos or 0], sampling=sampling)) as [sample]:
+                await sample.result()
+        except RequestError as error:
+            if error.code != "invalid_grammar":
+                raise
+            return str(error)
+        return None
+
+    async def check_tool(self, name: str, schema: str) -> None:
+        """The same for the arguments of a tool. The error names it."""
+        try:
+            await self.check(Constraint("json_schema", schema))
+        except RequestError as error:
+            if error.code != "invalid_grammar":
+                raise
+            raise RequestError(f"tool {name!r}: {error}", param="tools", code="invalid_tool") from None

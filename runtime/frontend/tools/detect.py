@@ -1,0 +1,54 @@
+"""Which format a model was taught: read off how its chat template writes a call that is over."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...protocol.errors import RequestError
+from ...tokenizer.interface import Tokenizer
+from .formats import FORMATS, ToolFormat
+
+_FUNCTION = {"name": "probe", "arguments": {"x": 1}}
+_MESSAGES: list[dict[str, Any]] = [
+    {"role": "user", "content": "a"},
+    {
+        "role": "assistant",
+        "content": "",
+        "tool_calls": [{"id": "abcdefghi", "type": "function", "function": _FUNCTION}],
+    },
+    {"role": "tool", "content": "1", "tool_call_id": "abcdefghi", "name": "probe"},
+]
+_TOOL = {
+    "type": "function",
+    "function": {"name": "probe", "description": "", "parameters": {"type": "object", "properties": {}}},
+}
+_SIGNS = (
+    ("<tool_call>", "hermes"),
+    ("[ARGS]", "mistral_args"),
+    ("[TOOL_CALLS]", "mistral"),
+    ("<｜tool▁call▁begin｜>probe", "deepseek_v31"),
+    ("<｜tool▁call▁begin｜>", "deepseek"),
+    ('"parameters": {"x"', "llama3_json"),
+    ("probe(x=1)", "pythonic"),
+)
+
+
+def detect_format(tokenizer: Tokenizer) -> ToolFormat:
+    """The format of the tokenizer's chat template, by its call or by what it tells the model; else plain JSON."""
+    for rendered in _probes(tokenizer):
+        for sign, name in _SIGNS:
+            if sign in rendered:
+                return FORMATS[name]
+    return FORMATS["json"]
+
+
+def _probes(tokenizer: Tokenizer) -> list[str]:
+    if tokenizer.chat is None:
+        return []
+    rendered = []
+    for messages in (_MESSAGES, _MESSAGES[:2], _MESSAGES[:1]):
+        try:
+            rendered.append(tokenizer.chat.render(messages, tools=[_TOOL], add_generation_prompt=len(messages) != 2))
+        except RequestError:
+            continue  # a template that takes no such messages says nothing about them
+    return rendered

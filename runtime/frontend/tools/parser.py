@@ -1,0 +1,111 @@
+"""A model's answer, as it streams, parted into text and tool calls.
+
+What may yet turn out to be a call is held back; what looked like one and is none comes out as the text that it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, field
+
+from .calls import Call
+from .formats import ToolFormat
+
+
+@dataclass(frozen=True)
+class Parsed:
+    text: str = ""
+    calls: list[Call] = field(default_factory=list)
+
+
+class CallParser:
+    """`names`: the tools that there are; a block that calls another is text."""
+
+    def __init__(self, tool_format: ToolFormat, names: Collection[str]) -> None:
+        self._format = tool_format
+        self._names = names
+        self._waiting = ""  # not given out yet
+        self._block: str | None = None  # the marker that opened it and the blanks before, while inside one
+        self._at_start = True  # nothing but blanks so far
+        self._called = False
+
+    def feed(self, text: str) -> Parsed:
+        self._waiting += text
+        texts: list[str] = []
+        calls: list[Call] = []
+        while self._block is not None or self._open(texts):
+            if not self._close(texts, calls):
+                break
+        return self._parsed(texts, calls)
+
+    def finish(self) -> Parsed:
+        """The answer is over: what is left of it."""
+        texts: list[str] = []
+        calls: list[Call] = []
+        if self._block is not None:
+            self._read(self._waiting, "", texts, calls)
+        else:
+            texts.append(self._waiting)
+        self._waiting, self._block = "", None
+        return self._parsed(texts, calls)
+
+    def _open(self, texts: list[str]) -> bool:
+        """Give out the text before a block; whether one begins."""
+        found = [(at, begin) for begin in self._format.begins if (at := self._waiting.find(begin)) >= 0]
+        if found:
+            at, begin = min(found)
+            before = self._waiting[:at].rstrip()
+            texts.append(before)
+            self._block = self._waiting[len(before) : at + len(begin)]
+            self._waiting = self._waiting[at + len(begin) :]
+            return True
+        if self._at_start and self._format.starts:
+            begun = self._waiting.lstrip()
+            if any(begun.startswith(start) for start in self._format.starts):
+                self._block = ""
+                return True
+            if any(start.startswith(begun) for start in self._format.starts):
+                return False
+        kept = self._num_held(self._waiting)
+        texts.append(self._waiting[: len(self._waiting) - kept])
+        self._waiting = self._waiting[len(self._waiting) - kept :]
+        return False
+
+    def _num_held(self, text: str) -> int:
+        """The longest end of `text` that may begin a marker, with the blanks before it: they go with the call."""
+        kept = max(
+            (size for begin in self._format.begins for size in range(1, len(begin)) if text.endswith(begin[:size])),
+            default=0,
+        )
+        body = text[: len(text) - kept]
+        return kept + len(body) - len(body.rstrip())
+
+    def _close(self, texts: list[str], calls: list[Call]) -> bool:
+        """Read the block if it is over; whether it is."""
+        end = self._format.end if self._block else None
+        if end is None:
+            return False
+        body, found, after = self._waiting.partition(end)
+        if found:
+            self._read(body, end, texts, calls)
+            self._waiting, self._block = after, None
+        return bool(found)
+
+    def _read(self, body: str, end: str, texts: list[str], calls: list[Call]) -> None:
+        try:
+            read = self._format.read(body)
+        except ValueError:
+            read = []
+        if read and all(call.name in self._names for call in read):
+            calls += read
+        else:
+            texts.append(f"{self._block}{body}{end}")
+
+    def _parsed(self, texts: list[str], calls: list[Call]) -> Parsed:
+        self._called = self._called or bool(calls)
+        text = "".join(texts)
+        if self._called:
+            text = text if text.strip() else ""  # blanks around calls are the format's
+        if text.strip():
+            self._at_start = False
+        return Parsed(text, calls)

@@ -1,0 +1,35 @@
+"""Calls written as Python: `[get_weather(city="Paris"), add(a=1, b=2)]`. Parsed, never run."""
+
+from __future__ import annotations
+
+import ast
+import json
+
+from .calls import Call
+
+MAX_CHARACTERS = 1 << 16
+
+
+def read_python_calls(text: str) -> list[Call]:
+    """Raises ValueError unless `text` is a list of calls with literal keyword arguments."""
+    text = text.strip()
+    if len(text) > MAX_CHARACTERS:
+        raise ValueError("too long")
+    try:
+        expression = ast.parse(text, mode="eval").body
+        if not isinstance(expression, ast.List) or not expression.elts:
+            raise ValueError("no list of calls")
+        return [_call(element) for element in expression.elts]
+    except (SyntaxError, RecursionError, MemoryError, TypeError) as error:
+        raise ValueError(f"no Python: {error}") from None
+
+
+def _call(node: ast.expr) -> Call:
+    if not isinstance(node, ast.Call) or node.args:
+        raise ValueError("no call with keyword arguments")
+    arguments = {}
+    for keyword in node.keywords:
+        if keyword.arg is None:
+            raise ValueError("no call with keyword arguments")
+        arguments[keyword.arg] = ast.literal_eval(keyword.value)
+    return Call(ast.unparse(node.func), json.dumps(arguments, ensure_ascii=False, allow_nan=False))

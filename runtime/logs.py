@@ -1,0 +1,46 @@
+"""How our processes log: for people on a terminal, as lines of JSON for everything else."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from datetime import UTC, datetime
+
+from .protocol.config import ServeConfig
+
+
+class JsonFormatter(logging.Formatter):
+    """One object a line: time (UTC, ISO 8601), level, logger, process, message, and the traceback of an error."""
+
+    def __init__(self, process: str) -> None:
+        super().__init__()
+        self._process = process
+
+    def format(self, record: logging.LogRecord) -> str:
+        entry = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "process": self._process,
+            "message": record.getMessage(),
+        }
+        if record.exc_info:
+            entry["error"] = self.formatException(record.exc_info)
+        return json.dumps(entry, ensure_ascii=False)
+
+
+def set_up(config: ServeConfig, process: str) -> None:
+    """For this process, on its standard error. `process` says which one it is: "frontend", "core"."""
+    rich = config.log_format == "rich" or (config.log_format == "auto" and sys.stderr.isatty())
+    handler: logging.Handler
+    if rich:
+        from rich.console import Console
+        from rich.logging import RichHandler
+
+        handler = RichHandler(console=Console(stderr=True), show_path=False, log_time_format="[%X]")
+        handler.setFormatter(logging.Formatter(f"{process}: %(message)s"))
+    else:
+        handler = logging.StreamHandler(sys.stderr)
+        handler.setFormatter(JsonFormatter(process))
+    logging.basicConfig(level=config.log_level.upper(), handlers=[handler], force=True)

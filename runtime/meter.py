@@ -1,0 +1,90 @@
+"""Times and counts the core's work beside it, for `GetStats`. Nothing that it knows decides anything."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from threading import Lock
+from typing import Any
+
+from .grammars import Grammars
+from .protocol.config import GrammarBackendName
+from .protocol.core import FromCore, Tokens
+from .protocol.errors import RequestError
+from .protocol.measures import CoreMeasures, Distribution
+from .protocol.sampling import Constraint
+from .scheduler.grammar import Bitmask, CompiledGrammar, Matcher
+from .scheduler.plan import ForwardPlan
+
+
+class Meter:
+    """Of one core's requests and steps."""
+
+    def __init__(self) -> None:
+        self.measures = CoreMeasures()
+
+    def computed(self, plan: ForwardPlan, seconds: float) -> None:
+        self.measures.step.observe(seconds)
+        self.measures.step_tokens.observe(plan.num_tokens)
+
+    def answered(self, messages: Iterable[FromCore]) -> None:
+        for message in messages:
+            if isinstance(message, Tokens) and message.timings is not None:
+                self.measures.queue.observe(message.timings.queue)
+                self.measures.prefill.observe(message.timings.prefill)
+                self.measures.decode.observe(message.timings.decode)
+
+
+class TimedGrammars(Grammars):
+    """Grammars whose compilation and masks are timed into `measures`."""
+
+    def __init__(
+        self,
+        token_bytes: Sequence[bytes | None],
+        eos_ids: Iterable[int],
+        measures: CoreMeasures,
+        *,
+        engine: GrammarBackendName,
+    ) -> None:
+        super().__init__(token_bytes, eos_ids, engine=engine)
+        self._measures = measures
+        self._counting = Lock()  # compilations end in threads
+
+    def _compile(self, constraint: Constraint) -> Any:
+        began = time.perf_counter()
+        try:
+            grammar = super()._compile(constraint)
+        except RequestError:
+            with self._counting:
+                self._measures.num_bad_grammars += 1
+            raise
+        with self._counting:
+            self._measures.grammar_compile.observe(time.perf_counter() - began)
+        return _TimedGrammar(grammar, self._measures.grammar_mask)
+
+
+class _TimedGrammar:
+    def __init__(self, grammar: CompiledGrammar, times: Distribution) -> None:
+        self._grammar = grammar
+        self._times = times
+
+    def matcher(self) -> Any:
+        return _TimedMatcher(self._grammar.matcher(), self._times)
+
+
+class _TimedMatcher:
+    """Times `mask`; everything else is the matcher's own."""
+
+    def __init__(self, matcher: Matcher, times: Distribution) -> None:
+        self._matcher = matcher
+        self._times = times
+
+    def mask(self, out: Bitmask) -> Any:
+        began = time.perf_counter()
+        try:
+            return self._matcher.mask(out)
+        finally:
+            self._times.observe(time.perf_counter() - began)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._matcher, name)

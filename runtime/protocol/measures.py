@@ -1,0 +1,102 @@
+"""What processes count and time about their work, as values that travel and add up. Knows no exposition format."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable
+from typing import Literal
+
+import msgspec
+
+Outcome = Literal["stop", "length", "abort", "error"]
+
+WAITS = [0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160]
+GAPS = [0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1, 2.5, 5]
+SPANS = [0.01, 0.05, 0.1, 0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 60, 120, 240, 480, 960]
+INSTANTS = [1e-6, 2.5e-6, 5e-6, 1e-5, 2.5e-5, 5e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 0.01, 0.1, 1]
+TOKENS = [1.0 * (1 << power) for power in range(18)]
+
+
+class Distribution(msgspec.Struct):
+    """How often values fell below each bound and above the one before; the last count has no bound."""
+
+    bounds: list[float]  # ascending; a value equal to a bound is below it
+    counts: list[int]
+    sum: float = 0.0
+
+    @classmethod
+    def over(cls, bounds: list[float]) -> Distribution:
+        return cls(bounds, [0] * (len(bounds) + 1))
+
+    @property
+    def num(self) -> int:
+        return sum(self.counts)
+
+    def observe(self, value: float) -> None:
+        self.counts[bisect_left(self.bounds, value)] += 1
+        self.sum += value
+
+    def add(self, other: Distribution) -> None:
+        assert self.bounds == other.bounds
+        self.counts = [a + b for a, b in zip(self.counts, other.counts, strict=True)]
+        self.sum += other.sum
+
+
+def _over(bounds: list[float]) -> Distribution:
+    return msgspec.field(default_factory=lambda: Distribution.over(bounds))
+
+
+class FrontendMeasures(msgspec.Struct, kw_only=True):
+    """One frontend's part, in seconds and tokens; a request is one sequence that the core was asked for."""
+
+    ttft: Distribution = _over(WAITS)  # asked until the first token was there
+    itl: Distribution = _over(GAPS)  # between one step's tokens of a request and the next one's
+    e2e: Distribution = _over(SPANS)
+    prompt_tokens: Distribution = _over(TOKENS)
+    output_tokens: Distribution = _over(TOKENS)
+    outcomes: dict[Outcome, int] = {}
+    http_answers: dict[str, int] = {}  # "METHOD route status"
+    http_seconds: dict[str, Distribution] = {}  # by "METHOD route", to the last byte
+    num_http_running: int = 0
+
+    def count(self, outcome: Outcome) -> None:
+        self.outcomes[outcome] = self.outcomes.get(outcome, 0) + 1
+
+    def answered(self, route: str, status: int, seconds: float) -> None:
+        key = f"{route} {status}"
+        self.http_answers[key] = self.http_answers.get(key, 0) + 1
+        if (spent := self.http_seconds.get(route)) is None:
+            spent = self.http_seconds[route] = Distribution.over(SPANS)
+        spent.observe(seconds)
+
+
+class CoreMeasures(msgspec.Struct, kw_only=True):
+    """What the core alone can tell, in seconds and tokens."""
+
+    queue: Distribution = _over(WAITS)  # asked until a step first computed something of it
+    prefill: Distribution = _over(WAITS)  # from there to the first token
+    decode: Distribution = _over(SPANS)  # from there to the last
+    step: Distribution = _over(GAPS)  # one forward, with its planning
+    step_tokens: Distribution = _over(TOKENS)
+    grammar_compile: Distribution = _over(GAPS)
+    grammar_mask: Distribution = _over(INSTANTS)
+    num_bad_grammars: int = 0
+
+
+def total(parts: Iterable[FrontendMeasures]) -> FrontendMeasures:
+    """All frontends together."""
+    whole = FrontendMeasures()
+    for part in parts:
+        for name in ("ttft", "itl", "e2e", "prompt_tokens", "output_tokens"):
+            getattr(whole, name).add(getattr(part, name))
+        _add_counts(whole.outcomes, part.outcomes)
+        _add_counts(whole.http_answers, part.http_answers)
+        for route, spent in part.http_seconds.items():
+            whole.http_seconds.setdefault(route, Distribution.over(spent.bounds)).add(spent)
+        whole.num_http_running += part.num_http_running
+    return whole
+
+
+def _add_counts(whole: dict[str, int] | dict[Outcome, int], part: dict[str, int] | dict[Outcome, int]) -> None:
+    for key, num in part.items():
+        whole[key] = whole.get(key, 0) + num  # type: ignore[index, call-overload]

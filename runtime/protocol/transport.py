@@ -1,0 +1,55 @@
+"""What a socket over TCP needs beyond one between processes of a machine: keys, and a way to notice that nobody is
+there.
+
+Between processes the system tells when a peer has died, and one that was only stopped for a while must keep its link
+(see docs/log.md). A network tells nothing, so over TCP ZMQ's own heartbeats do.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import zmq
+
+from .errors import RequestError
+from .keys import ProgramKeys, ServerKeys, server_keys
+
+HEARTBEAT_MS = 2_000
+SILENCE_MS = 10_000  # after which the peer counts as gone
+HANDSHAKE_MS = 5_000  # that a peer may take to show its keys
+
+
+def secure_server(socket: zmq.Socket[Any], keys: ServerKeys) -> None:
+    """Before it is bound: answer those only whom the context's authenticator lets in."""
+    socket.curve_server = True
+    socket.curve_publickey, socket.curve_secretkey = keys.public, keys.secret
+    _notice_silence(socket)
+
+
+def secure_program(socket: zmq.Socket[Any], keys: ProgramKeys) -> None:
+    """Before it connects: show our keys, and go on only with the holder of the server's."""
+    socket.curve_serverkey = keys.server
+    socket.curve_publickey, socket.curve_secretkey = keys.public, keys.secret
+    _notice_silence(socket)
+
+
+def _notice_silence(socket: zmq.Socket[Any]) -> None:
+    socket.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)
+    socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, SILENCE_MS)
+    socket.setsockopt(zmq.HEARTBEAT_TTL, SILENCE_MS)
+    socket.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
+
+
+def check_bind(bind: str, keys: str | None) -> None:
+    """Raises RequestError for what no service for other machines can be made of."""
+    scheme, _, rest = bind.partition("://")
+    host, _, port = rest.rpartition(":")
+    if scheme != "tcp" or not host or not (port.isdecimal() and int(port) < 1 << 16):
+        raise RequestError(f"bind is tcp://HOST:PORT, 0 for any free port; got {bind!r}", param="bind")
+    if keys is None:
+        raise RequestError(
+            f"programs at {bind} must show a key: make them with `ramify keys FOLDER`, and name it with keys",
+            param="keys",
+        )
+    server_keys(Path(keys))

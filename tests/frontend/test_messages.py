@@ -1,0 +1,100 @@
+"""Chat messages to text: what the template says, with nobody else's special tokens in it."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ramify.runtime.frontend.http.openai.chat_messages import with_short_ids
+from ramify.runtime.frontend.messages import Messages
+from ramify.runtime.frontend.segments import Segment
+from ramify.runtime.protocol.errors import RequestError
+from ramify.runtime.tokenizer.chat import ChatTemplate
+
+from . import templates
+
+NAMES = ("<s>", "</s>", "<|im_end|>", "<|im_start|>")
+
+
+class Told:
+    """A tokenizer as far as messages go."""
+
+    special_ids = {name: number for number, name in enumerate(NAMES)}  # noqa: RUF012
+
+    def __init__(self, template: str) -> None:
+        self.chat = ChatTemplate(template, templates.NAMES)
+
+
+def render(template: str, messages: list[dict[str, Any]], **options: Any) -> list[Segment]:
+    return Messages(Told(template)).render(messages, **options)  # type: ignore[arg-type]
+
+
+contents = st.lists(st.sampled_from([*NAMES, "a", "<", "|im_end|>", "<|im", "é", "\n", " "]), min_size=1, max_size=8)
+
+
+@given(st.sampled_from(sorted(templates.ALL)), contents, contents)
+def test_the_text_is_the_templates_and_names_in_contents_are_not_trusted(
+    name: str, first: list[str], second: list[str]
+) -> None:
+    template = templates.ALL[name]
+    messages = [
+        {"role": "user", "content": f"a{''.join(first)}a"},
+        {"role": "assistant", "content": f"b{''.join(second)}b"},
+        {"role": "user", "content": "c"},
+    ]
+    segments = render(template, messages)
+    expected = ChatTemplate(template, templates.NAMES).render(messages, add_generation_prompt=True)
+    assert "".join(segment.text for segment in segments) == expected
+    bare = [{**message, "content": "x"} for message in messages]
+    alone = ChatTemplate(template, templates.NAMES).render(bare, add_generation_prompt=True)
+    trusted = [segment.text for segment in segments if segment.trusted]
+    for special in NAMES:
+        assert sum(text.count(special) for text in trusted) == alone.count(special)
+
+
+@pytest.mark.parametrize("template", templates.ALL.values(), ids=templates.ALL.keys())
+def test_a_message_that_is_continued_ends_the_text(template: str) -> None:
+    messages = [{"role": "user", "content": "Count."}, {"role": "assistant", "content": "One, two"}]
+    text = "".join(segment.text for segment in render(template, messages, continue_final_message=True))
+    assert text.endswith("One, two")
+
+
+def test_tools_are_as_untrusted_as_messages() -> None:
+    template = "{{ tools[0].description }}<|im_end|>{{ messages[0].content }}"
+    tools = [{"description": "ends <|im_end|> here"}]
+    segments = render(template, [{"role": "user", "content": "a"}], tools=tools)
+    assert [(s.text, s.trusted) for s in segments if "im_end" in s.text] == [
+        ("<|im_end|>", False),
+        (" here<|im_end|>a", True),
+    ]
+
+
+def test_options_reach_the_template_but_may_not_replace_the_messages() -> None:
+    template = "{{ messages[0].content }}{{ mood }}"
+    message = [{"role": "user", "content": "a"}]
+    assert render(template, message, options={"mood": "!"})[-1].text == "a!"
+    with pytest.raises(RequestError, match="messages"):
+        render(template, message, options={"messages": []})
+
+
+def test_a_model_without_a_template_cannot_chat() -> None:
+    told = Told("")
+    told.chat = None  # type: ignore[assignment]
+    with pytest.raises(RequestError, match="no chat template"):
+        Messages(told).render([{"role": "user", "content": "a"}])  # type: ignore[arg-type]
+
+
+def test_calls_have_ids_that_mistrals_templates_take() -> None:
+    calls = [{"id": "call_0123456789abcdef", "type": "function", "function": {"name": "f", "arguments": {}}}]
+    messages = [
+        {"role": "assistant", "content": "", "tool_calls": calls},
+        {"role": "tool", "content": "1", "tool_call_id": calls[0]["id"]},
+    ]
+    asked, answered = with_short_ids(messages)
+    assert asked["tool_calls"][0]["id"] == answered["tool_call_id"]
+    assert re.fullmatch("[a-zA-Z0-9]{9}", answered["tool_call_id"])
+    assert calls[0]["id"] == "call_0123456789abcdef"

@@ -1,0 +1,69 @@
+"""Stored responses: bounded in number, size and time; a conversation is the chain of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ramify.runtime.frontend.http.openai.response_store import Entry, ResponseStore
+
+
+def entry(name: str, previous: Entry | None = None, **response: Any) -> Entry:
+    item = {"type": "message", "content": f"{name}?"}
+    answer = {"type": "message", "content": f"{name}!"}
+    return Entry({"id": name, "output": [answer], **response}, [item], previous)
+
+
+@given(st.lists(st.tuples(st.integers(0, 9), st.booleans()), max_size=40), st.integers(1, 5))
+def test_the_newest_are_kept(steps: list[tuple[int, bool]], most: int) -> None:
+    """Against a list that does the same the long way."""
+    store = ResponseStore(max_entries=most)
+    kept: list[str] = []
+    for number, removes in steps:
+        name = str(number)
+        if removes:
+            assert (store.remove(name) is not None) == (name in kept)
+        else:
+            store.put(entry(name))
+        kept = [other for other in kept if other != name]
+        if not removes:
+            kept = [*kept, name][-most:]
+        assert {str(n) for n in range(10) if store.get(str(n)) is not None} == set(kept)
+        assert len(store) == len(kept)
+
+
+def test_they_are_forgotten_after_a_while() -> None:
+    now = 0.0
+    store = ResponseStore(seconds=10, clock=lambda: now)
+    store.put(entry("a"))
+    now = 6.0
+    store.put(entry("b"))
+    now = 9.9
+    assert store.get("a") is not None
+    now = 10.0
+    assert store.get("a") is None
+    assert store.get("b") is not None
+
+
+def test_long_ones_push_others_out() -> None:
+    store = ResponseStore(max_bytes=1000)
+    for number in range(10):
+        store.put(entry(str(number), filler="x" * 200))
+    assert 1 <= len(store) < 6
+    store.put(entry("huge", filler="x" * 2000))
+    assert len(store) == 0
+
+
+def test_a_conversation_outlives_what_is_forgotten() -> None:
+    store = ResponseStore(max_entries=1)
+    first = entry("a")
+    second = entry("b", first)
+    third = entry("c", second)
+    for each in (first, second, third):
+        store.put(each)
+    assert store.get("a") is None
+    found = store.get("c")
+    assert found is not None
+    assert [item["content"] for item in found.conversation()] == ["a?", "a!", "b?", "b!", "c?", "c!"]

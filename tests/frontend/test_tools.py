@@ -1,0 +1,188 @@
+"""Tool calls in every format: what a model writes is read, however its text is cut into pieces."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ramify.runtime.frontend.tools.calls import Call
+from ramify.runtime.frontend.tools.detect import detect_format
+from ramify.runtime.frontend.tools.formats import FORMATS
+from ramify.runtime.frontend.tools.parser import CallParser
+from ramify.runtime.tokenizer.chat import ChatTemplate
+
+from . import templates
+from .harness import shipped_tokenizer
+
+NAMES = ["get_weather", "add"]
+Written = list[tuple[str, dict[str, Any]]]
+
+
+def dump(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
+def write(name: str, calls: Written) -> str:
+    """Calls as a model of that format writes them; by hand, after the models' own documentation."""
+    match name:
+        case "hermes":
+            parts = [f'<tool_call>\n{{"name": {dump(n)}, "arguments": {dump(a)}}}\n</tool_call>' for n, a in calls]
+            return "\n".join(parts)
+        case "llama3_json":
+            return "; ".join(f'{{"name": {dump(n)}, "parameters": {dump(a)}}}' for n, a in calls)
+        case "pythonic":
+            return "[" + ", ".join(f"{n}({', '.join(f'{k}={v!r}' for k, v in a.items())})" for n, a in calls) + "]"
+        case "mistral":
+            return "[TOOL_CALLS] " + dump([{"name": n, "arguments": a} for n, a in calls])
+        case "mistral v11":
+            return "".join(f"[TOOL_CALLS]{n}[ARGS]{dump(a)}" for n, a in calls)
+        case "deepseek":
+            inner = "\n".join(
+                f"<｜tool▁call▁begin｜>function<｜tool▁sep｜>{n}\n```json\n{dump(a)}\n```<｜tool▁call▁end｜>"
+                for n, a in calls
+            )
+            return f"<｜tool▁calls▁begin｜>{inner}<｜tool▁calls▁end｜>"
+        case "deepseek v3.1":
+            inner = "".join(f"<｜tool▁call▁begin｜>{n}<｜tool▁sep｜>{dump(a)}<｜tool▁call▁end｜>" for n, a in calls)
+            return f"<｜tool▁calls▁begin｜>{inner}<｜tool▁calls▁end｜>"
+        case "json":
+            return dump([{"name": n, "arguments": a} for n, a in calls])
+        case "json fenced":
+            return "```json\n" + dump({"name": calls[0][0], "arguments": calls[0][1]}) + "\n```"
+    raise AssertionError(name)
+
+
+DIALECTS = [
+    "hermes",
+    "llama3_json",
+    "pythonic",
+    "mistral",
+    "mistral v11",
+    "deepseek",
+    "deepseek v3.1",
+    "json",
+    "json fenced",
+]
+MARKED = ["hermes", "mistral", "deepseek"]
+
+
+def parse(dialect: str, pieces: list[str]) -> tuple[str, list[Call]]:
+    parser = CallParser(FORMATS[dialect.split()[0]], NAMES)
+    parsed = [*(parser.feed(piece) for piece in pieces), parser.finish()]
+    return "".join(part.text for part in parsed), [call for part in parsed for call in part.calls]
+
+
+def cut(text: str, places: list[int]) -> list[str]:
+    ends = sorted({place % (len(text) + 1) for place in places})
+    return [text[start:end] for start, end in zip([0, *ends], [*ends, len(text)], strict=True)]
+
+
+scalars = st.text("ab\"\\ {}é<,[]'\n", max_size=6) | st.integers(-99, 99) | st.booleans()
+written_calls = st.lists(
+    st.tuples(st.sampled_from(NAMES), st.dictionaries(st.sampled_from(["city", "a", "b"]), scalars, max_size=3)),
+    min_size=1,
+    max_size=3,
+)
+
+
+@given(st.sampled_from(DIALECTS), written_calls, st.lists(st.integers(0, 999), max_size=8))
+def test_calls_are_read_whatever_the_pieces(dialect: str, calls: Written, places: list[int]) -> None:
+    if dialect == "json fenced":
+        calls = calls[:1]
+    text, read = parse(dialect, cut(write(dialect, calls), places))
+    assert text == ""
+    assert [(call.name, json.loads(call.arguments)) for call in read] == calls
+
+
+@given(st.sampled_from(MARKED), written_calls, st.lists(st.integers(0, 999), max_size=8))
+def test_text_before_calls_is_text(dialect: str, calls: Written, places: list[int]) -> None:
+    text, read = parse(dialect, cut("I shall look.\n\n" + write(dialect, calls), places))
+    assert text == "I shall look."  # the blanks before a call are its format's
+    assert len(read) == len(calls)
+
+
+@given(
+    st.sampled_from(sorted(FORMATS)),
+    st.text(alphabet='<tool_ca>[TOL]{"name": x\n', max_size=60),
+    st.lists(st.integers(0, 99), max_size=6),
+)
+def test_what_is_no_call_comes_out_unchanged(name: str, text: str, places: list[int]) -> None:
+    assert parse(name, cut(text, places)) == (text, [])
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("hermes", '<tool_call>\n{"name": "get_weather", "arguments": {"city": \n</tool_call>'),
+        ("hermes", '<tool_call>\n{"name": "nobody", "arguments": {}}\n</tool_call>'),
+        ("hermes", '<tool_call>{"name": "add", "arguments": [1]}</tool_call> and so on'),
+        ("llama3_json", '{"name": "add", "parameters": {}} and then some'),
+        ("pythonic", "[add(1, 2)]"),
+        ("pythonic", "[add(a=__import__('os'))]"),
+        ("mistral", "[TOOL_CALLS] nothing"),
+        ("deepseek", "<｜tool▁calls▁begin｜>oops<｜tool▁calls▁end｜>"),
+        ("json", '{"city": "Paris"}'),
+        ("json", "[" * 5000),
+    ],
+)
+def test_a_call_that_is_malformed_is_text(name: str, text: str) -> None:
+    assert parse(name, [text]) == (text, [])
+
+
+def test_the_format_is_read_off_the_template() -> None:
+    assert detect_format(shipped_tokenizer()).name == "hermes"
+
+
+@pytest.mark.parametrize(
+    ("template", "name"),
+    [
+        ("{{ messages[-1].tool_calls[0].function | tojson }}", "json"),
+        (
+            '{% for m in messages %}{% for c in m.tool_calls or [] %}{"name": "{{ c.function.name }}", "parameters": '
+            "{{ c.function.arguments | tojson }}}{% endfor %}{% endfor %}",
+            "llama3_json",
+        ),
+        (
+            "{% for m in messages %}{% for c in m.tool_calls or [] %}[TOOL_CALLS][{{ c.function | tojson }}]"
+            "{% endfor %}{% endfor %}",
+            "mistral",
+        ),
+        (
+            "{% for m in messages %}{% for c in m.tool_calls or [] %}[TOOL_CALLS]{{ c.function.name }}[ARGS]"
+            "{{ c.function.arguments | tojson }}{% endfor %}{% endfor %}",
+            "mistral_args",
+        ),
+        (
+            "{% for m in messages %}{% for c in m.tool_calls or [] %}<｜tool▁call▁begin｜>{{ c.function.name }}"
+            "<｜tool▁sep｜>{{ c.function.arguments | tojson }}<｜tool▁call▁end｜>{% endfor %}{% endfor %}",
+            "deepseek_v31",
+        ),
+        (
+            "{% for m in messages %}{% for c in m.tool_calls or [] %}<｜tool▁call▁begin｜>function<｜tool▁sep｜>"
+            "{{ c.function.name }}{% endfor %}{% endfor %}",
+            "deepseek",
+        ),
+        ("{% for m in messages %}{{ m.content }}{% endfor %}", "json"),
+        (
+            "{% if tools %}Write <tool_call> first.{% endif %}{{ raise_exception('no') if messages|length > 1 }}",
+            "hermes",
+        ),
+    ],
+)
+def test_templates_show_how_they_write_calls(template: str, name: str) -> None:
+    class Told:
+        chat = ChatTemplate(template, {})
+
+    assert detect_format(Told()).name == name  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("template", templates.ALL.values(), ids=templates.ALL.keys())
+def test_a_template_that_knows_no_calls_gets_plain_json(template: str) -> None:
+    class Told:
+        chat = ChatTemplate(template, templates.NAMES)
+
+    assert detect_format(Told()).name == "json"  # type: ignore[arg-type]

@@ -1,0 +1,179 @@
+"""How a server ends, whom it refuses, and at what it listens: `ramify serve` as its users run it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import ssl
+import subprocess
+import threading
+from pathlib import Path
+
+import httpx
+import pytest
+
+import ramify
+
+from .scrape import scrape
+from .servers import RAMIFY, children, serving
+
+LONG = {"max_new_tokens": 400, "ignore_eos": True, "temperature": 1.0}
+
+
+def test_what_runs_ends_before_a_terminated_server_does() -> None:
+    with serving() as server, httpx.Client(base_url=server.url, timeout=60) as client:
+        body = {"text": "Tell me", "sampling_params": LONG, "stream": True}
+        with client.stream("POST", "/generate", json=body) as response:
+            lines = response.iter_lines()
+            next(lines)
+            server.process.send_signal(signal.SIGTERM)
+            refused = threading.Event()
+            port = httpx.URL(server.url).port
+            while not refused.is_set():  # soon nobody new is accepted, while the stream goes on
+                try:
+                    socket.create_connection(("127.0.0.1", port), timeout=5).close()
+                except ConnectionRefusedError:
+                    refused.set()
+            values = [line.removeprefix("data: ") for line in lines if line]
+        assert values[-1] == "[DONE]"
+        assert json.loads(values[-2])["meta_info"]["completion_tokens"] == LONG["max_new_tokens"]
+        assert server.end() == (0, "")
+
+
+def test_a_program_ends_before_a_terminated_server_does() -> None:
+    with serving() as server, ramify.RuntimeEndpoint(server.address) as backend:
+
+        @ramify.function
+        def twice(s: ramify.ProgramState) -> None:
+            s += "Tell" + ramify.gen("a", max_tokens=200, ignore_eos=True)
+            s += ramify.gen("b", max_tokens=200, ignore_eos=True)
+
+        state = twice.run(backend=backend, stream=True)
+        next(state.text_iter("a"))
+        server.process.send_signal(signal.SIGTERM)
+        assert state["b"]
+        assert server.end()[0] == 0
+
+
+def test_what_takes_longer_than_the_time_to_drain_is_told_so_and_the_server_ends_well() -> None:
+    with serving("--drain-seconds", "0.2") as server, httpx.Client(base_url=server.url, timeout=60) as client:
+        body = {"text": "Tell me", "sampling_params": LONG | {"max_new_tokens": 2000}, "stream": True}
+        with client.stream("POST", "/generate", json=body) as response:
+            lines = response.iter_lines()
+            next(lines)
+            server.process.send_signal(signal.SIGTERM)
+            values = [line.removeprefix("data: ") for line in lines if line]
+        assert values[-1] == "[DONE]"
+        assert "shut down" in json.loads(values[-2])["error"]["message"]
+        assert server.end()[0] == 0
+
+
+def test_a_second_signal_does_not_wait() -> None:
+    with serving("--drain-seconds", "600") as server, httpx.Client(base_url=server.url, timeout=60) as client:
+        body = {"text": "Tell me", "sampling_params": LONG | {"max_new_tokens": 2000}, "stream": True}
+        with client.stream("POST", "/generate", json=body) as response:
+            lines = response.iter_lines()  # kept: httpx hangs up when it is collected
+            next(lines)
+            server.process.send_signal(signal.SIGTERM)
+            server.process.send_signal(signal.SIGINT)
+            assert server.end()[0] == 0
+
+
+def test_too_many_waiting_requests_are_told_when_to_come_back() -> None:
+    with (
+        serving("--max-running", "1", "--max-waiting", "1") as server,
+        httpx.Client(base_url=server.url, timeout=60) as client,
+        httpx.Client(base_url=server.url, timeout=60) as other,
+    ):
+        body = {"text": "x", "sampling_params": LONG, "stream": True}
+        with (
+            client.stream("POST", "/generate", json=body) as first,
+            client.stream("POST", "/generate", json=body | {"sampling_params": LONG | {"n": 4}}) as refused,
+        ):
+            assert first.status_code == 200
+            assert refused.status_code == 429
+            assert int(refused.headers["retry-after"]) >= 1
+            assert json.loads(refused.read())["error"]["type"] == "rate_limit_error"
+        assert scrape(other)("ramify_http_errors_total", status="429", route="/generate") == 1
+
+
+def test_a_key_has_its_limits_and_others_have_theirs() -> None:
+    options = ("--api-key", "anna,bert", "--max-requests-per-key", "1", "--requests-per-minute-per-key", "3")
+    with serving(*options) as server, httpx.Client(base_url=server.url, timeout=60) as client:
+        anna, bert = ({"authorization": f"Bearer {name}"} for name in ("anna", "bert"))
+        short = {"text": "x", "sampling_params": {"max_new_tokens": 1}}
+        stream = {"text": "x", "sampling_params": LONG, "stream": True}
+        with client.stream("POST", "/generate", json=stream, headers=anna) as running:
+            assert running.headers["x-ratelimit-remaining-requests"] == "2"
+            at_once = client.post("/generate", json=short, headers=anna)
+            assert (at_once.status_code, at_once.json()["error"]["code"]) == (429, "too_many_requests")
+            assert client.post("/generate", json=short, headers=bert).status_code == 200
+            running.read()
+        answers = [client.post("/generate", json=short, headers=anna) for _ in range(3)]
+        assert [answer.status_code for answer in answers] == [200, 200, 429]
+        assert 1 <= int(answers[-1].headers["retry-after"]) <= 20
+        assert client.get("/v1/models", headers=anna).status_code == 200  # looking is free
+        assert client.post("/generate", json=short).status_code == 401
+        assert scrape(client, headers=bert)("ramify_http_errors_total", status="429") == 2
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    folder = tmp_path_factory.mktemp("tls")
+    cert, key = folder / "cert.pem", folder / "key.pem"
+    command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
+    command += ["-keyout", str(key), "-out", str(cert), "-days", "2", "-subj", "/CN=localhost"]
+    command += ["-addext", "subjectAltName=IP:127.0.0.1"]
+    subprocess.run(command, check=True, capture_output=True)
+    return cert, key
+
+
+def test_https_is_spoken_with_a_certificate(certificate: tuple[Path, Path]) -> None:
+    cert, key = certificate
+    with serving("--ssl-certfile", str(cert), "--ssl-keyfile", str(key)) as server:
+        assert server.url.startswith("https://")
+        trusted = ssl.create_default_context(cafile=str(cert))
+        with httpx.Client(base_url=server.url, verify=trusted, timeout=30) as client:
+            assert client.post("/generate", json={"text": "x"}).status_code == 200
+        with pytest.raises(httpx.HTTPError):
+            httpx.get(server.url.replace("https", "http") + "/health", timeout=10)
+
+
+def test_a_certificate_that_is_none_is_one_line(tmp_path: Path, certificate: tuple[Path, Path]) -> None:
+    (tmp_path / "cert.pem").write_text("nonsense")
+    for options in (["--ssl-certfile", str(tmp_path / "cert.pem")], ["--ssl-keyfile", str(certificate[1])]):
+        command = [RAMIFY, "serve", "--port", "0", *options]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        assert done.returncode == 1
+        [line] = done.stderr.splitlines()
+        assert "cert" in line
+
+
+def test_http_is_answered_at_a_unix_socket_whose_file_goes_with_the_server(tmp_path: Path) -> None:
+    path = Path("/tmp") / f"ramify-test-{os.getpid()}.sock"
+    with socket.socket(socket.AF_UNIX) as left_behind:  # by a server that was killed
+        left_behind.bind(str(path))
+    with serving("--uds", str(path)) as server:
+        assert server.url == f"unix:{path}"
+        with httpx.Client(transport=httpx.HTTPTransport(uds=str(path)), base_url="http://x", timeout=30) as client:
+            assert client.post("/generate", json={"text": "x"}).status_code == 200
+        second = subprocess.run([RAMIFY, "serve", "--uds", str(path)], capture_output=True, text=True, timeout=60)
+        assert second.returncode == 1
+        assert str(path) in second.stderr
+        server.process.send_signal(signal.SIGTERM)
+        assert server.end() == (0, "")
+    assert not path.exists()
+
+
+def test_a_killed_server_leaves_no_process_behind() -> None:
+    with serving("--frontends", "2") as server:
+        descriptors = [os.pidfd_open(pid) for pid in children(server.pid)]
+        assert len(descriptors) == 2
+        server.process.kill()
+        import select
+
+        for descriptor in descriptors:
+            assert select.select([descriptor], [], [], 5)[0]
+            os.close(descriptor)

@@ -1,0 +1,177 @@
+"""What /metrics says after a known set of requests."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+import ramify
+from ramify.runtime.frontend.http.exposition import ALIASES, exposition
+from ramify.runtime.protocol.measures import Distribution, FrontendMeasures, total
+
+from .scrape import Scrape, scrape
+
+DASHBOARD = Path(ramify.__file__).parent / "docs" / "grafana-dashboard.json"
+
+
+@pytest.fixture
+def client(url: str) -> Any:
+    with httpx.Client(base_url=url, timeout=60) as made:
+        yield made
+
+
+def generate(client: httpx.Client, text: str, **sampling: Any) -> dict[str, Any]:
+    settings = {"max_new_tokens": 6, "temperature": 0, "ignore_eos": True} | sampling
+    response = client.post("/generate", json={"text": text, "sampling_params": settings})
+    return response.json() if response.status_code != 200 else response.json()["meta_info"]  # type: ignore[no-any-return]
+
+
+def test_tokens_and_times_are_those_of_the_answers(client: httpx.Client) -> None:
+    client.post("/flush_cache")
+    before = scrape(client)
+    answers = [generate(client, text) for text in ("One two three", "One two three four", "Quite another prompt")]
+    asked = scrape(client).since(before)
+    prompt = sum(answer["prompt_tokens"] for answer in answers)
+    cached = sum(answer["cached_tokens"] for answer in answers)
+    output = sum(answer["completion_tokens"] for answer in answers)
+    assert cached > 0
+    assert (asked("ramify_prompt_tokens_total"), asked("ramify_cached_tokens_total")) == (prompt, cached)
+    assert asked("ramify_generated_tokens_total") == output == 18
+    assert (asked("ramify_request_prompt_tokens_sum"), asked("ramify_request_generated_tokens_sum")) == (prompt, output)
+    for name in ("time_to_first_token", "request", "queue", "prefill", "decode"):
+        assert asked(f"ramify_{name}_seconds_count") == 3, name
+    assert asked("ramify_inter_token_latency_seconds_count") == output - 3
+    total_latency = sum(answer["e2e_latency"] for answer in answers)
+    assert asked("ramify_request_seconds_sum") == pytest.approx(total_latency, rel=0.2, abs=0.05)
+    parts = sum(asked(f"ramify_{part}_seconds_sum") for part in ("queue", "prefill", "decode"))
+    assert 0 < parts <= asked("ramify_request_seconds_sum")
+    assert asked("ramify_step_tokens_sum") == prompt - cached + output - 3  # an output's last token is not computed
+    assert asked("ramify_steps_total") == asked("ramify_step_seconds_count")
+    assert asked("ramify_request_outcomes_total", finished_reason="length") == 3
+
+
+def test_gauges_are_zero_when_nothing_runs_and_say_what_holds_pages_when_something_does(client: httpx.Client) -> None:
+    body = {
+        "text": "Tell me everything.",
+        "sampling_params": {"max_new_tokens": 1500, "ignore_eos": True, "temperature": 1},
+        "stream": True,
+    }
+    scrape(client)  # whose connection is there then
+    with (
+        httpx.Client(base_url=client.base_url, timeout=60) as asking,
+        asking.stream("POST", "/generate", json=body) as response,
+    ):
+        lines = response.iter_lines()  # kept: httpx hangs up when it is collected
+        next(lines)
+        during = scrape(client)
+    assert during("ramify_requests_running") == 1
+    assert during("ramify_kv_held") > 0
+    # The stream was left: the request ends at once, though not before its step.
+    while (after := scrape(client))("ramify_requests_running"):
+        continue
+    assert after("ramify_kv_held") == after("vllm:kv_cache_usage_perc") == after("ramify_requests_waiting") == 0
+    assert after.since(during)("ramify_request_outcomes_total", finished_reason="abort") == 1
+    assert after.since(during)("ramify_requests_aborted_total") == 1
+
+
+def test_grammars_are_timed_once_each_and_masks_where_there_is_a_choice(client: httpx.Client) -> None:
+    before = scrape(client)
+    regex = "[a-f]{4}x"
+    for _ in range(2):
+        assert "finish_reason" in generate(client, "A:", regex=regex, ignore_eos=False, max_new_tokens=20)
+    assert "error" in generate(client, "A:", regex="[a-")
+    asked = scrape(client).since(before)
+    assert asked("ramify_grammar_compile_seconds_count") == 1
+    assert asked("ramify_grammar_errors_total") == 1
+    assert asked("ramify_request_outcomes_total", finished_reason="error") == 1
+    # What is forced needs no mask.
+    assert 4 <= asked("ramify_grammar_mask_seconds_count") <= asked("ramify_generated_tokens_total")
+
+
+def test_answers_are_counted_by_their_route_and_status(client: httpx.Client) -> None:
+    before = scrape(client)
+    client.get("/health")
+    client.get("/v1/models/nobody")
+    client.get("/nowhere/at/all")
+    client.post("/v1/completions", json={"prompt": 5, "model": "x"})
+    asked = scrape(client).since(before)
+    assert asked("ramify_http_requests_total", route="/health", status="200", method="GET") == 1
+    assert asked("ramify_http_errors_total", route="unknown", status="404") == 1
+    assert asked("ramify_http_errors_total", route="/v1/completions", method="POST") == 1
+    [model_route] = {
+        dict(labels)["route"]
+        for name, labels in scrape(client).samples
+        if name == "ramify_http_errors_total" and "/v1/models/{" in dict(labels)["route"]
+    }
+    assert asked("ramify_http_errors_total", route=model_route, status="404") == 1
+    assert asked("ramify_http_requests_total") == 5  # those, and the scrape before
+    assert asked("ramify_http_request_seconds_count") == 5
+
+
+def test_the_names_of_others_carry_our_values(client: httpx.Client) -> None:
+    scraped = scrape(client)
+    for ours, others in ALIASES.items():
+        own = scraped.families[f"ramify_{ours}"]
+        for name in others:
+            family = scraped.families[name]
+            assert family.type == own.type
+            renamed = [(s.name.replace(name, own.name, 1), s.labels, s.value) for s in family.samples]
+            assert renamed == [(s.name, s.labels, s.value) for s in own.samples]
+
+
+def test_histograms_are_cumulative_and_end_with_their_count(client: httpx.Client) -> None:
+    for family in scrape(client).families.values():
+        if family.type != "histogram":
+            continue
+        series: dict[str, list[tuple[float, float]]] = {}
+        counts = {}
+        for sample in family.samples:
+            labels = {key: value for key, value in sample.labels.items() if key != "le"}
+            key = json.dumps(labels, sort_keys=True)
+            if sample.name.endswith("_bucket"):
+                series.setdefault(key, []).append((float(sample.labels["le"]), sample.value))
+            elif sample.name.endswith("_count"):
+                counts[key] = sample.value
+        for key, buckets in series.items():
+            assert buckets == sorted(buckets)
+            assert [value for _, value in buckets] == sorted(value for _, value in buckets)
+            assert buckets[-1] == (float("inf"), counts[key])
+
+
+def test_frontends_add_up() -> None:
+    parts = []
+    for index in (1, 2):
+        part = FrontendMeasures()
+        part.ttft.observe(0.02 * index)
+        part.answered("GET /health", 200, 0.1)
+        part.count("stop")
+        parts.append(part)
+    whole = Scrape(exposition(total(parts), None).decode())
+    assert whole("ramify_time_to_first_token_seconds_count") == 2
+    assert whole("ramify_time_to_first_token_seconds_sum") == pytest.approx(0.06)
+    assert whole("ramify_http_requests_total", route="/health") == 2
+    assert whole("ramify_request_outcomes_total", finished_reason="stop") == 2
+    assert parts[0].ttft.num == 1  # the parts are as they were
+
+
+def test_a_value_at_a_bound_is_below_it() -> None:
+    values = Distribution.over([1.0, 2.0])
+    for value in (0.5, 1.0, 1.5, 2.0, 9.0):
+        values.observe(value)
+    assert (values.counts, values.num, values.sum) == ([2, 2, 1], 5, 14.0)
+
+
+def test_the_dashboard_shows_only_what_is_exported(client: httpx.Client) -> None:
+    generate(client, "x")
+    client.get("/nowhere")
+    exported = {name for name, _ in scrape(client).samples}
+    panels = json.loads(DASHBOARD.read_text())["panels"]
+    expressions = [target["expr"] for panel in panels for target in panel.get("targets", [])]
+    named = {name for expression in expressions for name in re.findall(r"\b(?:ramify_|vllm:|sglang:)\w+", expression)}
+    assert len(named) > 15
+    assert named <= exported

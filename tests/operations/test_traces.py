@@ -1,0 +1,104 @@
+"""What a collector of OpenTelemetry traces receives: a real one, as far as OTLP over HTTP goes, on the loopback."""
+
+from __future__ import annotations
+
+import gzip
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import httpx
+import pytest
+
+import ramify
+
+pytest.importorskip("opentelemetry.sdk")
+
+TRACE = "0af7651916cd43dd8448eb211c80319c"
+PARENT = "b7ad6b7169203331"
+
+
+@contextmanager
+def collecting() -> Iterator[tuple[str, list[Any]]]:
+    """A collector's address and the spans that it received, in protobuf."""
+    from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+
+    spans: list[Any] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            data = self.rfile.read(int(self.headers["content-length"]))
+            if self.headers.get("content-encoding") == "gzip":
+                data = gzip.decompress(data)
+            assert self.path == "/v1/traces"
+            for resource in ExportTraceServiceRequest.FromString(data).resource_spans:
+                service = {a.key: a.value.string_value for a in resource.resource.attributes}["service.name"]
+                assert service == "ramify"
+                spans.extend(span for scope in resource.scope_spans for span in scope.spans)
+            self.send_response(200)
+            self.send_header("content-length", "0")
+            self.end_headers()
+
+        def log_message(self, *arguments: Any) -> None:
+            """Not on the tests' output."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_address[1]}", spans
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def attributes(span: Any) -> dict[str, Any]:
+    def value(any_value: Any) -> Any:
+        kind = any_value.WhichOneof("value")
+        found = getattr(any_value, kind)
+        return [value(each) for each in found.values] if kind == "array_value" else found
+
+    return {attribute.key: value(attribute.value) for attribute in span.attributes}
+
+
+def test_a_request_is_a_span_of_the_caller_s_trace_and_its_sequences_are_spans_of_it() -> None:
+    with collecting() as (endpoint, spans), ramify.Runtime(port=0, num_pages=256, otlp_endpoint=endpoint) as runtime:
+        assert runtime.url is not None
+        with httpx.Client(base_url=runtime.url, timeout=60) as client:
+            headers = {"traceparent": f"00-{TRACE}-{PARENT}-01"}
+            body = {"model": "ramify-demo", "prompt": "One two", "max_tokens": 5, "n": 2, "ignore_eos": True}
+            answer = client.post("/v1/completions", json=body, headers=headers).json()
+            stream = client.post("/v1/completions", json=body | {"stream": True}, headers=headers)
+            assert stream.text.endswith("data: [DONE]\n\n")
+            wrong = {"text": "x", "sampling_params": {"regex": "[a-"}}
+            assert client.post("/generate", json=wrong).status_code == 400
+        runtime.shutdown()  # what it had to say has been said then
+    first, second, failed = (span for span in spans if span.name.startswith("POST"))
+    for server in (first, second):
+        assert (server.trace_id.hex(), server.parent_span_id.hex()) == (TRACE, PARENT)
+        assert server.name == "POST /v1/completions"
+        facts = attributes(server)
+        assert (facts["http.route"], facts["http.response.status_code"]) == ("/v1/completions", 200)
+        sequences = [span for span in spans if span.parent_span_id == server.span_id]
+        assert len(sequences) == 2
+        for span in sequences:
+            assert span.trace_id == server.trace_id
+            facts = attributes(span)
+            assert facts["gen_ai.usage.input_tokens"] == answer["usage"]["prompt_tokens"]
+            assert facts["gen_ai.usage.output_tokens"] == facts["gen_ai.request.max_tokens"] == 5
+            assert facts["gen_ai.response.finish_reasons"] == ["length"]
+            length = (span.end_time_unix_nano - span.start_time_unix_nano) / 1e9
+            assert 0 < facts["gen_ai.response.time_to_first_chunk"] <= length
+            assert server.start_time_unix_nano <= span.start_time_unix_nano
+    [sequence] = [span for span in spans if span.parent_span_id == failed.span_id]
+    assert failed.trace_id.hex() != TRACE
+    assert (attributes(failed)["http.response.status_code"], attributes(sequence)["error.type"]) == (400, "request")
+    assert "regex" in sequence.status.message
+
+
+def test_a_collector_that_is_gone_harms_nobody() -> None:
+    with ramify.Runtime(port=0, num_pages=256, otlp_endpoint="http://127.0.0.1:9") as runtime:
+        assert runtime.url is not None
+        assert httpx.post(f"{runtime.url}/generate", json={"text": "x"}, timeout=60).status_code == 200

@@ -1,0 +1,64 @@
+"""Libraries that build on the OpenAI API: programs as their users write them, against the real server.
+
+Each runs in the clients' own environment, as it would with its user: what clients need and what the runtime needs need
+not agree. The answers are constrained, so they are right whatever the model thinks.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+PROGRAMS = Path(__file__).parent / "clients"
+SECONDS = 150
+PLACE: dict[str, Any] = {
+    "type": "object",
+    "properties": {"kind": {"enum": ["city", "river"]}, "sure": {"type": "boolean"}},
+    "required": ["kind", "sure"],
+    "additionalProperties": False,
+}
+SWITCH: dict[str, Any] = {
+    "type": "object",
+    "properties": {"on": {"type": "boolean"}, "room": {"enum": ["kitchen", "hall"]}},
+    "required": ["on", "room"],
+    "additionalProperties": False,
+}
+
+
+@pytest.fixture(scope="session")
+def python() -> Path:
+    """Where `make test` installs clients/requirements.txt."""
+    found = Path(__file__).parents[2] / ".venv" / "clients" / "bin" / "python"
+    if not found.exists():
+        pytest.skip("needs the clients' environment: make .venv/.clients")
+    return found
+
+
+@pytest.mark.parametrize("library", ["instructor", "langchain", "litellm", "pydantic_ai"])
+def test_structured_answers_tools_and_streams_arrive(library: str, python: Path, url: str, model: str) -> None:
+    done = subprocess.run(
+        [python, PROGRAMS / f"with_{library}.py", url, model],
+        # No proxies, keys, tracers or projects of whoever runs the tests.
+        env={"PATH": os.environ["PATH"], "HOME": os.devnull, "NO_PROXY": "*"},
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+    )
+    assert done.returncode == 0, done.stderr[-8000:]
+    got = json.loads(done.stdout.splitlines()[-1])
+    jsonschema.validate(got["structured"], PLACE)
+    jsonschema.validate(got["tool"], SWITCH)
+    assert got["result"] == f"{got['tool']['room']} {got['tool']['on']}"
+    assert got["text"]
+    assert got["streamed"] == got["text"]
+
+
+def test_every_program_is_run() -> None:
+    [mark] = test_structured_answers_tools_and_streams_arrive.pytestmark  # type: ignore[attr-defined]
+    assert sorted(mark.args[1]) == sorted(path.stem.removeprefix("with_") for path in PROGRAMS.glob("with_*.py"))

@@ -1,0 +1,44 @@
+"""docs/http.md says what there is: judged by the server's own description of itself."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+import ramify
+
+DOCS = (Path(ramify.__file__).parent / "docs/http.md").read_text("utf-8")
+WORDS = frozenset(re.findall(r"[a-z_0-9]+", DOCS))
+UNSUPPORTED = re.findall(r"`([a-z_]+)`", DOCS.partition("refused by name:")[2].partition("\n\n")[0])
+
+
+def test_every_route_is_documented_and_no_other(http: httpx.Client) -> None:
+    table = DOCS.partition("## Routes")[2].partition("\n## ")[0]
+    documented = set(re.findall(r"`(?:[A-Z]+ )?(/[^`]*)`", table)) - {"/v1"}
+    served = {path.replace("{model}", "{id}").replace("{response_id}", "{id}") for path in document(http)["paths"]}
+    assert documented == served - {"/v1/tokenize", "/v1/detokenize"}
+
+
+def test_every_field_is_documented(http: httpx.Client) -> None:
+    schemas = document(http)["components"]["schemas"]
+    bodies = [name for name in schemas if name.endswith("Body")]
+    assert len(bodies) >= 10
+    unknown = {(name, field) for name in bodies for field in schemas[name]["properties"] if field not in WORDS}
+    assert unknown == set()
+
+
+@pytest.mark.parametrize("field", UNSUPPORTED)
+def test_what_is_said_to_be_refused_is(http: httpx.Client, model: str, field: str) -> None:
+    chat = http.post("/v1/chat/completions", json={"model": model, "messages": [], field: ["audio"]})
+    completion = http.post("/v1/completions", json={"model": model, "prompt": "a", field: ["audio"]})
+    for response in (chat, completion):
+        assert (response.status_code, response.json()["error"]["param"]) == (400, field)
+
+
+def document(http: httpx.Client) -> dict[str, Any]:
+    described: dict[str, Any] = http.get("/openapi.json").json()
+    return described

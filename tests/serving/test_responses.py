@@ -1,0 +1,271 @@
+"""`/v1/responses` through the official client."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any, Literal
+
+import httpx
+import jsonschema
+import pytest
+from openai import BadRequestError, NotFoundError, OpenAI
+from pydantic import BaseModel
+
+from .prompts import PERSON, TOOLS
+
+QUESTION = "What is the capital of France?"
+FLAT: list[Any] = [{"type": "function", **each["function"]} for each in TOOLS]
+
+
+def test_a_question_is_answered(client: OpenAI, model: str) -> None:
+    answer = client.responses.create(model=model, input=QUESTION, temperature=0, metadata={"a": "b"})
+    assert "Paris" in answer.output_text
+    assert (answer.status, answer.object, answer.error, answer.metadata) == ("completed", "response", None, {"a": "b"})
+    [message] = answer.output
+    assert (message.type, message.role, message.status) == ("message", "assistant", "completed")
+    assert message.phase == "final_answer"
+    usage = answer.usage
+    assert usage.total_tokens == usage.input_tokens + usage.output_tokens
+    chat = client.chat.completions.create(model=model, messages=[{"role": "user", "content": QUESTION}], temperature=0)
+    assert answer.output_text == chat.choices[0].message.content
+    assert usage.input_tokens == chat.usage.prompt_tokens
+    assert usage.output_tokens == chat.usage.completion_tokens
+
+
+def test_events_come_in_order_and_add_up(client: OpenAI, model: str) -> None:
+    events = list(client.responses.create(model=model, input=QUESTION, temperature=0, stream=True))
+    kinds = [event.type for event in events]
+    num_deltas = kinds.count("response.output_text.delta")
+    assert num_deltas > 1
+    assert kinds == [
+        "response.created",
+        "response.in_progress",
+        "response.output_item.added",
+        "response.content_part.added",
+        *["response.output_text.delta"] * num_deltas,
+        "response.output_text.done",
+        "response.content_part.done",
+        "response.output_item.done",
+        "response.completed",
+    ]
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    text = "".join(event.delta for event in events if event.type == "response.output_text.delta")
+    final = events[-1].response
+    assert text == final.output_text
+    assert final.id == events[0].response.id
+    whole = client.responses.create(model=model, input=QUESTION, temperature=0)
+    assert whole.output_text == text
+
+
+def test_the_clients_own_accumulator_agrees(client: OpenAI, model: str) -> None:
+    with client.responses.stream(model=model, input=QUESTION, temperature=0) as stream:
+        for _ in stream:
+            pass
+        final = stream.get_final_response()
+    assert "Paris" in final.output_text
+
+
+def test_a_call_is_an_item_and_its_output_is_answered(client: OpenAI, model: str) -> None:
+    question: list[Any] = [{"role": "user", "content": "What is the weather in Paris?"}]
+    first = client.responses.create(model=model, input=question, tools=FLAT, temperature=0)
+    [call] = first.output
+    assert (call.type, call.name, json.loads(call.arguments)) == ("function_call", "get_weather", {"city": "Paris"})
+    result = {
+        "type": "function_call_output",
+        "call_id": call.call_id,
+        "output": '{"weather": "sunny", "temperature": 21}',
+    }
+    by_items = client.responses.create(model=model, input=[*question, call, result], tools=FLAT, temperature=0)
+    by_id = client.responses.create(
+        model=model, input=[result], previous_response_id=first.id, tools=FLAT, temperature=0
+    )
+    assert "sunny" in by_items.output_text
+    assert by_id.output_text == by_items.output_text
+    assert by_id.usage.input_tokens == by_items.usage.input_tokens
+
+
+def test_a_forced_call_streams_its_arguments(client: OpenAI, model: str) -> None:
+    events = list(
+        client.responses.create(
+            model=model, input=QUESTION, tools=FLAT[:1], tool_choice="required", parallel_tool_calls=False, stream=True
+        )
+    )
+    deltas = [event.delta for event in events if event.type == "response.function_call_arguments.delta"]
+    [done] = [event for event in events if event.type == "response.function_call_arguments.done"]
+    assert "".join(deltas) == done.arguments
+    jsonschema.validate(json.loads(done.arguments), FLAT[0]["parameters"])
+    [item] = events[-1].response.output
+    assert (item.type, item.arguments, item.status) == ("function_call", done.arguments, "completed")
+
+
+def test_a_schema_is_obeyed_and_parsed(client: OpenAI, model: str) -> None:
+    wanted: Any = {"format": {"type": "json_schema", "name": "p", "schema": PERSON, "strict": True}}
+    answer = client.responses.create(model=model, input=QUESTION, text=wanted)
+    jsonschema.validate(json.loads(answer.output_text), PERSON)
+
+    class Place(BaseModel):
+        kind: Literal["city", "river"]
+
+    parsed = client.responses.parse(model=model, input=QUESTION, text_format=Place)
+    assert isinstance(parsed.output_parsed, Place)
+
+
+def test_a_conversation_goes_on_by_id(client: OpenAI, model: str) -> None:
+    first = client.responses.create(model=model, input="My name is Ada.", temperature=0, instructions="Be kind.")
+    second = client.responses.create(
+        model=model, input="What is my name?", previous_response_id=first.id, temperature=0
+    )
+    assert "Ada" in second.output_text
+    assert second.previous_response_id == first.id
+    by_hand: list[Any] = [
+        {"role": "user", "content": "My name is Ada."},
+        *first.output,
+        {"role": "user", "content": "What is my name?"},
+    ]
+    assert client.responses.create(model=model, input=by_hand, temperature=0).output_text == second.output_text
+    third = client.responses.create(model=model, input="Thanks!", previous_response_id=second.id)
+    assert third.usage.input_tokens > second.usage.input_tokens
+
+
+def test_responses_are_stored_and_forgotten(client: OpenAI, model: str) -> None:
+    made = client.responses.create(model=model, input="Hello!")
+    assert client.responses.retrieve(made.id).output_text == made.output_text
+    [item] = client.responses.input_items.list(made.id).data
+    assert item.role == "user"
+    with pytest.raises(BadRequestError):
+        client.responses.cancel(made.id)
+    client.responses.delete(made.id)
+    unstored = client.responses.create(model=model, input="Hello!", store=False)
+    for gone in (made.id, unstored.id):
+        with pytest.raises(NotFoundError):
+            client.responses.retrieve(gone)
+        with pytest.raises(BadRequestError) as caught:
+            client.responses.create(model=model, input="a", previous_response_id=gone)
+        assert caught.value.code == "previous_response_not_found"
+
+
+def test_a_response_is_made_in_the_background_and_may_be_cancelled(client: OpenAI, model: str) -> None:
+    made = client.responses.create(model=model, input=QUESTION, temperature=0, background=True)
+    deadline = time.monotonic() + 30
+    while (made := client.responses.retrieve(made.id)).status in ("queued", "in_progress"):
+        assert time.monotonic() < deadline
+    assert "Paris" in made.output_text
+    long = client.responses.create(
+        model=model, input=QUESTION, background=True, extra_body={"ignore_eos": True, "min_tokens": 1500}
+    )
+    assert client.responses.cancel(long.id).status == "cancelled"
+
+
+def test_an_answer_cut_short_is_incomplete(client: OpenAI, model: str) -> None:
+    answer = client.responses.create(model=model, input=QUESTION, max_output_tokens=2)
+    assert (answer.status, answer.incomplete_details.reason) == ("incomplete", "max_output_tokens")
+    assert answer.usage.output_tokens == 2
+    events = list(client.responses.create(model=model, input=QUESTION, max_output_tokens=2, stream=True))
+    assert events[-1].type == "response.incomplete"
+
+
+def test_log_probabilities_are_included_when_asked_for(client: OpenAI, model: str) -> None:
+    answer = client.responses.create(
+        model=model, input=QUESTION, temperature=0, include=["message.output_text.logprobs"], top_logprobs=2
+    )
+    [part] = answer.output[0].content
+    assert "".join(token.token for token in part.logprobs) == part.text
+    assert all(len(token.top_logprobs) == 2 for token in part.logprobs)
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"input": ""}, "input"),
+        ({"input": []}, "input"),
+        ({"input": [{"type": "telepathy"}]}, "input"),
+        ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, "input"),
+        ({"text": {"format": {"type": "json_schema", "name": "a", "schema": {"type": "no"}}}}, "text.format"),
+        ({"text": {"format": {"type": "json_object"}}, "regex": "a"}, "regex"),
+        ({"tools": [{"type": "web_search"}]}, "type"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"truncation": "auto"}, "truncation"),
+        ({"max_output_tokens": 0}, "max_output_tokens"),
+        ({"max_output_tokens": 1 << 20}, "max_output_tokens"),
+        ({"conversation": "x"}, "conversation"),
+        ({"n": 2}, "n"),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+@pytest.mark.parametrize("stream", [False, True])
+def test_what_cannot_be_is_a_400_that_names_it(
+    http: httpx.Client, model: str, fields: dict[str, Any], param: str, stream: bool
+) -> None:
+    response = http.post("/v1/responses", json={"model": model, "input": "a", "stream": stream} | fields)
+    assert response.status_code == 400, response.text
+    assert response.json()["error"]["param"] == param
+
+
+def test_input_tokens_are_counted(client: OpenAI, model: str) -> None:
+    counted = client.responses.input_tokens.count(model=model, input=QUESTION)
+    answer = client.responses.create(model=model, input=QUESTION, max_output_tokens=1)
+    assert counted.input_tokens == answer.usage.input_tokens
+
+
+def test_a_conversation_is_compacted_and_goes_on(client: OpenAI, model: str) -> None:
+    first = client.responses.create(model=model, input="My name is Ada.", temperature=0)
+    compacted = client.responses.compact(model=model, input="I like chess.", previous_response_id=first.id)
+    *said, summary = compacted.output
+    assert [item.content[0].text for item in said] == ["My name is Ada.", "I like chess."]
+    assert summary.type == "compaction"
+    items: list[Any] = [item.model_dump(exclude_none=True, warnings=False) for item in compacted.output]
+    answer = client.responses.create(model=model, input=[*items, {"role": "user", "content": "What is my name?"}])
+    assert answer.usage.input_tokens > first.usage.input_tokens
+    assert answer.status in ("completed", "incomplete")
+    for wrong in ([{"type": "compaction", "encrypted_content": "?"}], []):
+        with pytest.raises(BadRequestError):
+            client.responses.compact(model=model, input=wrong)  # type: ignore[arg-type]
+    for field, value in (("regex", "a"), ("n", 2), ("stream", True)):
+        with pytest.raises(BadRequestError) as caught:
+            client.responses.compact(model=model, input="I like chess.", extra_body={field: value})
+        assert caught.value.param == field
+
+
+@pytest.mark.filterwarnings("ignore:connect.. must be used:DeprecationWarning")  # the client's affair
+def test_a_socket_makes_responses_one_after_another(client: OpenAI, model: str) -> None:
+    def answer(connection: Any, **fields: Any) -> list[Any]:
+        connection.response.create(model=model, temperature=0, **fields)
+        events = []
+        for event in connection:
+            events.append(event)
+            if event.type in ("response.completed", "response.incomplete", "error"):
+                return events
+        raise AssertionError("the connection ended")
+
+    with client.responses.connect() as connection:
+        first = answer(connection, input="My name is Ada.", store=False)
+        kinds = [event.type for event in first]
+        assert kinds[:3] == ["response.created", "response.in_progress", "response.output_item.added"]
+        assert [event.sequence_number for event in first] == list(range(len(first)))
+        name = first[-1].response.id
+        # Not stored, but known to the connection.
+        second = answer(connection, input="What is my name?", previous_response_id=name, store=False)
+        assert "Ada" in second[-1].response.output[0].content[0].text
+        with pytest.raises(NotFoundError):
+            client.responses.retrieve(name)
+        # A continuation that fails is not to be continued again; the connection lives.
+        for _ in range(2):
+            [error] = answer(connection, input="a", previous_response_id=name, top_logprobs=99)
+            assert (error.status, error.error.param) == (400, "top_logprobs")
+        [gone] = answer(connection, input="a", previous_response_id=name)
+        assert gone.error.code == "previous_response_not_found"
+        assert answer(connection, input=QUESTION)[-1].type == "response.completed"
+
+
+def test_what_is_no_request_on_a_socket_is_an_error_event(url: str, model: str) -> None:
+    from websockets.sync.client import connect
+
+    with connect(url.replace("http", "ws", 1) + "/v1/responses") as socket:
+        for message in ("", "{", "[]", '{"type": "response.cancel"}', "[" * 100_000, '{"type": "response.create"}'):
+            socket.send(message)
+            event = json.loads(socket.recv(timeout=30))
+            assert (event["type"], event["status"]) == ("error", 400)
+            assert event["error"]["message"]
+        socket.send(json.dumps({"type": "response.create", "model": model, "input": "Hello!"}))
+        assert json.loads(socket.recv(timeout=30))["type"] == "response.created"
