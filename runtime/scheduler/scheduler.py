@@ -18,6 +18,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from ...constrained.errors import GrammarError
 from ...radix.cache import PrefixCache
 from ..protocol.config import CoreConfig
 from ..protocol.core import (
@@ -260,15 +261,18 @@ class Scheduler:
             )
             if len(self._waiting) + len(self._parked) >= self._max_waiting:
                 raise BusyError(f"{self._max_waiting} requests are waiting already")
+            stops = StopRules(message.sampling, self._vocabulary)
         except (RequestError, BusyError) as error:
             return [RequestFailed(message.rid, ErrorInfo.of(error))]
+        except GrammarError as error:
+            return [RequestFailed(message.rid, ErrorInfo.of(RequestError(str(error), param="stop_regex")))]
         request = Request(
             message=message,
             owner=owner,
             serial=self._num_arrived,
             rank=self._rank(message, owner),
             end=end,
-            stops=StopRules(message.sampling, self._vocabulary),
+            stops=stops,
             tokens=list(message.tokens),
             clock=Clock(now),
             pool=None if message.pooling is None else Pool(message.pooling, len(message.tokens)),

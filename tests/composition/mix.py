@@ -299,7 +299,7 @@ def _body(draw: random.Random, index: int, text: str, tokens_of: Callable[[str],
     if draw.random() < 0.5:
         params |= {"temperature": draw.choice([0.7, 1.2]), "sampling_seed": draw.randrange(3)}
         params |= draw.choice([{}, {"top_p": 0.9}, {"top_k": 5}, {"min_p": 0.05}])
-    match draw.randrange(7):
+    match draw.randrange(8):
         case 0:
             params |= {"stop": ["e", " the"]}
         case 1:
@@ -312,6 +312,8 @@ def _body(draw: random.Random, index: int, text: str, tokens_of: Callable[[str],
             params |= {"n": draw.choice([2, 3]), "max_new_tokens": 6, "ignore_eos": True}
         case 5:
             params |= {"min_new_tokens": 3, "max_new_tokens": 9, "presence_penalty": 0.4, "stop": "in"}
+        case 6:
+            params |= {"stop_regex": draw.choice(["[aeiou]r", ["s +[a-z]", "t.?e"]]), "stop": ["on", "  "]}
     ids = tokens_of(text)
     ids = ids[: draw.choice([len(ids), draw.randint(1, len(ids))])]  # ends anywhere in a page
     body: dict[str, Any] = {"input_ids": ids, "sampling_params": params, "priority": draw.choice([0, 0, 0, 1, -1])}

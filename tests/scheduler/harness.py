@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -428,15 +429,27 @@ def sequential(message: Generate, *, context_length: int = 200, num_slots: int =
 
 
 def first_stop(ids: list[int], params: SamplingParams) -> str | None:
-    """The stop string that ends first in the last token, searched in the whole output."""
+    """The stop string or match that ends first in the last token, searched in the whole output."""
     between = b"" if params.skip_special_tokens else b"\xff"
     pieces = [between if TOKEN_BYTES[t] is None else TOKEN_BYTES[t] or b"" for t in ids]
     text = b"".join(pieces)
     for end in range(len(text) - len(pieces[-1]) + 1, len(text) + 1):
         ending = [stop for stop in params.stop if text[:end].endswith(stop.encode())]
+        ending += [
+            found
+            for start in range(end)
+            if (found := _text(text[start:end])) and any(re.fullmatch(p, found) for p in params.stop_regex)
+        ]
         if ending:
             return max(ending, key=lambda stop: len(stop.encode()))
     return None
+
+
+def _text(data: bytes) -> str | None:
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return None
 
 
 def assert_equal(answer: Answer, expected: Answer) -> None:

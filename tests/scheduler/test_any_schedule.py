@@ -17,6 +17,9 @@ from .harness import VOCABULARY, Runtime, assert_equal, generate, sequential
 token = st.integers(2, VOCABULARY.vocab_size - 1)
 few = st.integers(2, 3)  # few different ones, so that prefixes are shared
 prompts = st.lists(few, min_size=1, max_size=30) | st.sampled_from([[2] * 9, [2] * 21, [2, 3] * 8, [2] * 16 + [3] * 9])
+patterns = st.lists(st.sampled_from(["a[bé]+b", "c{2,3}", "[^a]{4}", "S.*?[pa]", "(?s)b.+b", "é|ab"]), max_size=2).map(
+    tuple
+)
 stops = st.lists(st.sampled_from(["ab", "bab", "é", "a\n", "Stop", "ccc", "b b", "aéb"]), max_size=3).map(tuple)
 
 
@@ -32,6 +35,7 @@ def params(draw: st.DrawFn) -> dict[str, Any]:
         "temperature": draw(st.sampled_from([0.0, 1.0])),
         "seed": draw(st.integers(0, 2)),
         "stop": draw(st.just(()) | stops),
+        "stop_regex": draw(st.just(()) | patterns),
         "stop_token_ids": draw(st.just(()) | st.lists(token, max_size=2).map(tuple)),
         "ignore_eos": draw(st.booleans()),
         "skip_special_tokens": draw(st.booleans()),
