@@ -5,6 +5,7 @@ The only impure file of the scheduler's side. Run as a module by the frontend; s
 
 from __future__ import annotations
 
+import gc
 import logging
 import sys
 import time
@@ -209,6 +210,8 @@ def main() -> int:
         return 1
     try:
         core = load(config.core)
+        gc.collect()
+        gc.freeze()  # what is there now stays: collections in the middle of a step need not walk it
     except Exception as error:
         if not isinstance(error, RamifyError):
             traceback.print_exc()
