@@ -74,7 +74,7 @@ def naive_token(logits: np.ndarray, s: Sample, allowed: set[int] | None) -> int:
     arrivals = sorted(
         (-math.log(((splitmix64(s.draw, token) >> 12) + 0.5) / (1 << 52)) / weights[token], token)
         for token in final
-        if weights[token] > 0
+        if weights[token] > 1e-300  # dividing by less overflows, and such a token never comes first
     )
     assume(len(arrivals) == 1 or arrivals[1][0] > arrivals[0][0] * (1 + 1e-4))
     return arrivals[0][1]
