@@ -44,6 +44,7 @@ class Judged:
     name: str
     outcome: str
     text: str
+    error: str | None = None
 
 
 def requests(cases: Sequence[Case], bias: dict[int, float], prompt: list[int], max_tokens: int) -> Iterator[Generate]:
@@ -82,7 +83,7 @@ def run(
     for index, case in enumerate(cases):
         output = outputs[str(index)]
         text = b"".join(data[token] or b"" for token in output.ids if token not in eos).decode("utf-8", "replace")
-        judged.append(Judged(case.name, outcome_of(case, output, text), text))
+        judged.append(Judged(case.name, outcome_of(case, output, text), text, output.error))
     stats = core.scheduler.stats()
     figures = {
         "output tokens": stats.num_output_tokens,
@@ -118,7 +119,8 @@ def main(
     print(f"Python {platform.python_version()}, torch {torch.__version__}, {' '.join(sys.argv[1:])}\n")
     print(table(rows))
     for one in bad:
-        print(f"\n- {one.outcome}: {one.name}" + (f": `{one.text[:200]}`" if one.text else ""), end="")
+        said = f" ({one.error})" if one.error else ""
+        print(f"\n- {one.outcome}: {one.name}{said}" + (f": `{one.text[:200]}`" if one.text else ""), end="")
     print()
 
 
