@@ -18,7 +18,7 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 
-from ramify.bench.grammar_tokens import find_tokenizer
+from ramify.bench.grammar_tokens import find_tokenizer, load_tokens
 from ramify.bench.jump import PERSON, Bench, tasks
 from ramify.bench.report import table
 from ramify.constrained import JsonSchema, Matcher, Vocabulary, compile_constraint, fill_batch
@@ -83,20 +83,18 @@ def measure(vocabulary: Vocabulary, ids: Sequence[int], batch: int, repeat: int)
 
 def main(
     repeat: Annotated[int, typer.Option(help="passes over the object")] = 20,
-    tokenizer: Annotated[
-        str | None, typer.Option(help="file of the larger vocabulary; default: of 131k tokens")
-    ] = None,
+    tokenizer: Annotated[str, typer.Option(help="file of the larger vocabulary")] = "tekken_240911.json",
 ) -> None:
     bench = Bench(None)
     text = json.dumps(OBJECT)
     shipped = load_tokenizer(SHIPPED_MODEL)
-    large = find_tokenizer(tokenizer)
+    large = load_tokens(find_tokenizer(tokenizer))
     vocabularies = {
         "shipped": (
             Vocabulary.from_tokens(shipped.token_bytes, shipped.eos_ids),
             shipped.encode(text, parse_special=False, continues=True),
         ),
-        large.name: (Vocabulary.from_tokens(large.tokens, [large.eos]), large.encode(text)),
+        large.name: (Vocabulary.from_tokens(large.data, [large.eos]), large.encode(text)),
     }
     [person] = [task for task in tasks() if task.name.startswith("person")]
     rows: list[dict[str, Any]] = []

@@ -107,14 +107,18 @@ class Request:
 
 @dataclass(frozen=True)
 class Forced:
-    """A request for one of FORCED. Its text is what must be the same, with and without jump-forward; not its ids."""
+    """A request for one of FORCED. Its text is what must be the same, with and without jump-forward; not its ids, and
+    not which of the tokens that end an output the model took."""
 
     body: dict[str, Any]
 
     def run(self, target: Target) -> Outcome:
         answer = _checked(target.http.post("/generate", json=self.body)).json()
         parts = answer if isinstance(answer, list) else [answer]
-        return Outcome([(part["text"], part["meta_info"]["finish_reason"]) for part in parts], [])
+        ends = [part["meta_info"]["finish_reason"] for part in parts]
+        stops = [end["matched"] if isinstance(end.get("matched"), str) else None for end in ends]
+        texts = [part["text"] for part in parts]
+        return Outcome([texts, [end["type"] for end in ends], stops], [])
 
 
 @dataclass(frozen=True)
