@@ -39,6 +39,14 @@ SCHEMA = {
     "required": ["name", "legs"],
     "additionalProperties": False,
 }
+# At most one choice, and nothing forced before it: then the text cannot depend on which ids the forced text is made of.
+FORCED: list[dict[str, Any]] = [
+    {"regex": r" The river in spring lies under the blue lamps, near seven spiders\."},
+    {"regex": r"(Yes, that is what they say in the capital|No, they say something else in spring)\."},
+    {"json_schema": json.dumps({"const": "Ada keeps a spider, and\na fox."})},
+    {"regex": r" The river in spring lies under the blue lamps, near seven spiders\.", "stop": ["er the bl", "zz"]},
+    {"regex": r"(maybe|perhaps)( The river in spring lies under the blue lamps){4}", "frequency_penalty": 0.5},
+]
 PATIENCE = 60.0  # seconds until a runtime that should have nothing to do is taken for stuck
 
 
@@ -105,6 +113,22 @@ class Request:
 
     def run(self, target: Target) -> Outcome:
         return Outcome.of(_checked(target.http.post("/generate", json=self.body)).json())
+
+
+@dataclass(frozen=True)
+class Forced:
+    """A request for one of FORCED. Its text is what must be the same, with and without jump-forward; not its ids, and
+    not which of the tokens that end an output the model took."""
+
+    body: dict[str, Any]
+
+    def run(self, target: Target) -> Outcome:
+        answer = _checked(target.http.post("/generate", json=self.body)).json()
+        parts = answer if isinstance(answer, list) else [answer]
+        ends = [part["meta_info"]["finish_reason"] for part in parts]
+        stops = [end["matched"] if isinstance(end.get("matched"), str) else None for end in ends]
+        texts = [part["text"] for part in parts]
+        return Outcome([texts, [end["type"] for end in ends], stops], [])
 
 
 @dataclass(frozen=True)
@@ -260,6 +284,11 @@ def make_writers(size: int, tokens_of: Callable[[str], list[int]], seed: int = 1
     return cases
 
 
+def depends_on_jumps(case: Case) -> bool:
+    """Whether choices come after forced text: the model then sees the tokenizer's ids, or others that it has chosen."""
+    return isinstance(case, Request) and "json_schema" in case.body["sampling_params"]
+
+
 def run_alone(cases: Sequence[Case], targets: Sequence[Target]) -> list[Outcome]:
     """Each case's own outcome, or that of the whole of which it is a part, with nobody else on its runtime."""
     outcomes: list[Outcome] = [Outcome(None, [])] * len(cases)
@@ -293,6 +322,8 @@ def _case(draw: random.Random, index: int, trunks: list[str], tokens_of: Callabl
             return Program(thoughts, {"text": text, "seed": index}, ("thought", "good", "best0", "best1"))
         case 15:
             return Program(samples, {"text": text, "seed": index}, ("samples", "then"))
+        case 2 | 12 | 17:
+            return _forced(draw, index, text, tokens_of)
         case 3:
             return Closed(story, {"text": text, "seed": index}, "story", after=draw.choice([1, 2, 9]))
         case 8 | 13 | 18:
@@ -302,6 +333,13 @@ def _case(draw: random.Random, index: int, trunks: list[str], tokens_of: Callabl
             body |= {"stream": True, "rid": f"cut {index}", "return_logprob": True, "logprob_start_len": -1}
             return Cut(body, after=draw.choice([1, 1, 4, 12]), leaves=draw.random() < 0.5)
     return Request(_body(draw, index, text, tokens_of))
+
+
+def _forced(draw: random.Random, index: int, text: str, tokens_of: Callable[[str], list[int]]) -> Case:
+    params = {"max_new_tokens": 150, "temperature": draw.choice([0.0, 1.0]), "sampling_seed": index}
+    params |= {"n": draw.choice([1, 1, 2])} | draw.choice(FORCED)
+    ids = tokens_of(text)
+    return Forced({"input_ids": ids[: draw.randint(1, len(ids))], "sampling_params": params})
 
 
 def _body(draw: random.Random, index: int, text: str, tokens_of: Callable[[str], list[int]]) -> dict[str, Any]:

@@ -17,7 +17,7 @@ import ramify
 from ramify import gen
 from ramify.runtime.checkpoint import SHIPPED_MODEL
 
-from .mix import Case, Closed, Cut, Outcome, Target, make_mix, make_writers, run_alone, run_together
+from .mix import Case, Closed, Cut, Outcome, Target, depends_on_jumps, make_mix, make_writers, run_alone, run_together
 
 TOLERANCE = 1e-4
 AMPLE, QUARTER = 2048, 96  # pages for everything in the mix; for at most a quarter of it
@@ -62,9 +62,12 @@ class Expected:
     cases: list[Case]
     outcomes: list[Outcome]
 
-    def check(self, outcomes: Sequence[Outcome]) -> None:
+    def check(self, outcomes: Sequence[Outcome], *, jumps: bool = True) -> None:
+        """`jumps`: whether the outcomes come with jump-forward, as the expected ones do."""
         for case, outcome, whole in zip(self.cases, outcomes, self.outcomes, strict=True):
             match case:
+                case _ if not jumps and depends_on_jumps(case):
+                    assert outcome.exact
                 case Cut():
                     num = len(outcome.exact)
                     assert outcome.exact == whole.exact["output_ids"][:num], case
@@ -127,6 +130,18 @@ def test_under_other_settings(mix: Expected, settings: dict[str, Any]) -> None:
         if "speculative" in settings:
             assert stats["num_accepted_tokens"] > 0
         check_flush(target)
+
+
+def test_with_and_without_jump_forward(mix: Expected) -> None:
+    """As the references have it, and without; each also where rows are cut to small chunks and memory is short."""
+    small = {"num_pages": 64, "prefill_budget": 24, "max_running": 12}
+    num_forced = []
+    for jumps in (True, False):
+        with start(jump_forward=jumps, **small) as runtime, Target(runtime) as target:
+            mix.check(run_together(mix.cases, target), jumps=jumps)
+            num_forced.append(check_pages(target)["num_forced_tokens"])
+    assert num_forced[0] > 500
+    assert num_forced[1] == 0
 
 
 @pytest.mark.parametrize("speculative", ["off", "ngram", "draft"])

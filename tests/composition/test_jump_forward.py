@@ -12,22 +12,32 @@ import jsonschema
 import pytest
 
 import ramify
+from ramify import gen, select
 
 PROMPT = "Question: What is the capital of France?\nAnswer:"
 # Nothing is left open, or nothing after one choice: then the text cannot depend on which ids it is made of.
 FORCED: list[dict[str, Any]] = [
     {"regex": " The capital of France is Paris, which lies on the Seine\\."},
     {"regex": "(Yes, that is what they say|No, they say something else)\\."},
-    {"json_schema": json.dumps({"const": {"name": "Ada", "pets": ["spider", "fox 🦊"], "age": None}})},
+    {"json_schema": json.dumps({"const": "Ada keeps a spider, and\na fox."})},
     {"regex": " The capital of France is Paris, which lies on the Seine\\.", "stop": ["pital of"]},
     {"regex": " The capital of France is Paris, which lies on the Seine\\.", "frequency_penalty": 0.5, "n": 2},
 ]
+LONG = "As everybody in the city knows, the seven spiders live under the blue lamps near the river\\. "
 SCHEMA = {
     "type": "object",
     "properties": {"first_name": {"type": "string", "maxLength": 4}, "number_of_legs": {"enum": [2, 4, 8]}},
     "required": ["first_name", "number_of_legs"],
     "additionalProperties": False,
 }
+
+
+@pytest.fixture(scope="module")
+def cramped() -> Iterator[ramify.Runtime]:
+    """What is appended at once is longer than a step may be, and all of it needs more memory than there is."""
+    small = {"num_pages": 24, "prefill_budget": 24, "max_running": 16}
+    with ramify.Runtime(port=0, dtype="float32", log_level="error", **small) as started:
+        yield started
 
 
 @pytest.fixture(scope="module")
@@ -48,6 +58,11 @@ def texts(response: httpx.Response) -> list[str]:
     return [part["text"] for part in (answer if isinstance(answer, list) else [answer])]
 
 
+def stats(runtime: ramify.Runtime) -> dict[str, Any]:
+    figures: dict[str, Any] = httpx.get(f"{runtime.url}/get_server_info").json()
+    return figures
+
+
 @pytest.mark.parametrize("index", range(len(FORCED)))
 def test_forced_text_is_the_same_with_and_without_jumps(
     runtime: ramify.Runtime, plain: ramify.Runtime, index: int
@@ -55,7 +70,55 @@ def test_forced_text_is_the_same_with_and_without_jumps(
     assert texts(ask(runtime, FORCED[index])) == texts(ask(plain, FORCED[index]))
 
 
-def test_forced_tokens_have_the_log_probabilities_of_a_prompt(runtime: ramify.Runtime) -> None:
+def test_forced_text_is_the_same_when_memory_runs_out_and_rows_are_cut(
+    cramped: ramify.Runtime, plain: ramify.Runtime
+) -> None:
+    drawn: dict[str, Any] = {"temperature": 1.0, "sampling_seed": 1}
+    writer: dict[str, Any] = {"max_new_tokens": 120, "ignore_eos": True}
+    mix = [writer | {"frequency_penalty": 0.1 * index} for index in range(14)]
+    # What follows the choice is not known before: nobody can keep memory for it.
+    long: dict[str, Any] = {"regex": f"(One|Two|Six): ({LONG}){{3}}", "max_new_tokens": 330}
+    mix += [long, long | drawn, *FORCED, *[params | drawn for params in FORCED]]
+    before = stats(cramped)
+    with ThreadPoolExecutor(len(mix)) as threads:
+        found = list(threads.map(lambda params: texts(ask(cramped, params)), mix))
+        expected = list(threads.map(lambda params: texts(ask(plain, params)), mix))
+    assert found == expected
+    after = stats(cramped)
+    assert after["num_forced_tokens"] - before["num_forced_tokens"] > 2 * 3 * len(LONG) / 8
+    assert after["num_retractions"] > before["num_retractions"]
+
+
+def test_programs_whose_texts_are_forced_are_the_same_with_and_without_jumps(
+    runtime: ramify.Runtime, plain: ramify.Runtime, cramped: ramify.Runtime
+) -> None:
+    @ramify.function
+    def interview(s: ramify.ProgramState) -> None:
+        s += PROMPT + gen("head", regex=FORCED[0]["regex"], max_tokens=60)
+        forks = s.fork(3)
+        for index, fork in enumerate(forks):
+            fork += f"\nWitness {index}: " + gen("says", regex=FORCED[1]["regex"], max_tokens=60, temperature=0)
+            # As text: what the model reads from here on is the same, whatever ids the answer was made of.
+            fork += "\nIs it true? " + gen("samples", n=2, choices=["Certainly so."], temperature=1.0, seed=index)
+        forks.join()
+        s += "\nTo sum up: " + gen("record", json_schema=json.loads(FORCED[2]["json_schema"]), max_tokens=80)
+
+    @ramify.function
+    def verdict(s: ramify.ProgramState, text: str) -> None:
+        s += text + "\nGood:" + select("good", choices=[" yes", " no", " maybe"])
+
+    found = []
+    for backend in (runtime, plain, cramped):
+        state = interview.run(backend=backend)
+        told = [state[name] for name in ("head", "says", "samples", "record")]
+        found.append([state.text(), told, verdict.run(text=state.text(), backend=backend)["good"]])
+    assert found[1] == found[0]
+    assert found[2] == found[0]
+
+
+@pytest.mark.parametrize("chunks", ["whole", "cut"])
+def test_forced_tokens_have_the_log_probabilities_of_a_prompt(request: pytest.FixtureRequest, chunks: str) -> None:
+    runtime = request.getfixturevalue({"whole": "runtime", "cut": "cramped"}[chunks])
     answer = ask(runtime, FORCED[0], return_logprob=True).json()
     found = [entry[0] for entry in answer["meta_info"]["output_token_logprobs"]]
     ids = httpx.post(f"{runtime.url}/tokenize", json={"prompt": PROMPT}).json()["tokens"]
@@ -67,8 +130,7 @@ def test_forced_tokens_have_the_log_probabilities_of_a_prompt(runtime: ramify.Ru
     }
     scored = httpx.post(f"{runtime.url}/generate", json=whole, timeout=60).json()["meta_info"]["input_token_logprobs"]
     assert found == pytest.approx([entry[0] for entry in scored], abs=1e-3)
-    stats = httpx.get(f"{runtime.url}/get_server_info").json()
-    assert stats["num_forced_tokens"] > 0
+    assert stats(runtime)["num_forced_tokens"] > 0
 
 
 def test_40_mixed_requests_at_once_and_the_wrong_ones_are_told_where(runtime: ramify.Runtime) -> None:
