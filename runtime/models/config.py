@@ -57,6 +57,11 @@ class ModelConfig:
     tied_embeddings: bool
     quantisation: Quantisation | None = None  # of what the checkpoint stores
 
+    @property
+    def linear_inputs(self) -> tuple[int, ...]:
+        """The sizes that linear layers of attention and MLP take in."""
+        return (self.hidden_size, self.num_heads * self.head_dim, self.intermediate_size)
+
 
 def read_config(path: Path) -> ModelConfig:
     """The config of the checkpoint in directory `path`.

@@ -11,7 +11,8 @@ from .config import read_config
 from .decoder import Decoder
 from .errors import CheckpointError
 from .parameters import allocate, destinations
-from .quantised.scheme import LOAD_TIME, Kind
+from .quantised.rounding import int4_group_size
+from .quantised.scheme import Kind, while_loading
 from .weights import Progress, load_weights
 
 
@@ -35,7 +36,7 @@ def load_model(
             raise CheckpointError(
                 path, f"holds {config.quantisation.scheme.kind} weights already: quantize {quantize!r} asks too much"
             )
-        config = replace(config, quantisation=LOAD_TIME[quantize])
+        config = replace(config, quantisation=while_loading(quantize, int4_group_size(*config.linear_inputs)))
     try:
         parameters = allocate(config, device=device, dtype=dtype)
     except ValueError as error:

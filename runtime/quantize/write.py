@@ -19,7 +19,7 @@ from safetensors.torch import save_file
 from ..models.config import read_config
 from ..models.errors import CheckpointError
 from ..models.quantised import nibbles
-from ..models.quantised.rounding import GROUP_SIZES, fp8_rows, int4_groups, int8_rows
+from ..models.quantised.rounding import GROUP_SIZES, fp8_rows, int4_group_size, int4_groups, int8_rows
 from ..models.weights import INDEX, Progress, weight_files
 
 LINEAR = re.compile(r"(model\.layers\.\d+\.(?:self_attn|mlp)\.\w+_proj)\.weight")
@@ -35,10 +35,9 @@ def write_quantised(source: Path, out: Path, method: str, on_progress: Progress 
     config = read_config(source)
     if config.quantisation is not None:
         raise CheckpointError(source, f"holds {config.quantisation.scheme.kind} weights already")
-    inputs = {config.hidden_size, config.intermediate_size, config.num_heads * config.head_dim}
-    group_size = next((size for size in GROUP_SIZES if all(count % size == 0 for count in inputs)), None)
+    group_size = int4_group_size(*config.linear_inputs)
     if method == "int4-rtn" and group_size is None:
-        raise CheckpointError(source, f"int4 takes sizes that {min(GROUP_SIZES)} divides, not {sorted(inputs)}")
+        raise CheckpointError(source, f"int4 takes sizes that {min(GROUP_SIZES)} divides, not {config.linear_inputs}")
     if out.exists():
         raise CheckpointError(out, "exists already")
     files = weight_files(source)

@@ -9,7 +9,7 @@ import torch
 from ..linear import DenseLinear, Linear
 from .bytewise import BytewiseLinear
 from .int4 import Int4Linear
-from .rounding import GROUP_SIZES, int4_group_size
+from .rounding import GROUP_SIZES
 from .scheme import Quantisation
 
 
@@ -36,10 +36,10 @@ def make_linear(
         if scheme.activations and torch.device(device).type == "cuda" and (outputs % 16 or inputs % 16):
             raise ValueError(f"{modules[0]}: {scheme.kind} takes sizes that 16 divides, not {outputs} x {inputs}")
         return BytewiseLinear(scheme, outputs, inputs, bias, device=device, dtype=dtype)
-    group_size = scheme.group_size or int4_group_size(inputs)
+    group_size = scheme.group_size
     if group_size is None or inputs % group_size or outputs % 16:
         raise ValueError(
-            f"{modules[0]}: int4 takes inputs that a group of {scheme.group_size or min(GROUP_SIZES)} divides and "
+            f"{modules[0]}: int4 takes inputs that a group of {group_size or min(GROUP_SIZES)} divides and "
             f"outputs that 16 does, not {outputs} x {inputs}"
         )
     return Int4Linear(scheme, outputs, inputs, bias, group_size=group_size, device=device, dtype=dtype)

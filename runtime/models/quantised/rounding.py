@@ -38,9 +38,9 @@ def int4_groups(weight_NC: torch.Tensor, group_size: int) -> tuple[torch.Tensor,
     return codes.view(N, C).to(torch.uint8), scale_NG, zero_NG.to(torch.uint8)
 
 
-def int4_group_size(num_inputs: int) -> int | None:
-    """The group size for rows of so many numbers; None when int4 cannot hold them."""
-    return next((size for size in GROUP_SIZES if num_inputs % size == 0), None)
+def int4_group_size(*nums_inputs: int) -> int | None:
+    """The one group size for rows of all these lengths; None when int4 cannot hold them."""
+    return next((size for size in GROUP_SIZES if all(count % size == 0 for count in nums_inputs)), None)
 
 
 def _nonzero(scale: torch.Tensor) -> torch.Tensor:

@@ -16,7 +16,7 @@ class Scheme:
 
     kind: Kind
     source: Source  # what the files hold; dense: rounded while loading
-    group_size: int | None = None  # int4: None lets the row's length choose
+    group_size: int | None = None  # of int4; None: no size divides all rows
     activations: bool = False  # inputs are quantised too, with a scale per token
     per_tensor: bool = False  # one stored scale for all rows
     zero_points: bool = False  # stored; int4 of compressed-tensors only, AWQ and GPTQ always store them
@@ -39,8 +39,13 @@ class Quantisation:
         return entry == module
 
 
-LOAD_TIME = {
-    "int8": Quantisation(Scheme(kind="int8", source="dense")),
-    "int4": Quantisation(Scheme(kind="int4", source="dense")),
-    "fp8": Quantisation(Scheme(kind="fp8", source="dense", activations=True)),
-}
+def while_loading(kind: Kind, group_size: int | None) -> Quantisation:
+    """Every linear layer of a dense checkpoint, rounded as it is read; `group_size` is int4's."""
+    return Quantisation(
+        Scheme(
+            kind=kind,
+            source="dense",
+            group_size=group_size if kind == "int4" else None,
+            activations=kind == "fp8",
+        )
+    )
