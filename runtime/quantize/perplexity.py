@@ -17,6 +17,7 @@ from ..protocol.config import CoreConfig, QuantizeName
 from ..protocol.errors import RequestError
 from ..scheduler.plan import ForwardPlan, Row, Score
 
+
 def perplexity_of(
     path: Path,
     text: str,
