@@ -5,6 +5,7 @@ An engine that takes longer than the limit, or takes its process down, loses tha
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import resource
@@ -146,6 +147,9 @@ def _serve(connection: Connection, message: bytes) -> None:
         measurers[name] = Measurer(KINDS[name].make(tokens), tokens, setup.options)
         for _ in range(2):
             measurers[name].run(name, WARM_UP)
+    # What lives as long as the process is looked through for garbage no more, as in a server that has started.
+    gc.collect()
+    gc.freeze()
     connection.send_bytes(b"ready")
     while True:
         try:

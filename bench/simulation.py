@@ -165,6 +165,6 @@ def simulate(workload: Workload, config: CoreConfig, num_pages: int) -> Simulate
 
 def make_believe(plan: ForwardPlan) -> ForwardResult:
     rows = [
-        RowResult(token=None if row.sample is None else row.sample.draw % VOCABULARY.vocab_size) for row in plan.rows
+        RowResult(tokens=[] if row.sample is None else [row.sample.draw % VOCABULARY.vocab_size]) for row in plan.rows
     ]
     return ForwardResult(step=plan.step, rows=rows)

@@ -12,6 +12,7 @@ from .compile import PropertyOrder, WhitespacePolicy, compile_constraint
 from .constraint import Choices, Constraint, Grammar, JsonObject, JsonSchema, Regex, StructuralTag
 from .errors import GrammarError
 from .matcher import CompiledGrammar, Matcher, fill_batch
+from .search import Match, Scan, Search, search
 from .vocabulary import Vocabulary
 
 __all__ = [
@@ -22,12 +23,16 @@ __all__ = [
     "GrammarError",
     "JsonObject",
     "JsonSchema",
+    "Match",
     "Matcher",
     "PropertyOrder",
     "Regex",
+    "Scan",
+    "Search",
     "StructuralTag",
     "Vocabulary",
     "WhitespacePolicy",
     "compile_constraint",
     "fill_batch",
+    "search",
 ]

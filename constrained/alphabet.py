@@ -27,7 +27,12 @@ class Alphabet:
         return max(self.labels) + 1
 
     def class_of(self, code: int) -> int:
-        return self.labels[bisect_right(self.starts, code) - 1]
+        return self.of_ascii[code] if code < 128 else self.labels[bisect_right(self.starts, code) - 1]
+
+    @cached_property
+    def of_ascii(self) -> tuple[int, ...]:
+        """The class of each ASCII character."""
+        return tuple(self.labels[bisect_right(self.starts, code) - 1] for code in range(128))
 
     def intervals(self) -> Iterable[tuple[int, int, int]]:
         """(first, last, class) of each interval."""

@@ -42,6 +42,7 @@ from .actions import (
 )
 from .dfa import START as DFA_START
 from .dfa import Dfa
+from .errors import GrammarError
 from .tables import Ints, Tables
 
 
@@ -93,6 +94,7 @@ class Automaton:
 
     tables: Tables = field(default_factory=Tables)
     memory: dict[Any, Any] = field(default_factory=dict)  # what front ends have worked out, by keys of theirs
+    refused: list[GrammarError] = field(default_factory=list)  # what front ends left out as too complex
     _numbers: dict[Any, int] = field(default_factory=dict)
     _values: dict[int, Any] = field(default_factory=dict)
     _pushes: dict[tuple[int, int], int] = field(default_factory=dict)

@@ -40,6 +40,8 @@ class CharDfa:
             if label == NO_CLASS:
                 return False
             state = int(self.table[state, label])
+            if state == DEAD:
+                return False
         return bool(self.accepting[state])
 
     def intersect(self, other: CharDfa, budget: Budget | None = None) -> CharDfa:

@@ -137,6 +137,26 @@ PATTERNS = {
     "regex": _regex(),
 }
 
+_ANYTHING = r"[^]*"
+# What might be of a format of which PATTERNS has a part only: all else is certainly not of it.
+_POSSIBLE = {
+    "hostname": r"[A-Za-z0-9._-]*",
+    "idn-hostname": r"[A-Za-z0-9._\u0080-\u{10ffff}-]*",
+    "idn-email": r"[^]*@[^]*",
+    "time": r"[^]{2}:[^]{2}:[^]*",
+    "date-time": r"[^]{10}[Tt ][^]{2}:[^]{2}:[^]*",
+    "duration": r"P[^]*",
+    "regex": _ANYTHING,
+    "uri-template": _ANYTHING,
+    "relative-json-pointer": r"\d[^]*",
+}
+
+
+@cache
+def possible_expression(name: str) -> Expression | None:
+    """What may be of a format beside what `format_expression` says is; None where that says all."""
+    return parse_regex(_POSSIBLE[name], "ecma") if name in _POSSIBLE else None
+
 
 @cache
 def format_expression(name: str) -> Expression | None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from typing import Any, ClassVar, Self
-from weakref import WeakValueDictionary
+from weakref import ref
 
 Formula = Any  # bool | And | Or | One | Not | an atom
 
@@ -17,15 +17,28 @@ class _Compound:
 
     __slots__ = ("__weakref__", "parts")
     parts: frozenset[Formula]
-    _known: ClassVar[WeakValueDictionary[tuple[type, frozenset[Formula]], _Compound]] = WeakValueDictionary()
+    # By hash, and without a hold on the parts: these know their schema, which knows its formulas, so whatever held the
+    # parts here would never go.
+    _known: ClassVar[dict[int, tuple[ref[_Compound], ...]]] = {}
 
     def __new__(cls, parts: frozenset[Formula]) -> Self:
-        found = cls._known.get((cls, parts))
-        if found is None:
-            found = object.__new__(cls)
-            found.parts = parts
-            cls._known[cls, parts] = found
-        return found  # type: ignore[return-value]
+        known, number = _Compound._known, hash((cls, parts))
+        for reference in known.get(number, ()):
+            found = reference()
+            if type(found) is cls and found.parts == parts:
+                return found
+
+        def forget(reference: ref[_Compound]) -> None:
+            left = tuple(other for other in known.get(number, ()) if other is not reference)
+            if left:
+                known[number] = left
+            else:
+                known.pop(number, None)
+
+        made = object.__new__(cls)
+        made.parts = parts
+        known[number] = (*known.get(number, ()), ref(made, forget))
+        return made
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({set(self.parts)})"

@@ -76,10 +76,12 @@ Ints = NDArray[np.int32]
 try:
     from numba import njit
 except ImportError:  # the same loops, interpreted
+    IS_COMPILED = False
 
     def compiled(function: F) -> F:
         return function
 else:
+    IS_COMPILED = True
 
     def compiled(function: F) -> F:
         return cast(F, njit(cache=True, nogil=True)(function))

@@ -6,8 +6,7 @@ Knows the automaton's tables and the vocabulary; no language, no output's histor
 from __future__ import annotations
 
 from collections import OrderedDict
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,14 +15,14 @@ from . import layout
 from .actions import DEAD_END, ENDS, FILLED, FLAGS, LEAST, LOOPS, MOST, PLAIN, RETURNS, WORDS
 from .automaton import Automaton
 from .layout import BELOW, CONTEXT_SIZE, FRAME, LEVEL, MAX_DEPTH
+from .tables import Tables
 from .token_trie import DEPTH, FIRST_TOKEN, TokenTrie
 from .vocabulary import Vocabulary
 
 MAX_MASK_BYTES = 64 << 20  # of masks kept per grammar, the least recently used go first
 
 
-@dataclass(frozen=True)
-class Configuration:
+class Configuration(NamedTuple):
     """Where an output stands: control state, top and first free cell of its stack, characters of a counted string."""
 
     state: int
@@ -39,19 +38,16 @@ class Walker:
         from . import kernel  # here, for it imports numba
 
         self._kernel: Any = kernel
+        self._packed: Packed | None = None
         self.automaton = automaton
         self.vocabulary = vocabulary
         self._longest = max(vocabulary.trie.max_depth, 1)
+        self.num_spare_cells = 2 * self._longest + 2  # how many cells a walk may use above the first free one
         self._work = np.zeros((self._longest + 2, 4), np.int32)
         self._context = np.zeros(CONTEXT_SIZE, np.int64)
         self._masks: OrderedDict[tuple[int, ...], NDArray[np.int32]] = OrderedDict()
         self._reach: dict[tuple[int, int, int], int] = {}
         self._max_masks = max(1, MAX_MASK_BYTES // (4 * vocabulary.num_words))
-
-    @property
-    def num_spare_cells(self) -> int:
-        """How many cells a walk may use above the first free one."""
-        return 2 * self._longest + 2
 
     def mask(self, at: Configuration, cells: NDArray[np.int32], history: bytearray) -> NDArray[np.int32]:
         """The bitmask of a configuration; never written to."""
@@ -162,15 +158,37 @@ class Walker:
         """Over the bytes of a token. None when they cannot come."""
         self._begin(at, cells, len(history))
         text = np.frombuffer(data, np.uint8)
-        place = 0
-        while True:
-            answer, place = self._kernel.advance(text, place, *self._tables(), cells, self._work, self._context)
-            if answer == layout.DONE:
-                after = Configuration(*self._work[len(data)].tolist())
-                return None if self.automaton.tables.states[after.state, FLAGS] & DEAD_END else after
+        answer, place = self._kernel.advance(text, 0, *self._tables(), cells, self._work, self._context)
+        return self._advance_from(answer, place, cells, history, data)
+
+    def _advance_from(
+        self, answer: int, place: int, cells: NDArray[np.int32], history: bytearray, data: bytes
+    ) -> Configuration | None:
+        """The rest of an advance that has come to byte `place` with this answer."""
+        text = np.frombuffer(data, np.uint8)
+        while answer != layout.DONE:
             if answer == layout.REFUSED:
                 return None
             self._provide(answer, history, data)
+            answer, place = self._kernel.advance(text, place, *self._tables(), cells, self._work, self._context)
+        after = Configuration(*self._work[len(data)].tolist())
+        return None if self.automaton.tables.states[after.state, FLAGS] & DEAD_END else after
+
+    def advance_token(
+        self, at: Configuration, cells: NDArray[np.int32], cells_address: int, history: bytearray, token: int
+    ) -> Configuration | None:
+        """As `advance`, for a token of the vocabulary that has bytes."""
+        if not self._kernel.IS_COMPILED:
+            return self.advance(at, cells, history, self.vocabulary.tokens[token] or b"")
+        packed = self._packed
+        if packed is None or not packed.holds(self.automaton.tables):
+            packed = self._packed = Packed(self.automaton.tables, self._work, self._context, self.vocabulary)
+        answer, place, *after = packed.advance(token, *at, len(history), cells_address, len(cells), packed.addresses)
+        if answer == layout.DONE:
+            return Configuration(*after)
+        if answer == layout.REFUSED:
+            return None
+        return self._advance_from(answer, place, cells, history, self.vocabulary.tokens[token] or b"")
 
     def only_byte(self, at: Configuration, cells: NDArray[np.int32], history: bytearray) -> int | None:
         """The byte that must come next, None when there are several or none."""
@@ -203,6 +221,34 @@ class Walker:
             else:
                 state = frame
             top = int(cells[top, BELOW])
+
+
+class Packed:
+    """The addresses of a walker's arrays, which it keeps alive, and what is called with them."""
+
+    def __init__(
+        self, tables: Tables, work: NDArray[np.int32], context: NDArray[np.int64], vocabulary: Vocabulary
+    ) -> None:
+        from . import packed  # here, for it imports numba
+
+        self.advance: Any = packed.advance
+        self._states, self._edges, self._classes = tables.states, tables.edges, tables.classes
+        self._targets, self._pushes, self._returns = tables.targets, tables.pushes, tables.returns
+        self._others = (work, context, *vocabulary.packed)
+        self.addresses = packed.addresses(
+            self._states, self._edges, self._classes, self._targets, self._pushes, self._returns, *self._others
+        )
+
+    def holds(self, tables: Tables) -> bool:
+        """Whether no table has been made anew since, as it grew."""
+        return (
+            self._states is tables.states
+            and self._edges is tables.edges
+            and self._targets is tables.targets
+            and self._classes is tables.classes
+            and self._pushes is tables.pushes
+            and self._returns is tables.returns
+        )
 
 
 def _frames(cells: NDArray[np.int32], top: int, number: int) -> tuple[int, ...]:

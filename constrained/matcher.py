@@ -39,6 +39,7 @@ class Matcher:
         # The stack is persistent: cells are only added, so that going back is forgetting the last of them.
         self._cells = np.zeros((128 + grammar.walker.num_spare_cells, 4), np.int32)
         self._cells[1] = grammar.end, 0, 1, 0
+        self._cells_address = int(self._cells.ctypes.data)
         self._at = Configuration(grammar.start, 1, 2, 0)
         self._history = bytearray()
         self._before: list[tuple[Configuration, int]] = []
@@ -58,7 +59,8 @@ class Matcher:
 
     def accept(self, token: int) -> bool:
         """Go on by one token. False, and nothing changed, when it may not come next."""
-        vocabulary = self._grammar.vocabulary
+        grammar = self._grammar
+        vocabulary = grammar.vocabulary
         if self._ended:
             return False
         if token in vocabulary.eos_ids:
@@ -67,25 +69,23 @@ class Matcher:
             self._before.append((self._at, len(self._history)))
             self._ended = True
             return True
-        data = vocabulary.tokens[token] if 0 <= token < len(vocabulary) else None
+        data = vocabulary.tokens[token] if 0 <= token < len(vocabulary.tokens) else None
         if data is None:
             return False
-        at = self._advanced(data)
+        with grammar.lock:
+            at = grammar.walker.advance_token(self._at, self._cells, self._cells_address, self._history, token)
         if at is None:
             return False
         self._before.append((self._at, len(self._history)))
         self._at = at
         self._history += data
-        spare = self._grammar.walker.num_spare_cells
+        spare = grammar.walker.num_spare_cells
         if at.free + spare > len(self._cells):
             larger = np.zeros((2 * at.free + spare, 4), np.int32)
             larger[: at.free] = self._cells[: at.free]
             self._cells = larger
+            self._cells_address = int(larger.ctypes.data)
         return True
-
-    def _advanced(self, data: bytes) -> Configuration | None:
-        with self._grammar.lock:
-            return self._grammar.walker.advance(self._at, self._cells, self._history, data)
 
     def rollback(self, num_tokens: int) -> None:
         """Take back the last tokens accepted."""

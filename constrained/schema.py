@@ -51,12 +51,13 @@ def schema_start(
         if isinstance(location.schema, dict) and not _UNEVALUATED.isdisjoint(location.schema):
             world.demanded(location)  # which may be too complex
     goal = world.goal(document.start)
-    if not world.satisfiable(goal):
-        raise GrammarError("no text at all satisfies the constraint")
     start = ValueStart(world, goal)
-    if not automaton.edges_of(automaton.number(start)):
-        raise GrammarError("no text at all satisfies the constraint")
-    return start
+    if world.satisfiable(goal) and automaton.edges_of(automaton.number(start)):
+        return start
+    if refused := [*world.refused, *automaton.refused]:
+        # There may be such texts, but not among those that could be worked out.
+        raise GrammarError(refused[0].reason, pointer=refused[0].pointer or "") from None
+    raise GrammarError("no text at all satisfies the constraint")
 
 
 def _check(location: Any, document: Document) -> None:
@@ -72,19 +73,16 @@ def _check(location: Any, document: Document) -> None:
         _check_pattern(schema["pattern"], child(pointer, "pattern"))
     for pattern in schema.get("patternProperties", ()):
         _check_pattern(pattern, child(pointer, "patternProperties", pattern))
-    if schema.get("format") in _NARROW and not _NEGATING.isdisjoint(pointer.split("/")):
-        raise GrammarError(
-            f"format {schema['format']!r} cannot be negated: not all that it allows is known to us",
-            pointer=child(pointer, "format"),
-        )
+    if document.draft == 3:
+        for keyword in ("extends", "disallow"):
+            if keyword in schema:
+                raise GrammarError(f"draft 3's {keyword!r} is not supported", pointer=child(pointer, keyword))
     if "$recursiveRef" in schema:
         raise GrammarError("$recursiveRef is not supported", pointer=child(pointer, "$recursiveRef"))
     if not _NUMBERS.isdisjoint(schema):
         number_part(schema, False, False, pointer)
 
 
-_NARROW = frozenset(("regex", "idn-hostname"))  # of which we accept a part: what is left out is not known to be wrong
-_NEGATING = frozenset(("not", "oneOf", "if"))
 _NUMBERS = frozenset(("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf", "divisibleBy"))
 
 _UNEVALUATED = frozenset(("unevaluatedProperties", "unevaluatedItems"))

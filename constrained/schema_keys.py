@@ -11,15 +11,24 @@ import numpy as np
 from .automaton import Automaton, Block
 from .dfa import DEAD, START, Dfa
 from .errors import GrammarError
-from .formula import Formula, atoms, evaluate
+from .formula import Formula, atoms, evaluate, has_negation
 from .literals import literal_states
 from .schema_parts import ObjectPart
-from .schema_strings import QUOTE, StringPart, spellings, string_dfa
+from .schema_strings import QUOTE, StringPart, is_doubtful, spellings, string_dfa
 from .schema_world import World
 from .string_dfas import pattern_dfa
 from .string_products import any_string, combinations, labelled_product, looping_states, plain_states
 
-Kind = frozenset[str | StringPart]  # of a name: what it matches
+
+@dataclass(frozen=True)
+class Doubt:
+    """The names of which is not known whether a part holds."""
+
+    part: StringPart
+    number: int  # of the format
+
+
+Kind = frozenset[str | StringPart | Doubt]  # of a name: what it matches
 MAX_KINDS = 32  # of names that are not mentioned
 
 
@@ -40,7 +49,7 @@ class KeySpace:
         self._number = {name: number for number, name in enumerate(self.names)}
         self.named = [Outcome(number) for number in range(len(self.names))]
         # What is asked of all names is a pattern to them, too: a part of the formula that a name satisfies or not.
-        self._tests: dict[str | StringPart, Dfa] = {}
+        self._tests: dict[str | StringPart | Doubt, Dfa] = {}
         for part in parts:
             for pattern in part.patterns:
                 self._tests[pattern] = pattern_dfa(pattern)
@@ -48,6 +57,8 @@ class KeySpace:
                 for atom in atoms(world.typed(goal, "string")):
                     assert isinstance(atom, StringPart)
                     self._tests[atom] = string_dfa(atom)
+                    if has_negation(world.typed(goal, "string")):
+                        self._tests |= {Doubt(atom, number): dfa for number, dfa in enumerate(atom.doubts())}
         self.outcomes: list[Outcome] = [Outcome(None), *self.named]
         self.kinds: list[Kind] = [frozenset()] if not self._tests else []
         self._numbers: dict[Kind, int] = {frozenset(): 0}
@@ -56,6 +67,8 @@ class KeySpace:
         # Names with several spellings are tested for, where other names may come.
         self._spelled = {name: spellings(name) for name in self.names}
         self._many = [name for name in self.names if len(self._spelled[name]) != 1 or "/" in name]
+        self._are_all = True
+        self._many_bits = self.bits(self._many)
         if self._tests:
             self._find_kinds()
 
@@ -76,8 +89,13 @@ class KeySpace:
         return found
 
     def _make_goal(self, part: ObjectPart, outcome: Outcome) -> Formula:
+        if any(isinstance(test, Doubt) for test in outcome.matched):
+            return False
         if outcome.number is not None:
-            return part.name_goal(self.world, self.names[outcome.number])
+            name = self.names[outcome.number]
+            if any(is_doubtful((self.world.typed(goal, "string"),), name) for goal in part.name_goals):
+                return False
+            return part.name_goal(self.world, name)
         for goal in part.name_goals:
             if not evaluate(self.world.typed(goal, "string"), lambda atom: atom in outcome.matched):
                 return False
@@ -89,13 +107,19 @@ class KeySpace:
         try:
             found = combinations(any_string(), list(self._tests.values()))
         except GrammarError:
+            self._are_all = False
             return  # no other names at all, where they cannot be told apart
+        self._are_all = len(found) <= MAX_KINDS
         for accepted in found[:MAX_KINDS]:
             kind = frozenset(test for test, passed in zip(tests, accepted, strict=True) if passed)
             self.kinds.append(kind)
             if kind not in self._numbers:
                 self._numbers[kind] = len(self.outcomes)
                 self.outcomes.append(Outcome(None, kind))
+
+    def is_everything(self, kinds: frozenset[Kind]) -> bool:
+        """Whether any text at all is a name, mentioned or of these kinds."""
+        return self._are_all and len(kinds) == len(self.kinds) > 0
 
     def start(self, automaton: Automaton, names: int, kinds: frozenset[Kind]) -> int | None:
         """The number of the state after the opening quote; the result of a name is the number of its outcome."""
@@ -116,7 +140,10 @@ class KeySpace:
             made = self._product(names, kinds)
             if made is None:
                 return None
-            table, base = made[0], automaton.block(("keys block", self, names, kinds), lambda: made[1])
+            table, base = (
+                made[0],
+                automaton.block(("keys block", self, names & self._many_bits, kinds), lambda: made[1]),
+            )
         texts = []
         for number, name in enumerate(self.names):
             if name not in self._many:

@@ -92,7 +92,7 @@ def _tightest(bounds: Iterable[Bound], lower: bool) -> Bound | None:
 
 
 def join_numbers(parts: Iterable[NumberPart]) -> NumberPart | bool:
-    """All of them at once."""
+    """All of them at once. Raises GrammarError when that is too complex."""
     parts = list(parts)
     given = [part.values for part in parts if part.values is not None]
     joined = NumberPart(
@@ -112,10 +112,7 @@ def join_numbers(parts: Iterable[NumberPart]) -> NumberPart | bool:
         if low.value > high.value or (low.value == high.value and (low.strict or high.strict)):
             return False
         if (joined.integer or joined.multiples) and high.value - low.value < 1000:
-            try:
-                return False if number_dfa(joined).is_empty else joined
-            except GrammarError:
-                return False
+            return False if number_dfa(joined).is_empty else joined
     return joined
 
 
@@ -249,7 +246,8 @@ def number_start(automaton: Automaton, formulas: tuple[Formula, ...], result: _R
         part = NumberPart() if need is True else need
         try:
             dfa = number_dfa(part)
-        except GrammarError:
+        except GrammarError as error:
+            automaton.refused.append(error)
             return None  # refusing all is safe, where what is asked together cannot be worked out
         return None if dfa.is_empty else _start(automaton, ("number", part, number), dfa, number)
     return _product_start(automaton, (need, *tracked), result)
@@ -276,8 +274,9 @@ def _product_start(automaton: Automaton, formulas: tuple[Formula, ...], result: 
     start: int | None = None
     try:
         made = labelled_product(universe, [number_dfa(part) for part in parts], label)
-    except GrammarError:
+    except GrammarError as error:
         made = None  # refusing all is safe, where what is asked cannot be worked out
+        automaton.refused.append(error)
     if made is not None:
         table, class_of, labels = made
         start = START + automaton.block(key, lambda: Block(table, class_of, labels, before=AFTER))

@@ -190,6 +190,9 @@ class ObjectState:
     def _key_start(self, automaton: Automaton) -> int | None:
         context = self.context
         keys = context.keys
+        if context.steady and not context.world.in_order and keys.is_everything(context.possible[1]):
+            # A name may go on anywhere, so one set of states serves, and frames refuse the names that have come.
+            return keys.start(automaton, *context.possible)
         return keys.start(automaton, *self._allowed())
 
     def _allowed(self) -> tuple[int, frozenset[Kind]]:
@@ -305,6 +308,8 @@ class KeyFrame(Frame):
 
     def after(self, automaton: Automaton, result: int, text: bytes) -> State | None:
         outcome, others = self.context.keys.outcomes[result], self.others
+        if self.context.keys.bit(outcome) & self.seen:
+            return None
         if text and self.context.keys.bit(outcome) == 0:
             name = json.loads(b'"' + text)
             if name in others:

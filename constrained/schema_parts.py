@@ -196,6 +196,9 @@ def object_part(world: World, local: Local) -> Formula:
                 names = (others,) if isinstance(others, str) else tuple(others)
                 requires[name] = (*requires.get(name, ()), *names)
     required = schema.get("required", [])
+    if local.draft == 3:
+        inner = schema.get("properties", {}).items()
+        required = [n for n, v in inner if isinstance(v, dict) and v.get("required") is True]
     most = schema.get("maxProperties")
     names = schema.get("propertyNames", True)
     part = ObjectLocal(

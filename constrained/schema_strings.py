@@ -17,15 +17,17 @@ from .dfa import DEAD, START, Dfa
 from .encode import encoded
 from .errors import GrammarError
 from .expression import choice, literal
-from .formula import And, Formula, Not, One, Or, atoms, evaluate, substitute
+from .formula import And, Formula, Not, One, Or, atoms, evaluate, has_negation, substitute
 from .literals import literal_states
-from .string_dfas import format_chars, pattern_chars
+from .string_dfas import doubtful_chars, format_chars, pattern_chars
 from .string_products import any_string, labelled_product, length_dfa, looping_states, plain_states, word_states
 from .subset import char_dfa
 
 QUOTE = 0x22
 MAX_UNROLLED = 4000  # states
 FAR = 1 << 30
+MAX_LEAST = 8  # characters that states are made for, rather than counted, where some texts are listed
+MAX_SLASHES = 4  # of a text whose spellings are listed one by one
 _Result = Callable[[tuple[bool, ...]], int]
 
 
@@ -46,6 +48,16 @@ class StringPart:
             return False
         chars = self.chars()
         return chars is None or chars.accepts(text)
+
+    def is_doubtful(self, text: str) -> bool:
+        """Whether it may hold although `holds` says no: some formats are not known as a whole."""
+        found = (doubtful_chars(name) for name in self.formats)
+        return any(chars is not None and chars.accepts(text) for chars in found)
+
+    def doubts(self) -> list[Dfa]:
+        """The texts that are doubtful."""
+        found = (doubtful_chars(name) for name in sorted(self.formats))
+        return [_encoded_chars(chars) for chars in found if chars is not None]
 
     def chars(self) -> CharDfa | None:
         """The patterns and formats together; None when there are none. Raises GrammarError when that is too complex."""
@@ -108,7 +120,7 @@ def _distances(chars: CharDfa) -> np.ndarray:
 
 
 def join_strings(parts: Iterable[StringPart]) -> StringPart | bool:
-    """All of them at once."""
+    """All of them at once. Raises GrammarError when that is too complex."""
     parts = list(parts)
     mosts = [part.most for part in parts if part.most is not None]
     given = [part.texts for part in parts if part.texts is not None]
@@ -126,10 +138,7 @@ def join_strings(parts: Iterable[StringPart]) -> StringPart | bool:
         return True
     if joined.most is not None and joined.most < joined.least:
         return False
-    try:
-        counted = _counted_chars(joined.patterns, joined.formats, joined.least)
-    except GrammarError:
-        return False  # refusing all is safe, where what is asked together cannot be worked out
+    counted = _counted_chars(joined.patterns, joined.formats, joined.least)
     if counted is not None:
         shortest = counted.shortest[START]
         if shortest >= FAR or (joined.most is not None and shortest > joined.most):
@@ -178,7 +187,7 @@ def string_start(automaton: Automaton, formulas: tuple[Formula, ...], result: _R
     if given:
         # The given texts by themselves, all others as if none had been given.
         others = tuple(substitute(f, lambda part: part if part.texts is None else False) for f in formulas)
-        machine = _machine(automaton, others, result)
+        machine = _machine(automaton, others, result, is_unrolled=True)
         if machine is None:
             return _texts_start(automaton, given, formulas, result)
         written = _written(automaton, given, formulas, result, machine[1])
@@ -193,16 +202,20 @@ def string_start(automaton: Automaton, formulas: tuple[Formula, ...], result: _R
 
 
 def _given_texts(formulas: tuple[Formula, ...]) -> frozenset[str]:
-    """The texts that are listed in some part, if there are other parts, and each text has one spelling."""
+    """The texts that are listed in some part, if each has few spellings."""
     parts = [part for formula in formulas for part in atoms(formula)]
-    if any(part.most is not None or part.least for part in parts):
+    if any(part.most is not None or part.least > MAX_LEAST for part in parts):
         return frozenset()  # along the given texts no characters are counted
     texts = frozenset().union(*(part.texts for part in parts if part.texts is not None))
-    return texts if all(len(spellings(text)) == 1 and "/" not in text for text in texts) else frozenset()
+    few = all(len(spellings(text)) == 1 and text.count("/") <= MAX_SLASHES for text in texts)
+    return texts if few else frozenset()
 
 
-def _machine(automaton: Automaton, formulas: tuple[Formula, ...], result: _Result) -> tuple[int, Dfa] | None:
-    """The block for strings that are not listed, as `Automaton.block` numbers it, and its automaton."""
+def _machine(
+    automaton: Automaton, formulas: tuple[Formula, ...], result: _Result, is_unrolled: bool = False
+) -> tuple[int, Dfa] | None:
+    """The block for strings that are not listed, as `Automaton.block` numbers it, and its automaton. `is_unrolled`:
+    nothing is counted in it."""
     need, tracked = formulas[0], formulas[1:]
     if need is False:
         return None
@@ -210,8 +223,18 @@ def _machine(automaton: Automaton, formulas: tuple[Formula, ...], result: _Resul
     if single and all(f is need or f == need or isinstance(f, bool) for f in tracked):
         # One part decides all: its own truth, and constants.
         number = result(tuple(True if f == need else bool(f) for f in tracked))
-        return _part_machine(automaton, StringPart() if need is True else need, number)
+        part = StringPart() if need is True else need
+        if is_unrolled and part.least:
+            block = automaton.block(("unrolled", part, number), lambda: _unrolled_block(part, number))
+            return block, string_dfa(part)
+        return _part_machine(automaton, part, number)
     return _product_machine(automaton, formulas, result)
+
+
+def _unrolled_block(part: StringPart, result: int) -> Block:
+    dfa = string_dfa(part)
+    results = np.where(dfa.accepting, result, -1).astype(np.int32)
+    return Block(dfa.table, dfa.class_of, results, QUOTE, plain=plain_states(dfa), loops=looping_states(dfa))
 
 
 def _texts_start(
@@ -233,8 +256,8 @@ def _written(
     written: list[tuple[bytes, int]] = []
     for text in texts:
         truths = [evaluate(f, lambda part: part.holds(text)) for f in formulas]  # noqa: B023
-        number = result(tuple(map(bool, truths[1:]))) if truths[0] else -1
-        for spelling in spellings(text):
+        number = result(tuple(map(bool, truths[1:]))) if truths[0] and not is_doubtful(formulas, text) else -1
+        for spelling in spellings(text) if others is None else _with_escapes(spellings(text)):
             if number >= 0:
                 written.append((spelling, automaton.pop(number)))
             elif others is not None and others.accepts(spelling[:-1]):
@@ -242,15 +265,41 @@ def _written(
     return sorted(written)
 
 
+def _with_escapes(written: list[bytes]) -> list[bytes]:
+    r"""Also with `\/` for each `/`, as an open string may have it."""
+    for at in range(max(text.count(b"/") for text in written)):
+        written = [new for text in written for new in (text, _escaped_at(text, at))]
+    return written
+
+
+def _escaped_at(text: bytes, number: int) -> bytes:
+    """With a backslash before one of its slashes."""
+    parts = text.split(b"/")
+    return b"/".join(parts[: number + 1]) + b"\\/" + b"/".join(parts[number + 1 :])
+
+
+def is_doubtful(formulas: tuple[Formula, ...], text: str) -> bool:
+    """Whether the truth of a formula is not known of a text: that of its parts is not, and it matters."""
+    parts = (part for formula in formulas for part in atoms(formula))
+    return not _decided(formulas) and any(part.is_doubtful(text) for part in parts)
+
+
+def _decided(formulas: tuple[Formula, ...]) -> bool:
+    """Whether only what certainly holds is accepted, whatever else might: a doubtful part is never wanted to fail."""
+    return len(formulas) == 1 and not has_negation(formulas[0])
+
+
 def _part_machine(automaton: Automaton, part: StringPart, result: int) -> tuple[int, Dfa] | None:
     counted = _counted_chars(part.patterns, part.formats, part.least)
     if counted is not None and counted.shortest[START] > (FAR - 1 if part.most is None else part.most):
         return None
-    base = automaton.block(("string", part, result), lambda: _part_block(part, counted, result))
+    base = automaton.block(("string", part, result), lambda: part_block(part, result))
     return base, any_string() if counted is None else _encoded_chars(counted.chars)
 
 
-def _part_block(part: StringPart, counted: CountedChars | None, result: int) -> Block:
+@lru_cache(maxsize=1024)
+def part_block(part: StringPart, result: int) -> Block:
+    counted = _counted_chars(part.patterns, part.formats, part.least)
     if counted is None:
         dfa = any_string()
         num_boundaries, least, shortest = START + 1, part.least, np.zeros(dfa.num_states, np.int64)
@@ -297,15 +346,26 @@ def _product_machine(automaton: Automaton, formulas: tuple[Formula, ...], result
         return automaton.memory[key]  # type: ignore[no-any-return]
     parts = list(dict.fromkeys(atom for formula in formulas for atom in atoms(formula)))
 
+    doubts = [] if _decided(formulas) else [dfa for part in parts for dfa in part.doubts()]
+
     def label(accepted: tuple[bool, ...]) -> int:
-        truth = dict(zip(parts, accepted, strict=True))
+        if any(accepted[len(parts) :]):
+            return -1
+        truth = dict(zip(parts, accepted, strict=False))
         truths = [bool(evaluate(f, truth.__getitem__)) for f in formulas]
         return result(tuple(truths[1:])) if truths[0] else -1
 
     try:
-        made = labelled_product(any_string(), [string_dfa(part) for part in parts], label)
-    except GrammarError:
+        made = labelled_product(any_string(), [*map(string_dfa, parts), *doubts], label)
+    except GrammarError as error:
         made = None  # refusing all is safe, where what is asked cannot be worked out
+        automaton.refused.append(error)
+    else:
+        if made is None and doubts:
+            names = sorted({name for part in parts for name in part.formats})
+            automaton.refused.append(
+                GrammarError(f"not all of the format {names[0]!r} is known, so it cannot be negated")
+            )
     machine: tuple[int, Dfa] | None = None
     if made is not None:
         table, class_of, labels = made

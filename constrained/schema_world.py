@@ -94,7 +94,7 @@ class Local:
             if not integer and not _NUMBER_KEYWORDS & schema.keys():
                 return True
             part = number_part(schema, integer, integer and self.draft <= 4, pointer)
-            return join_numbers([part])
+            return self.world.join([part], kind)
         if _JSON_TYPE.get(kind, kind) not in types:
             return kind == "null" and schema.get("nullable") is True and "type" in schema
         if kind == "string":
@@ -107,16 +107,13 @@ class Local:
 
     def _string(self, schema: Mapping[str, Any]) -> Formula:
         most = schema.get("maxLength")
-        return join_strings(
-            [
-                StringPart(
-                    int(schema.get("minLength", 0)),
-                    None if most is None else int(most),
-                    frozenset([schema["pattern"]] if "pattern" in schema else []),
-                    frozenset([schema["format"]] if "format" in schema else []),
-                )
-            ]
+        part = StringPart(
+            int(schema.get("minLength", 0)),
+            None if most is None else int(most),
+            frozenset([schema["pattern"]] if "pattern" in schema else []),
+            frozenset([schema["format"]] if "format" in schema else []),
         )
+        return self.world.join([part], "string")
 
 
 class Values:
@@ -156,6 +153,7 @@ class World:
         self._satisfiable: dict[Formula, bool] = {}
         self._open: dict[Formula, None] = {}
         self._assumed = 0
+        self.refused: list[GrammarError] = []  # what was left out of what may come, as too complex
 
     # Schemas to goals.
 
@@ -308,11 +306,13 @@ class World:
             found = node.typed[kind] = substitute(self.whole(node), lambda atom: atom.typed(kind))
         return found
 
-    def _join(self, parts: list[Any], kind: str) -> Formula:
-        if kind == "string":
-            return join_strings(parts)
-        if kind == "number":
-            return join_numbers(parts)
+    def join(self, parts: list[Any], kind: str) -> Formula:
+        if kind in ("string", "number"):
+            try:
+                return join_strings(parts) if kind == "string" else join_numbers(parts)
+            except GrammarError as error:
+                self.refused.append(error)
+                return False  # refusing all is safe, where what is asked together cannot be worked out
         together = frozenset(local for part in parts for local in part.locals)
         key = ("joined", together)
         if key not in self.memory:
@@ -323,14 +323,15 @@ class World:
         """Conjunctions joined into one part, also with each of the alternatives beside them."""
         if isinstance(formula, And):
             plain = [part for part in formula.parts if not isinstance(part, Or | One | Not)]
-            joined = self._join(sorted(plain, key=id), kind) if plain else True
+            joined = self.join(sorted(plain, key=id), kind) if plain else True
             if joined is False:
                 return False
             others = [part for part in formula.parts if isinstance(part, Or | One | Not)]
             spread = next((part for part in others if isinstance(part, Or | One)), None)
             if joined is True or spread is None:
                 return conj([joined, *(self._normal(part, kind) for part in others)])
-            pushed = [self._normal(conj([joined, inner]), kind) for inner in spread.parts]
+            alternatives = _with_texts_together(spread) if kind == "string" else spread.parts
+            pushed = [self._normal(conj([joined, inner]), kind) for inner in alternatives]
             rest = [self._normal(part, kind) for part in others if part is not spread]
             return conj([disj(pushed) if isinstance(spread, Or) else one(pushed), *rest])
         if isinstance(formula, Or):
@@ -378,3 +379,14 @@ class World:
         if kind in ("object", "array"):
             return evaluate(formula, lambda part: None if part.has_values(self) else False) is not False
         return True
+
+
+def _with_texts_together(formula: Or | One) -> Iterable[Formula]:
+    """The alternatives, those of an Or that list texts as one: enums written as many constants are long."""
+    if isinstance(formula, One):
+        return formula.parts
+    listed = [part for part in formula.parts if isinstance(part, StringPart) and part.texts is not None]
+    if len(listed) < 2:
+        return formula.parts
+    together = StringPart(texts=frozenset().union(*(part.texts or () for part in listed)))
+    return [together, *formula.parts.difference(listed)]

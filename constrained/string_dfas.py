@@ -10,7 +10,7 @@ from .char_dfa import CharDfa
 from .dfa import Dfa
 from .encode import encoded
 from .expression import Expression
-from .formats import format_expression
+from .formats import format_expression, possible_expression
 from .regex import parse_regex, searched
 from .subset import char_dfa
 
@@ -43,6 +43,15 @@ def pattern_chars(pattern: str) -> CharDfa:
 def format_chars(name: str) -> CharDfa | None:
     expression = format_expression(name)
     return None if expression is None else char_dfa(expression, _budget())
+
+
+@lru_cache(maxsize=64)
+def doubtful_chars(name: str) -> CharDfa | None:
+    """The texts of which is not known whether they are of a format; None when it is known of all."""
+    possible, known = possible_expression(name), format_chars(name)
+    if possible is None or known is None:
+        return None
+    return char_dfa(possible, _budget()).minus(known, _budget())
 
 
 @lru_cache(maxsize=1024)

@@ -3,7 +3,7 @@ for each combination of what they accept. Knows automata; no schema."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
 
@@ -45,20 +45,25 @@ def _all(truths: NDArray[np.bool_]) -> NDArray[np.bool_]:
     return np.asarray(truths.all(axis=1))
 
 
+def _after(dfa: Dfa, data: Iterable[int]) -> NDArray[np.int32]:
+    """Where each state goes by each class of these bytes: [S, classes]."""
+    return dfa.table[:, np.unique(dfa.class_of[list(data)])]
+
+
 @lru_cache(maxsize=2048)
 def plain_states(dfa: Dfa) -> NDArray[np.bool_]:
     """From which states every text of plain characters leads on, to states of which the same is true: bool[S]."""
-    table = dfa.table[:, dfa.class_of]
+    by_plain, by_inner = _after(dfa, _PLAIN), _after(dfa, range(0x80, 0xC0))
+    by_lead = [(_after(dfa, firsts), _after(dfa, range(low, high + 1)), more) for firsts, low, high, more in _UTF8]
     plain: NDArray[np.bool_] = np.ones(dfa.num_states, np.bool_)
     plain[DEAD] = False
     while True:
-        one_more = _all(plain[table[:, 0x80:0xC0]])
-        two_more = _all(one_more[table[:, 0x80:0xC0]])
+        one_more = _all(plain[by_inner])
+        two_more = _all(one_more[by_inner])
         after = (plain, one_more, two_more)
-        now = plain & _all(plain[table[:, _PLAIN]])
-        for firsts, low, high, more in _UTF8:
-            second = _all(after[more][table[:, low : high + 1]])
-            now &= _all(second[table[:, list(firsts)]])
+        now = plain & _all(plain[by_plain])
+        for first, second, more in by_lead:
+            now &= _all(_all(after[more][second])[first])
         if (now == plain).all():
             return now
         plain = now
@@ -66,7 +71,7 @@ def plain_states(dfa: Dfa) -> NDArray[np.bool_]:
 
 def word_states(dfa: Dfa, within: NDArray[np.bool_] | None = None) -> NDArray[np.bool_]:
     """From which states (of some) every text of ASCII letters and digits leads on, to such states: bool[S]."""
-    table = dfa.table[:, dfa.class_of[_WORD]]
+    table = _after(dfa, _WORD)
     words = np.ones(dfa.num_states, np.bool_) if within is None else within.copy()
     words[DEAD] = False
     while True:
@@ -81,7 +86,7 @@ def looping_states(dfa: Dfa) -> NDArray[np.bool_]:
     """From which states every plain character leads back to the very state: bool[S]."""
     table = dfa.table[:, dfa.class_of]
     loops = plain_states(dfa).copy()
-    loops &= _all(table[:, _PLAIN] == np.arange(dfa.num_states)[:, None])
+    loops &= _all(_after(dfa, _PLAIN) == np.arange(dfa.num_states)[:, None])
     for state in np.flatnonzero(loops).tolist():
         here = np.arange(dfa.num_states) == state
         one_more = _all(here[table[:, 0x80:0xC0]])

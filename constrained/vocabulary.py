@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from .slices import PlainTokens, WordTokens, bitmask
 from .token_trie import TokenTrie
+from .warm import warm_up
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,10 +28,13 @@ class Vocabulary:
     @classmethod
     def from_tokens(cls, tokens: Sequence[bytes | None], eos_ids: Iterable[int]) -> Vocabulary:
         """`tokens[id]` is the bytes of a token, None for a special one."""
+        warm_up()
         ends = frozenset(eos_ids)
         assert all(0 <= token < len(tokens) for token in ends), "an end of sequence is no token of the vocabulary"
         kept = tuple(None if token in ends else (data or None) for token, data in enumerate(tokens))
-        return cls(kept, ends, TokenTrie.build(kept), PlainTokens.of(kept), WordTokens.of(kept))
+        made = cls(kept, ends, TokenTrie.build(kept), PlainTokens.of(kept), WordTokens.of(kept))
+        _ = made.packed  # now, rather than in the first step
+        return made
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -39,6 +43,13 @@ class Vocabulary:
     def num_words(self) -> int:
         """The length of a bitmask in int32 words."""
         return -(-len(self.tokens) // 32)
+
+    @cached_property
+    def packed(self) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+        """The bytes of all tokens one after another, and where each begins: uint8[B], int64[V + 1]."""
+        starts = np.zeros(len(self.tokens) + 1, np.int64)
+        np.cumsum([len(data or b"") for data in self.tokens], out=starts[1:])
+        return np.frombuffer(b"".join(data or b"" for data in self.tokens), np.uint8), starts
 
     @cached_property
     def ends_mask(self) -> NDArray[np.int32]:

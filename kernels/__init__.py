@@ -11,6 +11,7 @@ from .reference.layers import add_rms_norm, apply_rope, rms_norm, silu_and_mul
 from .reference.layout import AttentionLayout, RowSpan, attention_layout
 from .reference.logits import apply_penalties, apply_token_bitmask
 from .reference.sampling import draw_tokens, sampling_weights, token_logprobs
+from .reference.trees import compact_kv, walk_trees
 
 __all__ = [
     "AttentionLayout",
@@ -20,6 +21,7 @@ __all__ = [
     "apply_rope",
     "apply_token_bitmask",
     "attention_layout",
+    "compact_kv",
     "draw_tokens",
     "paged_attention",
     "rms_norm",
@@ -27,4 +29,5 @@ __all__ = [
     "silu_and_mul",
     "store_kv",
     "token_logprobs",
+    "walk_trees",
 ]

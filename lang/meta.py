@@ -44,6 +44,8 @@ def meta_of_sequence(sequence: Sequence) -> dict[str, Any]:
         "cached_tokens": sequence.cached_tokens,
         "e2e_latency": sequence.seconds,
         "num_retractions": sequence.num_retractions,
+        "spec_verify_ct": sequence.num_passes,
+        "spec_accept_length": sequence.accept_length,
         "output_ids": sequence.ids,
     }
     if (timings := sequence.timings) is not None:

@@ -66,10 +66,6 @@ def lower_gen(gen: Gen, defaults: Gen, stream: bool) -> tuple[session.Gen, Resul
         own = getattr(gen, name)
         return getattr(defaults, name) if own is None else own
 
-    if pick("stop_regex"):
-        raise RequestError(
-            f"stop_regex is not supported yet, got {pick('stop_regex')!r}", param="stop_regex", code="unsupported"
-        )
     constraint, result = _constraint_of(gen)
     top_k = pick("top_k")
     given = {
@@ -85,6 +81,7 @@ def lower_gen(gen: Gen, defaults: Gen, stream: bool) -> tuple[session.Gen, Resul
         "logit_bias": _with_int_keys(pick("logit_bias")),
         "seed": pick("seed"),
         "stop": (*_many(pick("stop")), *result.stop),
+        "stop_regex": _many(pick("stop_regex")),
         "stop_token_ids": _many(pick("stop_token_ids")),
         "ignore_eos": pick("ignore_eos"),
     }

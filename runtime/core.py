@@ -5,12 +5,14 @@ The only impure file of the scheduler's side. Run as a module by the frontend; s
 
 from __future__ import annotations
 
+import gc
 import logging
 import sys
 import time
 import traceback
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import IO
 
 import msgspec
@@ -40,6 +42,7 @@ from .protocol.version import __version__
 from .scheduler.plan_log import Header, LoggingScheduler, PlanLog
 from .scheduler.retokenise import Retokenise, Retokeniser
 from .scheduler.scheduler import Scheduler, VocabularyFacts, make_cache
+from .speculation.build import build_source, choose_source
 from .tokenizer import load_tokenizer
 
 logger = logging.getLogger("ramify.core")
@@ -125,7 +128,8 @@ def load(config: CoreConfig) -> Core:
     name = served_name(config.model, config.served_model_name)
     tokenizer = load_tokenizer(path)
     with progress.loading(name) as on_progress:
-        engine = build_engine(config, path, on_progress)
+        engine = build_engine(config, path, on_progress, partial(build_source, config, path))
+    config = msgspec.structs.replace(config, speculative=choose_source(config, path))
     engine.warm_up()
     info = ModelInfo(name=name, path=str(path), version=__version__, **asdict(engine.info))
     token_bytes = (tokenizer.token_bytes + [None] * info.vocab_size)[: info.vocab_size]
@@ -206,6 +210,8 @@ def main() -> int:
         return 1
     try:
         core = load(config.core)
+        gc.collect()
+        gc.freeze()  # what is there now stays: collections in the middle of a step need not walk it
     except Exception as error:
         if not isinstance(error, RamifyError):
             traceback.print_exc()

@@ -218,14 +218,15 @@ class _Results:
     """What the model said, by request and position."""
 
     def __init__(self) -> None:
-        self._tokens: dict[tuple[str, int], RowResult] = {}
+        self._tokens: dict[tuple[str, int], tuple[int, TokenLogprob | None]] = {}
         self._scores: dict[tuple[str, int], TokenLogprob] = {}
         self._sizes: dict[str, int] = {}  # of embeddings: plans depend on no more of them
 
     def learn(self, plan: ForwardPlan, result: ForwardResult) -> None:
         for row, row_result in zip(plan.rows, result.rows, strict=True):
-            if row.sample is not None:
-                self._tokens[row.rid, _end(row)] = row_result
+            for at, token in enumerate(row_result.tokens):
+                logprob = row_result.logprobs[at] if row_result.logprobs else None
+                self._tokens[row.rid, _end(row) + at] = token, logprob
             if row.score is not None:
                 for at, score in enumerate(row_result.scores, row.first_position + row.score.first):
                     self._scores[row.rid, at] = score
@@ -239,15 +240,24 @@ class _Results:
 
     def of(self, row: Row) -> RowResult:
         """What is not known is made up: the request has been aborted."""
-        nothing = RowResult(token=None if row.sample is None else 0)
-        sampled = self._tokens.get((row.rid, _end(row)), nothing) if row.sample is not None else nothing
         scores = [self._scores.get((row.rid, at), TokenLogprob(0.0, 0)) for at in _scored(row)]
         pooled = None if row.pool_from is None else bytes(self._sizes.get(row.rid, 0))
-        return RowResult(token=sampled.token, logprob=sampled.logprob, scores=scores, pooled=pooled)
+        if row.sample is None:
+            return RowResult(scores=scores, pooled=pooled)
+        guesses = {
+            (parent, token): node
+            for node, (parent, token) in enumerate(zip(row.parents or (), row.tokens[row.num_committed :], strict=True))
+        }
+        found = [self._tokens.get((row.rid, _end(row)), (0, None))]
+        node: int | None = -1
+        while node is not None and (node := guesses.get((node, found[-1][0]))) is not None:
+            found.append(self._tokens.get((row.rid, _end(row) + len(found)), (0, None)))
+        logprobs = [logprob for _, logprob in found if logprob is not None]
+        return RowResult(tokens=[token for token, _ in found], logprobs=logprobs, scores=scores, pooled=pooled)
 
 
 def _end(row: Row) -> int:
-    return row.first_position + len(row.tokens)
+    return row.first_position + row.num_committed
 
 
 def _scored(row: Row) -> range:

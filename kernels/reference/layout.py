@@ -10,7 +10,7 @@ Legend: R rows, B rows of a group, T queries of a row, L keys of a row, D head s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -27,11 +27,18 @@ _MAX_KEYS = 2048  # of a group: what is gathered should still be in a core's cac
 
 
 class RowSpan(NamedTuple):
-    """One row: `num_tokens` queries at positions [first_position, first_position + num_tokens), and its page table."""
+    """One row: `num_tokens` queries whose KV has the places [first_position, first_position + num_tokens) of its page
+    table.
+
+    A place is a position, except for the last `len(tree)` queries, the nodes of a tree of guesses: node i is the child
+    of node `tree[i]`, of the last query before the tree when that is -1. It sees what that query sees, its ancestors
+    and itself, and its position is as far after that query's as it is deep. Parents come first.
+    """
 
     first_position: int
     num_tokens: int
     pages: np.ndarray
+    tree: Sequence[int] = ()
 
 
 @dataclass(frozen=True)
@@ -90,7 +97,14 @@ def attention_layout(
         query_BT = starts_R[rows_B, None] + local_BT
         key_BL = begin_B + np.arange(L)
         slots_BL = _slots([rows[r].pages for r in rows_B], np.minimum(key_BL, last_B), page_size)
-        causal = window is None and len(rows_B) == 1 and T == L and T > 1
+        trees = {b: rows[r] for b, r in enumerate(rows_B.tolist()) if rows[r].tree}
+        causal = window is None and len(rows_B) == 1 and T == L and T > 1 and not trees
+        if causal:
+            bias = None
+        elif trees:
+            bias = _tree_bias(first_B + local_BT, key_BL, window, trees, dtype, device)
+        else:
+            bias = _bias(first_B + local_BT, key_BL, window, dtype, device)
 
         order[query_BT] = offset + np.arange(query_BT.size).reshape(query_BT.shape)
         offset += query_BT.size
@@ -103,7 +117,7 @@ def attention_layout(
                 num_keys=L,
                 queries=None if every else torch.from_numpy(query_BT.ravel()).to(device),
                 slots=torch.from_numpy(slots_BL.ravel()).to(device),
-                bias=None if causal else _bias(first_B + local_BT, key_BL, window, dtype, device),
+                bias=bias,
                 causal=causal,
                 rope=None
                 if key_rope is None
@@ -150,3 +164,37 @@ def _bias(
     if window is not None:
         hidden |= k_B1L <= q_BT1 - window
     return torch.zeros(hidden.shape, dtype=dtype, device=device).masked_fill_(hidden, float("-inf"))[:, None]
+
+
+def _tree_bias(
+    query_BT: np.ndarray,
+    key_BL: np.ndarray,
+    window: int | None,
+    trees: Mapping[int, RowSpan],
+    dtype: torch.dtype,
+    device: torch.device,
+) -> torch.Tensor:
+    """The bias of a group with trees in some of its rows. Queries and keys come by place."""
+    hidden_BTL = key_BL[:, None, :] > query_BT[:, :, None]
+    query_position_BT, key_position_BL = query_BT.copy(), np.broadcast_to(key_BL, hidden_BTL.shape[::2]).copy()
+    for b, row in trees.items():
+        first_node = row.first_position + row.num_tokens - len(row.tree)
+        visible_NN, depth_N = ancestors(row.tree)
+        nodes_T, nodes_L = query_BT[b] - first_node, key_BL[b] - first_node  # which node; negative: none
+        own_T, own_L = nodes_T >= 0, (nodes_L >= 0) & (nodes_L < len(row.tree))
+        hidden_BTL[b][np.ix_(own_T, own_L)] = ~visible_NN[np.ix_(nodes_T[own_T], nodes_L[own_L])]
+        query_position_BT[b, own_T] = first_node - 1 + depth_N[nodes_T[own_T]]
+        key_position_BL[b, own_L] = first_node - 1 + depth_N[nodes_L[own_L]]
+    if window is not None:
+        hidden_BTL |= key_position_BL[:, None, :] <= query_position_BT[:, :, None] - window
+    hidden = torch.from_numpy(hidden_BTL).to(device)
+    return torch.zeros(hidden.shape, dtype=dtype, device=device).masked_fill_(hidden, float("-inf"))[:, None]
+
+
+def ancestors(tree: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
+    """Which nodes each node sees, bool [N, N], and how deep it is, 1 for the children of -1."""
+    visible_NN = np.eye(len(tree), dtype=np.bool_)
+    for node, parent in enumerate(tree):
+        if parent >= 0:
+            visible_NN[node] |= visible_NN[parent]
+    return visible_NN, visible_NN.sum(axis=1)

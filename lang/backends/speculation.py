@@ -24,6 +24,7 @@ def can_take(gen: Gen) -> bool:
         and gen.logprobs is None
         and bool(sampling.stop)
         and sampling.constraint is None
+        and not sampling.stop_regex
         and not sampling.stop_token_ids
         and not sampling.min_new_tokens
         and not sampling.ignore_eos

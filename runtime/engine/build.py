@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Protocol
 
 import torch
 
 from ..models.config import ModelConfig, read_config
+from ..models.decoder import Decoder
 from ..models.load import load_model
 from ..models.parameters import num_parameters
 from ..models.weights import Progress
 from ..protocol.config import CoreConfig
 from ..protocol.errors import RequestError
+from ..speculation.source import DraftSource
 from .engine import Engine
 from .kv_pool import PAGE_SIZE, KvMemory, KvPool, bytes_per_page
 
@@ -20,8 +23,15 @@ _TINY = 50_000_000  # parameters; below it handing work to other threads costs m
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
-def build_engine(config: CoreConfig, path: Path, on_progress: Progress | None = None) -> Engine:
-    """The engine of the checkpoint in directory `path`, its weights loaded.
+class MakeSource(Protocol):
+    def __call__(self, target: Decoder, *, num_pages: int, num_host_pages: int) -> DraftSource | None:
+        """The draft source for a target with a pool of so many pages."""
+
+
+def build_engine(
+    config: CoreConfig, path: Path, on_progress: Progress | None = None, make_source: MakeSource | None = None
+) -> Engine:
+    """The engine of the checkpoint in directory `path`, its weights loaded, and the draft source beside it, if any.
 
     Raises CheckpointError when the checkpoint cannot be served, RequestError naming the setting when the device does
     not exist, the context is longer than the model's, or the KV memory holds no sequence or is more than there is.
@@ -38,7 +48,10 @@ def build_engine(config: CoreConfig, path: Path, on_progress: Progress | None = 
     wanted = "kv_memory" if config.num_pages is None else "num_pages"
     memory = _memory(model_config, num_pages, device, dtype, param=wanted)
     host = _memory(model_config, num_host_pages, torch.device("cpu"), dtype, param="host_kv_memory")
-    return Engine(model, KvPool(memory, host), context_length=context_length)
+    source = None
+    if make_source is not None:
+        source = make_source(model, num_pages=num_pages, num_host_pages=num_host_pages)
+    return Engine(model, KvPool(memory, host), context_length=context_length, source=source)
 
 
 def _memory(model: ModelConfig, num_pages: int, device: torch.device, dtype: torch.dtype, *, param: str) -> KvMemory:

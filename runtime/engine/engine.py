@@ -1,10 +1,11 @@
-"""A plan in, its results out. The only state is the KV pool, which plans address by page.
+"""A plan in, its results out. The only state is the KV pool, which plans address by page, and that of a draft source.
 
-Legend: O outputs read, P outputs of one row that are pooled, E hidden size.
+Legend: R rows, T tokens of the step, O outputs, P outputs of one row that are pooled, E hidden size, V vocabulary.
 """
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 
 import msgspec
@@ -13,9 +14,11 @@ import torch
 
 from ..models.decoder import Decoder
 from ..scheduler.plan import ForwardPlan, ForwardResult, Row, RowResult, Sample
+from ..speculation.source import DraftRow, DraftSource, DraftStep
 from .inputs import decoder_inputs
 from .kv_pool import PAGE_SIZE, KvPool
-from .sampler import sample
+from .outputs import Outputs
+from .sampler import chosen_logprobs, sample
 from .scores import score
 
 
@@ -35,10 +38,14 @@ class EngineInfo:
 
 
 class Engine:
-    def __init__(self, model: Decoder, pool: KvPool, *, context_length: int | None = None) -> None:
+    def __init__(
+        self, model: Decoder, pool: KvPool, *, context_length: int | None = None, source: DraftSource | None = None
+    ) -> None:
         config = model.config
         self._model = model
         self._pool = pool
+        self._source = source
+        self._captures = () if source is None else source.captures
         self.info = EngineInfo(
             architecture=config.architecture,
             num_parameters=model.num_parameters,
@@ -53,36 +60,52 @@ class Engine:
 
     @torch.inference_mode()
     def run(self, plan: ForwardPlan) -> ForwardResult:
-        """Copy pages, compute every row's tokens, sample and score. Rows write to distinct slots and to no slot that
-        another row of the plan reads."""
+        """Copy pages, compute every row's tokens, sample, verify guesses, score, and ask for new guesses. Rows write
+        to distinct slots and to no slot that another row of the plan reads."""
+        began = time.perf_counter()
         self._pool.copy(plan.copies)
-        if not plan.rows:
-            return ForwardResult(step=plan.step, rows=[])
-        rows = plan.rows
+        if self._source is not None:
+            self._source.copy(plan.copies)
+        rows = self._run(plan.rows) if plan.rows else []
+        return ForwardResult(step=plan.step, rows=rows, seconds=time.perf_counter() - began)
+
+    def _run(self, rows: list[Row]) -> list[RowResult]:
         num_R = [len(row.tokens) for row in rows]
         starts_R = (np.cumsum(num_R) - num_R).tolist()
         sampled = [index for index, row in enumerate(rows) if row.sample is not None]
         scored = [index for index, row in enumerate(rows) if row.score is not None]
         pooled = [index for index, row in enumerate(rows) if row.pool_from is not None]
-        hidden_OE = self._model.hidden(
-            decoder_inputs(rows, self._model, _wanted(rows, starts_R, sampled, scored, pooled)), self._pool.layers
+        outputs = Outputs.of(rows, sampled, starts_R)
+        wanted = np.concatenate((np.array(outputs.indices, dtype=np.int64), _read(rows, starts_R, scored, pooled)))
+        hidden_OE, features_TE = self._model.hidden_and_features(
+            decoder_inputs(rows, self._model, wanted), self._pool.layers, self._captures
         )
         num_pooled = [len(rows[index].tokens) - (rows[index].pool_from or 0) for index in pooled]
         hidden_OE, *pools_PE = hidden_OE.split([len(hidden_OE) - sum(num_pooled), *num_pooled])
         results = dict.fromkeys(range(len(rows)), RowResult())
         if sampled:
-            logits_RV = self._model.logits(hidden_OE[: len(sampled)])
-            samples, masks = zip(*((rows[index].sample, rows[index].mask) for index in sampled), strict=True)
-            results.update(zip(sampled, sample(logits_RV, samples, masks), strict=True))
+            logits_OV = self._model.logits(hidden_OE[: len(outputs)])
+            tokens_O = sample(logits_OV, outputs.samples, outputs.masks)
+            tokens, ways = outputs.walk(tokens_O, self._pool)
+            logprobs = chosen_logprobs(logits_OV, tokens_O, outputs.samples, [output for way in ways for output in way])
+            for index, way in zip(sampled, ways, strict=True):
+                results[index] = RowResult(
+                    tokens=[tokens[output] for output in way],
+                    logprobs=[logprobs[output] for output in way if output in logprobs],
+                )
         if scored:
             scores = [row.score for row in rows if row.score is not None]
-            found = score(hidden_OE[len(sampled) :], scores, self._model.logits, self.info.vocab_size)
+            found = score(hidden_OE[len(outputs) :], scores, self._model.logits, self.info.vocab_size)
             for index, entries in zip(scored, found, strict=True):
                 results[index] = msgspec.structs.replace(results[index], scores=entries)
         for index, pool_PE in zip(pooled, pools_PE, strict=True):
             sum_E = pool_PE.float().sum(dim=0).cpu().numpy().astype("<f4")
             results[index] = msgspec.structs.replace(results[index], pooled=sum_E.tobytes())
-        return ForwardResult(step=plan.step, rows=list(results.values()))
+        if self._source is not None:
+            drafts = self._source.follow(_draft_step(rows, results, starts_R, features_TE))
+            for index, draft in enumerate(drafts):
+                results[index] = msgspec.structs.replace(results[index], draft=draft)
+        return list(results.values())
 
     def warm_up(self) -> None:
         """Run one small plan in pages 0 and 1, so that the first request finds libraries loaded and memory touched."""
@@ -92,13 +115,40 @@ class Engine:
         self.run(ForwardPlan(step=0, copies=[], rows=[prefill, decode]))
 
 
-def _wanted(
-    rows: list[Row], starts_R: list[int], sampled: list[int], scored: list[int], pooled: list[int]
-) -> np.ndarray:
-    """Indices of the tokens whose hidden states are read: the sampled rows' last ones, then the scored ones, then the
-    pooled one."""
-    last = [starts_R[index] + len(rows[index].tokens) - 1 for index in sampled]
-    ranges = [np.array(last, dtype=np.int64)]
+def _draft_step(
+    rows: list[Row], results: dict[int, RowResult], starts_R: list[int], features_TE: torch.Tensor | None
+) -> DraftStep:
+    """What the source may know: what was computed for good."""
+    kept_rows, indices = [], []
+    for index, row in enumerate(rows):
+        tokens, num_committed = results[index].tokens, row.num_committed
+        kept_rows.append(
+            DraftRow(
+                kept=row.tokens[:num_committed] + tokens[:-1],
+                first_position=row.first_position,
+                pages=row.pages,
+                next_token=tokens[-1] if tokens else None,
+                want=row.draft,
+            )
+        )
+        start = starts_R[index]
+        indices.extend(range(start, start + num_committed))
+        node = -1
+        for token in tokens[:-1]:
+            node = next(
+                child
+                for child, parent in enumerate(row.parents or ())
+                if parent == node and row.tokens[num_committed + child] == token
+            )
+            indices.append(start + num_committed + node)
+    if features_TE is not None and len(indices) < len(features_TE):
+        features_TE = features_TE[torch.tensor(indices, device=features_TE.device)]
+    return DraftStep(kept_rows, features_TE)
+
+
+def _read(rows: list[Row], starts_R: list[int], scored: list[int], pooled: list[int]) -> np.ndarray:
+    """Indices of the tokens whose hidden states are read besides the outputs': the scored ones', the pooled ones'."""
+    ranges = [np.empty(0, dtype=np.int64)]
     for index in scored:
         row = rows[index]
         assert row.score is not None

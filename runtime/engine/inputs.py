@@ -14,6 +14,7 @@ import torch
 from ...kernels import AttentionLayout, RowSpan, attention_layout
 from ..models.decoder import Decoder, DecoderInputs
 from ..scheduler.plan import Row
+from ..speculation.tree import is_chain
 from .kv_pool import PAGE_SIZE
 
 
@@ -22,16 +23,24 @@ def decoder_inputs(rows: Sequence[Row], model: Decoder, wanted: np.ndarray) -> D
     num_R = np.array([len(row.tokens) for row in rows])
     first_R = np.array([row.first_position for row in rows])
     ids_T = np.fromiter(chain.from_iterable(row.tokens for row in rows), dtype=np.int64, count=int(num_R.sum()))
-    # Position of token t: its row's first, and its distance from the row's start.
-    positions_T = np.arange(len(ids_T)) + np.repeat(first_R - (np.cumsum(num_R) - num_R), num_R)
+    starts_R = np.cumsum(num_R) - num_R
+    # Place of token t in its row's page table: the row's first, and its distance from the row's start.
+    places_T = np.arange(len(ids_T)) + np.repeat(first_R - starts_R, num_R)
+    positions_T = _positions(rows, places_T, starts_R.tolist())
     lengths_R = first_R + num_R
     spans = [
-        RowSpan(row.first_position, len(row.tokens), np.array(row.pages[: -(-length // PAGE_SIZE)], dtype=np.int64))
+        RowSpan(
+            row.first_position,
+            len(row.tokens),
+            np.array(row.pages[: -(-length // PAGE_SIZE)], dtype=np.int64),
+            # A chain needs no mask of its own: each guess sees all before it.
+            () if row.parents is None or is_chain(row.parents) else row.parents,
+        )
         for row, length in zip(rows, lengths_R.tolist(), strict=True)
     ]
     pages = np.concatenate([span.pages for span in spans])
     page_starts_R = np.cumsum([len(span.pages) for span in spans]) - [len(span.pages) for span in spans]
-    slots_T = pages[np.repeat(page_starts_R, num_R) + positions_T // PAGE_SIZE] * PAGE_SIZE + positions_T % PAGE_SIZE
+    slots_T = pages[np.repeat(page_starts_R, num_R) + places_T // PAGE_SIZE] * PAGE_SIZE + places_T % PAGE_SIZE
 
     def tensor(array: np.ndarray) -> torch.Tensor:
         return torch.from_numpy(array).to(model.device, non_blocking=True)
@@ -45,6 +54,17 @@ def decoder_inputs(rows: Sequence[Row], model: Decoder, wanted: np.ndarray) -> D
         layouts=_layouts(spans, model, int(lengths_R.max())),
         wanted_O=None if np.array_equal(wanted, np.arange(len(ids_T))) else tensor(wanted),
     )
+
+
+def _positions(rows: Sequence[Row], places_T: np.ndarray, starts_R: Sequence[int]) -> np.ndarray:
+    """A token's place is its position, a guess's is as far after the committed tokens as it is deep."""
+    positions_T = places_T
+    for row, start in zip(rows, starts_R, strict=True):
+        if row.parents is not None and not is_chain(row.parents):
+            if positions_T is places_T:
+                positions_T = places_T.copy()
+            positions_T[start : start + len(row.tokens)] = row.position_ids
+    return positions_T
 
 
 def _layouts(spans: list[RowSpan], model: Decoder, longest: int) -> dict[int | None, AttentionLayout]:

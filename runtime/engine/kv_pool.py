@@ -44,6 +44,7 @@ class KvPool:
         self.num_pages = memory.num_pages
         self.num_host_pages = 0 if host is None else host.num_pages
         self.layers: tuple[KvLayer, ...] = tuple(zip(memory.k_LSKD.unbind(), memory.v_LSKD.unbind(), strict=True))
+        self.memories = (memory.k_LSKD, memory.v_LSKD)  # [L, S, ...] each
         self._memory = memory
         self._host = host
 

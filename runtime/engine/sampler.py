@@ -15,22 +15,27 @@ import torch
 
 from ... import kernels
 from ..protocol.sampling import TokenLogprob
-from ..scheduler.plan import Penalties, RowResult, Sample
+from ..scheduler.plan import Penalties, Sample
 
 
-def sample(logits_RV: torch.Tensor, samples: Sequence[Sample], masks: Sequence[bytes | None]) -> list[RowResult]:
-    """One result per row of float32 logits. `masks` are token bitmasks as in `Row.mask`, each allowing some token."""
-    tokens_R = _choose(_constrain(logits_RV, samples, masks), samples)
-    tokens = tokens_R.tolist()
-    wanted = [row for row, s in enumerate(samples) if s.num_top_logprobs is not None]
+def sample(logits_RV: torch.Tensor, samples: Sequence[Sample], masks: Sequence[bytes | None]) -> torch.Tensor:
+    """A token for each row of float32 logits: int64 [R], on their device. `masks` are token bitmasks as in `Row.mask`,
+    each allowing some token."""
+    return _choose(_constrain(logits_RV, samples, masks), samples)
+
+
+def chosen_logprobs(
+    logits_RV: torch.Tensor, tokens_R: torch.Tensor, samples: Sequence[Sample], rows: Sequence[int]
+) -> dict[int, TokenLogprob]:
+    """By row, the log-probabilities of what was chosen there, for those of `rows` that want them."""
+    wanted = [row for row in rows if samples[row].num_top_logprobs is not None]
     if not wanted:
-        return [RowResult(token=token) for token in tokens]
+        return {}
     rows_n = torch.tensor(wanted, device=logits_RV.device)
     nums_top = [samples[row].num_top_logprobs or 0 for row in wanted]
     asked = [samples[row].logprobs_of for row in wanted]
     found = list_logprobs(logits_RV[rows_n], tokens_R[rows_n], nums_top, asked)
-    logprobs = dict(zip(wanted, found, strict=True))
-    return [RowResult(token=token, logprob=logprobs.get(row)) for row, token in enumerate(tokens)]
+    return dict(zip(wanted, found, strict=True))
 
 
 def list_logprobs(

@@ -13,6 +13,8 @@ from types import TracebackType
 
 import msgspec
 
+from ...constrained.errors import GrammarError
+from ...constrained.search import Search, search
 from ..protocol.core import Claim, Finish, Generate, Outlook, Tokens
 from ..protocol.errors import RequestError
 from ..protocol.sampling import LogprobParams, SamplingParams, TokenLogprob
@@ -61,7 +63,7 @@ class Generated:
 class Sample:
     """One output being generated: iterate for its pieces, or go straight to its `result`."""
 
-    def __init__(self, generator: Generator, prompt: Prompt) -> None:
+    def __init__(self, generator: Generator, prompt: Prompt, patterns: Search) -> None:
         self.output_ids: list[int] = []  # so far, with the stop token
         self.num_cached = 0
         self.logprobs: list[TokenLogprob] | None = None if prompt.logprobs is None else []
@@ -73,6 +75,7 @@ class Sample:
         self._detokenizer = Detokenizer(
             generator.tokenizer,
             () if prompt.sampling.no_stop_trim else prompt.sampling.stop,
+            None if prompt.sampling.no_stop_trim or not prompt.sampling.stop_regex else patterns.scan(),
             skip_special_tokens=prompt.sampling.skip_special_tokens,
         )
         self._texts: list[str] = []
@@ -138,6 +141,8 @@ class Sample:
     def _num_certain(self, text: str) -> int:
         """How many ids may be given out with `text`: all, or none more while a part of their text is held back."""
         self._text_ahead += text
+        if self._detokenizer.holds_back:
+            return self._num_ids_given
         waiting = self.output_ids[self._num_ids_given :]
         skip = self._sampling.skip_special_tokens
         if len(self._tokenizer.decode(waiting, skip_special_tokens=skip)) != len(self._text_ahead):
@@ -170,6 +175,7 @@ class Sample:
             prompt_logprobs=self.prompt_logprobs,
             seconds=time.monotonic() - self._began,
             num_retractions=last.num_retractions,
+            num_passes=last.num_passes,
             timings=last.timings,
         )
         return Generated(sequence, self.output_ids, leftover)
@@ -214,9 +220,13 @@ class Generator:
             raise RequestError(f"n must be between 1 and {MAX_SAMPLES}, got {n}", param="n")
         seed = secrets.randbits(63) if prompt.sampling.seed is None else prompt.sampling.seed
         others = replace(prompt, claims=[])
+        try:
+            patterns = search(prompt.sampling.stop_regex)
+        except GrammarError as error:
+            raise RequestError(str(error), param="stop_regex") from None
         return Samples(
             [
-                Sample(self, replace(others if i else prompt, sampling=_seeded(prompt.sampling, seed + i)))
+                Sample(self, replace(others if i else prompt, sampling=_seeded(prompt.sampling, seed + i)), patterns)
                 for i in range(n)
             ]
         )

@@ -43,28 +43,41 @@ class Decoder:
         self.device = parameters.norm_E.device
         self.rope = Rope(config.rope, config.head_dim, device=self.device, dtype=self.dtype)
         self.num_parameters = num_parameters(config)
-        self._parameters = parameters
+        self.parameters = parameters
         self._scale = config.head_dim**-0.5
 
     def hidden(self, inputs: DecoderInputs, kv: Sequence[KvLayer]) -> torch.Tensor:
         """Final hidden states [O, E] of the wanted tokens; the KV of all tokens is written to `kv`, one per layer."""
+        return self.hidden_and_features(inputs, kv, ())[0]
+
+    def hidden_and_features(
+        self, inputs: DecoderInputs, kv: Sequence[KvLayer], captures: Sequence[int]
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """As `hidden`, and [T, len(captures) * E] states of *all* tokens on the way, side by side; None when there are
+        no captures. Capture i < L is the input of layer i before its norm, L the final hidden state."""
         config, eps = self.config, self.config.norm_eps
-        residual = F.embedding(inputs.ids_T, self._parameters.embedding_VE)
-        x = kernels.rms_norm(residual, self._parameters.layers[0].input_norm_E, eps)
-        for index, layer in enumerate(self._parameters.layers):
+        captured: dict[int, torch.Tensor] = {}
+        wanted_O = inputs.wanted_O
+        residual = F.embedding(inputs.ids_T, self.parameters.embedding_VE)
+        x = kernels.rms_norm(residual, self.parameters.layers[0].input_norm_E, eps)
+        for index, layer in enumerate(self.parameters.layers):
             if index:
                 x, residual = kernels.add_rms_norm(x, residual, layer.input_norm_E, eps)
+            if index in captures:
+                captured[index] = residual
             x = self._attention(x, layer, inputs, kv[index], inputs.layouts[config.windows[index]])
-            if index == config.num_layers - 1 and inputs.wanted_O is not None:
+            if index == config.num_layers - 1 and wanted_O is not None and config.num_layers not in captures:
                 # Nobody reads the other tokens' hidden states, and their keys and values are all written.
-                x, residual = x[inputs.wanted_O], residual[inputs.wanted_O]
+                x, residual, wanted_O = x[wanted_O], residual[wanted_O], None
             x, residual = kernels.add_rms_norm(layer.o(x), residual, layer.post_norm_E, eps)
             x = layer.down(kernels.silu_and_mul(layer.gate_up(x)))
-        return kernels.rms_norm(residual + x, self._parameters.norm_E, eps)
+        hidden = captured[config.num_layers] = kernels.rms_norm(residual + x, self.parameters.norm_E, eps)
+        features = torch.cat([captured[index] for index in captures], dim=-1) if captures else None
+        return hidden if wanted_O is None else hidden[wanted_O], features
 
     def logits(self, hidden_OE: torch.Tensor) -> torch.Tensor:
         """float32 [O, V]."""
-        return self._parameters.head(hidden_OE).float()
+        return self.parameters.head(hidden_OE).float()
 
     def _attention(
         self, x_TE: torch.Tensor, layer: LayerParameters, inputs: DecoderInputs, kv: KvLayer, layout: AttentionLayout

@@ -8,6 +8,7 @@ import msgspec
 from msgspec import Meta
 
 OrderName = Literal["fcfs", "lpm", "dfs", "program"]
+SpeculativeName = Literal["eagle", "ngram", "draft", "off"]
 GrammarBackendName = Literal["native", "llguidance", "xgrammar", "outlines"]
 QuantizeName = Literal["int8", "int4", "fp8"]
 EvictionName = Literal["lru", "lfu", "priority", "program"]
@@ -61,6 +62,21 @@ class CoreConfig(msgspec.Struct, frozen=True, kw_only=True):
         str | None,
         Meta(description="ZMQ address to publish what the cache stores and removes at; tcp replays at the next port"),
     ] = None
+    speculative: Annotated[
+        SpeculativeName | None,
+        Meta(description="who guesses tokens ahead; default: eagle when the model has a head beside it, else off"),
+    ] = None
+    speculative_draft_model: Annotated[
+        str | None, Meta(description="the head (eagle) or the smaller model (draft); default: the head in MODEL/draft")
+    ] = None
+    speculative_num_steps: Annotated[int, Meta(ge=1, le=32, description="guesses after one another")] = 5
+    speculative_eagle_topk: Annotated[int, Meta(ge=1, le=32, description="guesses beside one another")] = 4
+    speculative_num_draft_tokens: Annotated[
+        int, Meta(ge=2, le=128, description="tokens verified at once for a request: the last known one and its guesses")
+    ] = 8
+    speculative_adaptive: Annotated[
+        bool, Meta(description="verify only as many guesses as have paid lately; off: always all")
+    ] = True
     log_plans: Annotated[str | None, Meta(description="write every message, plan and result to this file")] = None
 
 

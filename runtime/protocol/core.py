@@ -144,6 +144,7 @@ class Tokens(msgspec.Struct, frozen=True, kw_only=True, tag="tokens"):
     prompt_logprobs: list[TokenLogprob | None] | None = None
     embedding: bytes | None = None
     num_retractions: int = 0
+    num_passes: int = 0  # forwards that gave output tokens: fewer than those where guesses proved right
     timings: Timings | None = None  # with the finish, unless it was aborted
 
 
@@ -173,6 +174,9 @@ class CoreStats(msgspec.Struct, frozen=True, kw_only=True):
     num_host_cached_pages: int = 0
     num_demoted_pages: int = 0  # copied to the host when the pool had no room
     num_promoted_pages: int = 0  # and back
+    num_guessed_tokens: int = 0  # draft tokens that were verified
+    num_accepted_tokens: int = 0  # those that proved right
+    accepted_lengths: list[int] = []  # how many verifications accepted 0, 1, 2, ... of their guesses
 
     @property
     def cache_hit_rate(self) -> float:

@@ -11,6 +11,7 @@ from .errors import RequestError
 
 ConstraintKind = Literal["regex", "json_schema", "choices", "grammar", "structural_tag"]
 MAX_STOPS = 64
+MAX_STOP_REGEX = 4096  # characters
 MAX_TOP_LOGPROBS = 64
 MAX_ASKED_LOGPROBS = 1024
 
@@ -30,7 +31,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """
 
     max_new_tokens: int = 128
-    min_new_tokens: int = 0  # EOS, stop tokens and stop strings are ignored before this many tokens
+    min_new_tokens: int = 0  # EOS, stop tokens, stop strings and patterns are ignored before this many tokens
     temperature: float = 1.0
     top_k: int | None = None
     top_p: float = 1.0
@@ -41,10 +42,11 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     logit_bias: dict[int, float] = {}
     seed: int | None = None  # None: the frontend draws one
     stop: tuple[str, ...] = ()
+    stop_regex: tuple[str, ...] = ()  # Python patterns; what they may say is known to who compiles them
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     skip_special_tokens: bool = True
-    no_stop_trim: bool = False  # keep the matched stop string, or stop token's text, in the text
+    no_stop_trim: bool = False  # keep the matched text, or stop token's text, in the text
     constraint: Constraint | None = None
 
     def __post_init__(self) -> None:
@@ -69,6 +71,12 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             _range("seed", self.seed, -(1 << 63), (1 << 63) - 1)
         if len(self.stop) > MAX_STOPS or any(not s for s in self.stop):
             raise RequestError(f"stop must be at most {MAX_STOPS} non-empty strings, got {self.stop!r}", param="stop")
+        if len(self.stop_regex) > MAX_STOPS or any(not 0 < len(p) <= MAX_STOP_REGEX for p in self.stop_regex):
+            shown = [pattern[:80] for pattern in self.stop_regex[: MAX_STOPS + 1]]
+            raise RequestError(
+                f"stop_regex must be at most {MAX_STOPS} patterns of 1 to {MAX_STOP_REGEX} characters, got {shown!r}",
+                param="stop_regex",
+            )
 
     @property
     def greedy(self) -> bool:

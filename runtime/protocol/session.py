@@ -199,8 +199,14 @@ class Sequence(msgspec.Struct, frozen=True, kw_only=True):
     prompt_logprobs: list[TokenLogprob | None] | None = None
     seconds: float = 0.0  # from submission to finish
     num_retractions: int = 0
+    num_passes: int = 0  # of the model, that gave the tokens
     timings: Timings | None = None  # None: it was aborted
     token_texts: dict[int, str] | None = None  # of every id that the log-probabilities name
+
+    @property
+    def accept_length(self) -> float:
+        """Tokens of a pass: 1 unless guesses proved right, or text was forced."""
+        return self.completion_tokens / self.num_passes if self.num_passes else 0.0
 
 
 class Choice(msgspec.Struct, frozen=True, kw_only=True):

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from ...radix.cache import PrefixCache
 from .chunks import ChunkBudget
+from .guesses import Guesses
 from .request import Request
 
 
@@ -17,6 +18,11 @@ class Part:
 
     request: Request
     num_tokens: int
+    guesses: Guesses | None = None  # of what follows them
+
+    @property
+    def num_slots(self) -> int:
+        return self.num_tokens + (0 if self.guesses is None else len(self.guesses.tree))
 
     @property
     def samples(self) -> bool:
@@ -106,6 +112,14 @@ class Batch:
                 num_tokens -= more
             longer.append(part)
         return longer
+
+    def room_for_guesses(self, part: Part) -> int:
+        """How many tokens more than its own the part could have slots for. Taking them costs nobody its place."""
+        return self._room(part.request, self._cache.num_available) - part.num_tokens
+
+    def add_guesses(self, part: Part, guesses: Guesses) -> Part:
+        self._extend(part.request, part.num_tokens + len(guesses.tree))
+        return replace(part, guesses=guesses)
 
     def leave(self, request: Request) -> None:
         """Stop running; the pages stay with the request until `release`."""

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+
 from ...constrained.errors import GrammarError
 from ..protocol.core import Finish, Tokens
+from ..protocol.errors import RequestError
 from ..protocol.sampling import TokenLogprob
 from .masks import too_hard
 from .plan import Row, RowResult
@@ -11,19 +15,63 @@ from .request import Request
 from .vocabulary import VocabularyFacts
 
 
-def advance(request: Request, row: Row, result: RowResult, vocabulary: VocabularyFacts) -> Tokens | None:
-    """Take over the result of a row that has been computed. None while the prompt is not done. Raises
-    RequestError when its grammar cannot be followed any further."""
-    request.num_computed += len(row.tokens)
+@dataclass(frozen=True)
+class Advance:
+    """What the client is told: tokens, unless the prompt is not done; then perhaps that nothing can follow them."""
+
+    answer: Tokens | None
+    error: RequestError | None = None
+
+
+def advance(
+    request: Request,
+    row: Row,
+    result: RowResult,
+    vocabulary: VocabularyFacts,
+    jump: Callable[[Request], object],
+) -> Advance:
+    """Take over the result of a row that has been computed, token by token, just as if each had come alone: `jump`
+    appends what is forced after it, and what comes after the output's end is dropped."""
+    request.num_computed += row.num_committed
     assert len(result.scores) == (0 if row.score is None else len(row.score.targets))
     request.take_scores(result.scores)
     if request.pool is not None and row.pool_from is not None:
         assert result.pooled is not None
         request.pool.add(result.pooled, request.num_computed)
     if row.sample is None:
-        return None if request.num_uncomputed or request.awaits_grammar else prompt_answer(request)
-    token = result.token
-    assert token is not None
+        return Advance(None if request.num_uncomputed or request.awaits_grammar else prompt_answer(request))
+    request.num_passes += 1
+    finish, error = None, None
+    position = len(request.tokens)  # of the next of the result's tokens
+    num_done = request.num_output  # tokens up to the last sampled one
+    for index, token in enumerate(result.tokens):
+        if position < len(request.tokens):
+            if request.tokens[position] != token:
+                break  # other ids for text that was forced meanwhile
+            _keep_logprob(request, result, index)
+        else:
+            try:
+                finish = _take(request, token, vocabulary)
+                _keep_logprob(request, result, index)
+                if finish is None:
+                    jump(request)
+            except RequestError as failure:
+                error = failure
+                break
+            num_done = position + 1 - request.num_prompt
+        position += 1
+        # The KV of what proved right is there; the token that was sampled last is still to be computed.
+        request.num_computed += index < len(result.tokens) - 1
+        if finish is not None:
+            break
+    if (scored := request.next_scored) is not None:
+        request.num_computed = min(request.num_computed, scored - 1)  # a forced token's logits were not looked at
+    return Advance(_sampled(request, num_done, finish), error)
+
+
+def _take(request: Request, token: int, vocabulary: VocabularyFacts) -> Finish | None:
+    """One more output token, and whether it is the last. Raises RequestError when the grammar cannot be followed that
+    far."""
     assert 0 <= token < vocabulary.vocab_size
     finish = request.stops.feed(token, request.num_output)
     request.tokens.append(token)
@@ -33,16 +81,26 @@ def advance(request: Request, row: Row, result: RowResult, vocabulary: Vocabular
         except GrammarError as error:
             raise too_hard(error) from None
         assert accepted, f"token {token} was sampled against its mask"
-    if finish is None and not request.wants_tokens:
-        finish = Finish("length")
+    return Finish("length") if finish is None and not request.wants_tokens else finish
+
+
+def _keep_logprob(request: Request, result: RowResult, index: int) -> None:
+    if request.message.logprobs is not None:
+        assert len(result.logprobs) == len(result.tokens)
+        request.output_scores.append(result.logprobs[index])
+
+
+def _sampled(request: Request, num_done: int, finish: Finish | None) -> Tokens | None:
+    """The output's first `num_done` tokens, as far as the client lacks them."""
+    num_new = num_done - request.num_sent
+    if not num_new:
+        return None
+    start = request.num_prompt + request.num_sent
+    request.num_sent = num_done
     logprobs = None
     if request.message.logprobs is not None:
-        assert result.logprob is not None
-        logprobs = [*request.forced_scores, result.logprob]
-        request.forced_scores.clear()
-    ids = request.tokens[request.num_prompt + request.num_sent :]
-    request.num_sent = request.num_output
-    return _tokens(request, ids, finish, logprobs=logprobs)
+        logprobs, request.output_scores = request.output_scores[:num_new], request.output_scores[num_new:]
+    return _tokens(request, request.tokens[start : start + num_new], finish, logprobs=logprobs)
 
 
 def prompt_answer(request: Request) -> Tokens:
@@ -59,6 +117,7 @@ def abort_answer(request: Request) -> Tokens:
         num_cached=request.num_cached or 0,
         finish=Finish("abort"),
         num_retractions=request.num_retractions,
+        num_passes=request.num_passes,
     )
 
 
@@ -82,4 +141,5 @@ def _tokens(
         prompt_logprobs=request.prompt_logprobs() if first else None,
         embedding=embedding,
         num_retractions=request.num_retractions,
+        num_passes=request.num_passes,
     )

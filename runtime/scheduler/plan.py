@@ -9,6 +9,7 @@ from __future__ import annotations
 import msgspec
 
 from ..protocol.sampling import TokenLogprob
+from ..speculation.tree import DraftTree, depths
 
 
 class Penalties(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,8 +44,33 @@ class Score(msgspec.Struct, frozen=True, kw_only=True):
     of: tuple[int, ...] = ()  # further tokens whose log-probability is wanted at each position
 
 
+class Node(msgspec.Struct, frozen=True, kw_only=True):
+    """How to draw the token that follows a draft token, if everything up to it is right: by the row's Sample, with this
+    draw and mask, the tokens on the way to it and it itself counted by the penalties."""
+
+    draw: int
+    mask: bytes | None = None
+
+
+class DraftWant(msgspec.Struct, frozen=True):
+    """A tree that the request will verify in its next step: at most `num_tokens` nodes, `steps` deep, with at most
+    `top_k` children each, ranked by the draft's probabilities at `temperature`."""
+
+    steps: int
+    top_k: int
+    num_tokens: int
+    temperature: float
+
+
 class Row(msgspec.Struct, frozen=True, kw_only=True):
-    """One request's part of a step. A decode row has one token, a prefill chunk many."""
+    """One request's part of a step. A decode row has one token, a prefill chunk many, a verification a tree after them.
+
+    The last `len(parents)` tokens are draft nodes; those before, at least one, are committed. `parents[i]` is an index
+    among the nodes, -1 for the last committed token; parents come first, siblings differ. Node i's KV goes to the slot
+    of index `first_position + num_committed + i`; its position id is that of the last committed token plus its depth,
+    and it sees the committed tokens, its ancestors and itself. A row with nodes has a Sample; `nodes` has one entry for
+    each.
+    """
 
     rid: str
     tokens: list[int]  # at least one
@@ -54,6 +80,19 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     mask: bytes | None = None  # int32 little-endian words: bit t % 32 of word t // 32 set iff token t may come next
     score: Score | None = None
     pool_from: int | None = None  # the sum of the hidden states of the row's tokens from this one on is wanted
+    parents: list[int] | None = None  # None: no token is a guess
+    nodes: list[Node] = []
+    draft: DraftWant | None = None  # for the next step of the request; from the engine's source, if it has one
+
+    @property
+    def num_committed(self) -> int:
+        return len(self.tokens) - len(self.parents or ())
+
+    @property
+    def position_ids(self) -> list[int]:
+        first, num_committed = self.first_position, self.num_committed
+        ids = list(range(first, first + num_committed))
+        return ids if self.parents is None else ids + [ids[-1] + depth for depth in depths(self.parents)]
 
 
 class PageCopy(msgspec.Struct, frozen=True):
@@ -75,12 +114,22 @@ class ForwardPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RowResult(msgspec.Struct, frozen=True, kw_only=True):
-    token: int | None = None  # the sampled one, when the row had a Sample
-    logprob: TokenLogprob | None = None
+    """`tokens` are the draft tokens that proved right, then the one sampled after them. The KV of the former has been
+    moved to the positions that follow the committed tokens'."""
+
+    tokens: list[int] = []  # at least one, when the row had a Sample
+    logprobs: list[TokenLogprob] = []  # one for each of them, when wanted
     scores: list[TokenLogprob] = []
     pooled: bytes | None = None  # float32, little-endian, when the row had a `pool_from`
+    draft: DraftTree | None = None  # what the engine's source guesses to come next
+
+    @property
+    def token(self) -> int | None:
+        """The one sampled last, if any was."""
+        return self.tokens[-1] if self.tokens else None
 
 
 class ForwardResult(msgspec.Struct, frozen=True, kw_only=True):
     step: int
     rows: list[RowResult]  # one per row of the plan, in order
+    seconds: float = 0.0  # that the step took

@@ -7,7 +7,10 @@ from dataclasses import dataclass, field
 from ...radix.cache import Lease
 from ..protocol.core import Generate
 from ..protocol.sampling import TokenLogprob
+from ..speculation.ngram import NgramIndex
+from ..speculation.tree import DraftTree
 from .clock import Clock
+from .economy import Acceptance
 from .grammar import Matcher
 from .pool import Pool
 from .stops import StopRules
@@ -31,11 +34,15 @@ class Request:
     num_computed: int = 0
     num_cached: int | None = None  # prompt tokens reused when it first ran
     num_retractions: int = 0
+    num_passes: int = 0  # forwards that gave output tokens
+    draft: DraftTree | None = None  # the engine's guess of what follows `tokens`
+    acceptance: Acceptance = field(default_factory=Acceptance)  # of its guesses
+    ngrams: NgramIndex | None = None  # for guessing from the tokens themselves
     prompt_scores: list[TokenLogprob] = field(default_factory=list)
     pool: Pool | None = None
     answered: bool = False  # the client has its first tokens, and the prompt's scores with them
     num_sent: int = 0  # output tokens that the client has; those behind them were forced and go with the next one
-    forced_scores: list[TokenLogprob] = field(default_factory=list)  # of output tokens behind `num_sent`
+    output_scores: list[TokenLogprob] = field(default_factory=list)  # of output tokens behind `num_sent`
     aborted: bool = False
     counted: bool = False  # its prompt, in the totals
 
@@ -79,7 +86,7 @@ class Request:
             return None
         if self._num_unscored:
             return self.num_prompt - self._num_unscored
-        position = self.num_prompt + self.num_sent + len(self.forced_scores)
+        position = self.num_prompt + self.num_sent + len(self.output_scores)
         return position if position < len(self.tokens) else None
 
     @property
@@ -103,7 +110,7 @@ class Request:
         """Those from `next_scored` on, in order."""
         num_prompt = min(self._num_unscored, len(scores))
         self.prompt_scores += scores[:num_prompt]
-        self.forced_scores += scores[num_prompt:]
+        self.output_scores += scores[num_prompt:]
 
     def note_cached(self, num_tokens: int) -> None:
         """It starts to run with so many tokens from the cache; only the first time says something to the client."""

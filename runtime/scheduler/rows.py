@@ -4,26 +4,31 @@ from __future__ import annotations
 
 from .batch import Part
 from .masks import next_mask
-from .plan import Penalties, Row, Sample, Score
+from .plan import DraftWant, Penalties, Row, Sample, Score
 from .request import Request
 from .sampling_draw import draw
 
 
-def build_row(part: Part, vocab_size: int, page_size: int) -> Row:
-    """The row that computes `part`. Raises RequestError when the request's grammar is at a dead end."""
+def build_row(part: Part, vocab_size: int, page_size: int, want: DraftWant | None) -> Row:
+    """The row that computes `part`; `want` is what the engine drafts for the next one. Raises RequestError when the
+    request's grammar is at a dead end."""
     request = part.request
     assert request.lease is not None
     first = request.num_computed
     end = first + part.num_tokens
+    guesses = part.guesses
     return Row(
         rid=request.rid,
-        tokens=request.tokens[first:end],
+        tokens=request.tokens[first:end] + ([] if guesses is None else guesses.tree.tokens),
         first_position=first,
-        pages=request.lease.pages[: -(-end // page_size)],
+        pages=request.lease.pages[: -(-(first + part.num_slots) // page_size)],
         sample=_sample(request) if part.samples else None,
         mask=_mask(request, vocab_size) if part.samples else None,
         score=_score(request, first, end),
         pool_from=None if request.pool is None else request.pool.start(first, end),
+        parents=None if guesses is None else guesses.tree.parents,
+        nodes=[] if guesses is None else guesses.nodes,
+        draft=want,
     )
 
 

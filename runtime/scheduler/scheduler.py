@@ -18,6 +18,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from ...constrained.errors import GrammarError
 from ...radix.cache import PrefixCache
 from ..protocol.config import CoreConfig
 from ..protocol.core import (
@@ -37,6 +38,7 @@ from ..protocol.errors import BusyError, ErrorInfo, RequestError
 from .admission import Admission
 from .batch import Batch, Part
 from .clock import Clock
+from .drafting import Drafting
 from .estimate import OutputLengths
 from .grammar import Grammars
 from .jump import jump
@@ -115,6 +117,7 @@ class Scheduler:
         self._batch = Batch(cache)
         self._programs = Programs(cache)
         self._lengths = OutputLengths()
+        self._drafting = Drafting(config, vocabulary.vocab_size)
         # Every running request decodes in every step, so no more may run than the budget has tokens.
         max_running = min(config.max_running, config.prefill_budget)
         self._waiting = Admission(
@@ -162,7 +165,8 @@ class Scheduler:
         """The next step's work, or None when there is nothing to compute."""
         assert self._in_flight is None, "the last plan has not been committed"
         self._settle_grammars()
-        shares = self._batch.share_out(self._budget, contended=len(self._waiting) > 0)
+        num_guesses = self._drafting.propose(self._batch, self._budget)
+        shares = self._batch.share_out(self._budget - num_guesses, contended=len(self._waiting) > 0)
         for request in shares.retracted:
             self._waiting.add(request)
             self._lengths.retracted()
@@ -176,7 +180,7 @@ class Scheduler:
             del self._live[request.rid]
             self._answers.append(replace(prompt_answer(request), timings=request.clock.timings(now)))
         self._parked.update((request.rid, request) for request in admitted.awaiting)
-        running = self._batch.top_up(shares.parts, admitted.num_left)
+        running = self._batch.top_up(self._drafting.add_guesses(shares.parts, self._batch), admitted.num_left)
         rows, requests = self._build(running + admitted.parts)
         if not rows:
             return None
@@ -205,24 +209,23 @@ class Scheduler:
         for request, row, row_result in zip(requests, plan.rows, result.rows, strict=True):
             assert request.lease is not None
             if request.aborted:
-                request.num_computed += len(row.tokens)
+                request.num_computed += row.num_committed
                 self._batch.release(request)
                 continue
-            try:
-                answer = advance(request, row, row_result, self._vocabulary)
-                if answer is not None and answer.finish is None:
-                    self._jump(request)
-            except RequestError as error:
-                self._end(request)
-                answers.append(RequestFailed(request.rid, ErrorInfo.of(error)))
-                continue
+            num_computed = request.num_computed
+            advanced = advance(request, row, row_result, self._vocabulary, self._jump)
+            self._drafting.observe(request, row, row_result)
+            answer = advanced.answer
             if answer is not None:
                 request.clock.answer(now)
                 if answer.finish is not None:
                     answer = replace(answer, timings=request.clock.timings(now))
                 self._totals.num_output_tokens += len(answer.ids)
                 answers.append(answer)
-            if answer is not None and answer.finish is not None:
+            if advanced.error is not None:
+                self._end(request)
+                answers.append(RequestFailed(request.rid, ErrorInfo.of(advanced.error)))
+            elif answer is not None and answer.finish is not None:
                 self._lengths.ended(request.num_output)
                 self._cache.commit(request.lease, request.tokens[: request.num_computed])
                 self._programs.keep(request)
@@ -230,8 +233,9 @@ class Scheduler:
             elif request.awaits_grammar and not request.num_uncomputed:
                 self._batch.pause(request)
                 self._parked[request.rid] = request
-            elif len(row.tokens) > 1 or self._worth_publishing(request):
-                self._cache.commit(request.lease, request.tokens[: request.num_computed])
+            else:
+                self._publish(request, row, num_computed)
+        self._drafting.observe_step(plan, result)
         return answers
 
     def stats(self) -> CoreStats:
@@ -247,6 +251,7 @@ class Scheduler:
             num_demoted_pages=self._cache.stats.num_demoted_pages,
             num_promoted_pages=self._cache.stats.num_promoted_pages,
             **asdict(self._totals),
+            **asdict(self._drafting.counts),
         )
 
     def _arrive(self, message: Generate, now: float, owner: bytes) -> list[FromCore]:
@@ -260,15 +265,18 @@ class Scheduler:
             )
             if len(self._waiting) + len(self._parked) >= self._max_waiting:
                 raise BusyError(f"{self._max_waiting} requests are waiting already")
+            stops = StopRules(message.sampling, self._vocabulary)
         except (RequestError, BusyError) as error:
             return [RequestFailed(message.rid, ErrorInfo.of(error))]
+        except GrammarError as error:
+            return [RequestFailed(message.rid, ErrorInfo.of(RequestError(str(error), param="stop_regex")))]
         request = Request(
             message=message,
             owner=owner,
             serial=self._num_arrived,
             rank=self._rank(message, owner),
             end=end,
-            stops=StopRules(message.sampling, self._vocabulary),
+            stops=stops,
             tokens=list(message.tokens),
             clock=Clock(now),
             pool=None if message.pooling is None else Pool(message.pooling, len(message.tokens)),
@@ -339,16 +347,22 @@ class Scheduler:
         if self._retokenise is not None:
             self._totals.num_forced_tokens += jump(request, self._retokenise)
 
-    def _worth_publishing(self, request: Request) -> bool:
-        # Others may wait for every bit of a prompt; of what comes after it, whole pages are enough.
-        return request.num_computed <= request.num_prompt or request.num_computed % self._cache.page_size == 0
+    def _publish(self, request: Request, row: Row, num_computed_before: int) -> None:
+        """Others may wait for every bit of a prompt; of what comes after it, whole pages are enough."""
+        assert request.lease is not None
+        num_whole = request.num_computed - request.num_computed % self._cache.page_size
+        if num_computed_before < request.num_prompt or row.num_committed > 1:
+            self._cache.commit(request.lease, request.tokens[: request.num_computed])
+        elif num_whole > num_computed_before:
+            self._cache.commit(request.lease, request.tokens[:num_whole])
 
     def _build(self, parts: list[Part]) -> tuple[list[Row], list[Request]]:
         """The rows, and whose they are. A request whose grammar is at a dead end leaves instead."""
         rows, requests = [], []
         for part in parts:
             try:
-                rows.append(build_row(part, self._vocabulary.vocab_size, self._cache.page_size))
+                want = self._drafting.want(part) if part.samples else None
+                rows.append(build_row(part, self._vocabulary.vocab_size, self._cache.page_size, want))
                 requests.append(part.request)
             except RequestError as error:
                 self._end(part.request)

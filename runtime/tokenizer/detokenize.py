@@ -1,4 +1,5 @@
-"""Token ids to text as they come, and where a stop string cuts them. Knows one output; no requests, no messages.
+"""Token ids to text as they come, and where a stop string, or the match of a pattern, cuts them. Knows one output; no
+requests, no messages.
 
 The work per token does not grow with the output: only bytes whose fate is open are kept.
 """
@@ -8,6 +9,8 @@ from __future__ import annotations
 import codecs
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple, Protocol
+
+from ...constrained.search import Scan
 
 
 class TokenText(Protocol):
@@ -23,24 +26,38 @@ class Detokenizer:
     """Streams the text of an output.
 
     What `add` and `finish` return is, put together, what `decode` says of all the ids, cut before the stop string
-    that ended the output. Never half a character, and no text that may yet turn out to be a stop string.
+    or match that ended the output. Never half a character, and no text that may yet turn out to be a stop string or
+    part of a match of `patterns`, which is a scan that nobody else feeds.
     """
 
-    def __init__(self, tokenizer: TokenText, stops: Sequence[str] = (), *, skip_special_tokens: bool = True) -> None:
+    def __init__(
+        self,
+        tokenizer: TokenText,
+        stops: Sequence[str] = (),
+        patterns: Scan | None = None,
+        *,
+        skip_special_tokens: bool = True,
+    ) -> None:
         self._pieces = _Pieces(tokenizer, skip_special_tokens)
         self._stops = [stop.encode() for stop in stops]
         self._max_held = max(map(len, self._stops), default=1) - 1
-        self._held = b""  # the longest end of what came that begins a stop string
+        self._patterns = patterns
+        self._held = b""  # the longest end of what came that begins a stop string or match
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    @property
+    def holds_back(self) -> bool:
+        """Whether text that came may yet be cut off."""
+        return bool(self._held)
 
     def add(self, ids: Iterable[int]) -> str:
         """The text that is certain now. Do not pass the ids with which a stop string came: they go to `finish`."""
         return "".join(self._add(token) for token in ids)
 
     def finish(self, ids: Sequence[int] = (), *, stop: str | None = None) -> str:
-        """The rest of the text. `ids` are the last ones; `stop` is the stop string whose match ends in the last.
+        """The rest of the text. `ids` are the last ones; `stop` is the matched text, which ends in the last.
 
-        The text ends before the stop string. To keep it, do not pass it.
+        The text ends before it. To keep it, do not pass it.
         """
         if stop is None:
             return self.add(ids) + self._decoder.decode(self._held, final=True)
@@ -50,15 +67,21 @@ class Detokenizer:
         return text + self._decoder.decode(window[:end], final=True)
 
     def _window(self, token: int) -> tuple[bytes, int]:
-        """What is held and the token's bytes, and how many of them can be no part of a stop string any more."""
+        """What is held and the token's bytes, and how many of them can be no part of a match any more."""
         data, interrupts = self._pieces.of(token)
         window = self._held + data
         if interrupts:
+            if self._patterns is not None:
+                self._patterns.interrupt()
             return window, len(window)
-        for start in range(max(0, len(window) - self._max_held), len(window)):
+        num_certain = len(window)
+        if self._patterns is not None:
+            self._patterns.feed(data)
+            num_certain -= self._patterns.num_open
+        for start in range(max(0, len(window) - self._max_held), num_certain):
             if any(stop.startswith(window[start:]) for stop in self._stops):
                 return window, start
-        return window, len(window)
+        return window, num_certain
 
     def _add(self, token: int) -> str:
         window, num_certain = self._window(token)
@@ -67,7 +90,7 @@ class Detokenizer:
 
 
 class Cut(NamedTuple):
-    """`ids[:num_whole]` lie before the stop string; `leftover` is the text between them and the stop string."""
+    """`ids[:num_whole]` lie before the stop; `leftover` is the text between them and the stop."""
 
     text: str
     num_whole: int
@@ -75,7 +98,7 @@ class Cut(NamedTuple):
 
 
 def cut(tokenizer: TokenText, ids: Sequence[int], stop: str, *, skip_special_tokens: bool = True) -> Cut:
-    """`ids` without the stop string, whose match ends in the last of them.
+    """`ids` without the stop: the matched text, which ends in the last of them.
 
     The whole ids end at the end of a character, so that `text` is theirs followed by `leftover`.
     """

@@ -20,7 +20,17 @@ from ramify import assistant, gen, select, system, user
 
 # What depends on who else was there, and must not matter to anybody.
 CIRCUMSTANCES = frozenset(
-    {"id", "cached_tokens", "e2e_latency", "num_retractions", "queue_time", "prefill_time", "decode_time"}
+    {
+        "id",
+        "cached_tokens",
+        "e2e_latency",
+        "num_retractions",
+        "queue_time",
+        "prefill_time",
+        "decode_time",
+        "spec_verify_ct",
+        "spec_accept_length",
+    }
 )
 WORDS = "the capital of France is a river in spring and Ada lives near seven spiders under blue lamps".split()
 SCHEMA = {
@@ -299,7 +309,7 @@ def _body(draw: random.Random, index: int, text: str, tokens_of: Callable[[str],
     if draw.random() < 0.5:
         params |= {"temperature": draw.choice([0.7, 1.2]), "sampling_seed": draw.randrange(3)}
         params |= draw.choice([{}, {"top_p": 0.9}, {"top_k": 5}, {"min_p": 0.05}])
-    match draw.randrange(7):
+    match draw.randrange(8):
         case 0:
             params |= {"stop": ["e", " the"]}
         case 1:
@@ -312,6 +322,8 @@ def _body(draw: random.Random, index: int, text: str, tokens_of: Callable[[str],
             params |= {"n": draw.choice([2, 3]), "max_new_tokens": 6, "ignore_eos": True}
         case 5:
             params |= {"min_new_tokens": 3, "max_new_tokens": 9, "presence_penalty": 0.4, "stop": "in"}
+        case 6:
+            params |= {"stop_regex": draw.choice(["[aeiou]r", ["s +[a-z]", "t.?e"]]), "stop": ["on", "  "]}
     ids = tokens_of(text)
     ids = ids[: draw.choice([len(ids), draw.randint(1, len(ids))])]  # ends anywhere in a page
     body: dict[str, Any] = {"input_ids": ids, "sampling_params": params, "priority": draw.choice([0, 0, 0, 1, -1])}

@@ -15,6 +15,7 @@ import pytest
 
 import ramify
 from ramify import gen
+from ramify.runtime.checkpoint import SHIPPED_MODEL
 
 from .mix import Case, Closed, Cut, Outcome, Target, make_mix, make_writers, run_alone, run_together
 
@@ -32,6 +33,15 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "lpm, lfu": {"num_pages": QUARTER, "order": "lpm", "eviction": "lfu"},
     "dfs, priority": {"num_pages": QUARTER, "order": "dfs", "eviction": "priority"},
     "host memory": {"num_pages": 64, "host_kv_memory": 0.01},
+    "guesses from the text": {"num_pages": QUARTER, "speculative": "ngram", "prefill_budget": 100},
+    "guesses from a model": {
+        "num_pages": 64,
+        "host_kv_memory": 0.01,
+        "speculative": "draft",
+        "speculative_draft_model": str(SHIPPED_MODEL),
+        "speculative_num_draft_tokens": 12,
+        "speculative_adaptive": False,
+    },
 }
 
 
@@ -42,7 +52,7 @@ def start(**settings: Any) -> ramify.Runtime:
 @pytest.fixture(scope="module")
 def references() -> Iterator[list[Target]]:
     """Two runtimes without a cache."""
-    settings = {"prefix_cache": False, "num_pages": AMPLE}
+    settings = {"prefix_cache": False, "num_pages": AMPLE, "speculative": "off"}
     with start(**settings) as one, start(**settings) as two, Target(one) as first, Target(two) as second:
         yield [first, second]
 
@@ -114,13 +124,21 @@ def test_under_other_settings(mix: Expected, settings: dict[str, Any]) -> None:
         assert stats["num_evicted_pages"] > 3 * stats["num_pages"]  # what is cached has to go, many times over
         if "host_kv_memory" in settings:
             assert stats["num_demoted_pages"] > stats["num_promoted_pages"] > 0
+        if "speculative" in settings:
+            assert stats["num_accepted_tokens"] > 0
         check_flush(target)
 
 
-def test_outputs_that_have_to_give_up_their_pages_go_on_where_they_were(references: list[Target]) -> None:
+@pytest.mark.parametrize("speculative", ["off", "ngram", "draft"])
+def test_outputs_that_have_to_give_up_their_pages_go_on_where_they_were(
+    references: list[Target], speculative: str
+) -> None:
     cases = make_writers(16, references[0].encode)
     expected = Expected(cases, run_alone(cases, references))
-    with start(num_pages=32) as runtime, Target(runtime) as target:
+    settings: dict[str, Any] = {"num_pages": 32, "speculative": speculative, "speculative_adaptive": False}
+    if speculative == "draft":
+        settings["speculative_draft_model"] = str(SHIPPED_MODEL)
+    with start(**settings) as runtime, Target(runtime) as target:
         expected.check(run_together(cases, target))
         assert check_pages(target)["num_retractions"] > 0
         check_flush(target)

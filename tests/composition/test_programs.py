@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import httpx
 import pytest
 
@@ -157,6 +159,43 @@ def test_stop_strings_end_the_text_across_tokens() -> None:
         state = stop.run([wanted])
         assert state["x"] == whole[: whole.index(wanted)]
         assert state.get_meta_info("x")["finish_reason"] == {"type": "stop", "matched": wanted}
+
+
+def naive_cut(text: str, patterns: list[str]) -> tuple[str, str]:
+    """Before the match that ends first and, of those, begins first; and that match."""
+    parts = ((end, start) for end in range(len(text) + 1) for start in range(end))
+    end, start = next(p for p in parts if any(re.fullmatch(pattern, text[p[1] : p[0]]) for pattern in patterns))
+    return text[:start], text[start:end]
+
+
+@pytest.mark.parametrize(
+    "patterns",
+    [[r"[.,]"], [r"[a-z]+ [a-z]*t"], [r"(?i)the \w{3}", r"\w\n+"], [r"a[^a]{3,}a"], [r"(?s).{25}"]],
+    ids=str,
+)
+def test_stop_patterns_end_the_text_across_tokens(patterns: list[str], url: str) -> None:
+    @ramify.function
+    def stop(s: ramify.ProgramState, **params: object) -> None:
+        s += "Ada lives in" + gen("x", max_tokens=60, temperature=0, ignore_eos=True, **params)
+        s += "|" + gen("y", max_tokens=2, temperature=0)
+
+    whole = stop.run()["x"]
+    text, matched = naive_cut(whole, patterns)
+    state = stop.run(stop_regex=patterns, stop="no such text")
+    assert state["x"] == text
+    assert state.get_meta_info("x")["finish_reason"] == {"type": "stop", "matched": matched}
+    assert state.text() == f"Ada lives in{text}|{state['y']}"
+    streamed = stop.run(stop_regex=patterns, stream=True)
+    assert "".join(streamed.text_iter("x")) == text
+    assert stop.run(stop_regex=patterns, n=2)["x"] == [text, text]
+
+    params = {"max_new_tokens": 60, "temperature": 0, "ignore_eos": True, "stop_regex": patterns}
+    body = {"text": "Ada lives in", "sampling_params": params}
+    answer = httpx.post(f"{url}/generate", json=body, timeout=60).json()
+    assert answer["text"] == text
+    assert answer["meta_info"]["finish_reason"] == {"type": "stop", "matched": matched}
+    params["no_stop_trim"] = True
+    assert httpx.post(f"{url}/generate", json=body, timeout=60).json()["text"].startswith(text + matched)
 
 
 def test_what_a_stop_cut_off_is_not_in_the_state() -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import random
+import weakref
 from typing import Any
 
 import jsonschema
@@ -12,6 +14,8 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from ramify.constrained import GrammarError, JsonSchema, WhitespacePolicy, compile_constraint
+from ramify.constrained.automaton import Automaton
+from ramify.constrained.schema import schema_start
 
 from .schemas import SCHEMAS, instances
 from .walks import VOCABULARY, accepts, compiled_or_none, sample
@@ -243,3 +247,15 @@ def test_texts_that_must_be_accepted(schema: Any, text: str) -> None:
 )
 def test_texts_that_must_not_be_accepted(schema: Any, text: str) -> None:
     assert not accepts(compile_constraint(JsonSchema(schema), VOCABULARY), text.encode())
+
+
+def test_a_schema_that_nobody_holds_is_freed() -> None:
+    different = {"oneOf": [{"minimum": 1}, {"maxItems": 2}]}
+    schema = {"anyOf": [{"properties": {"a": {"not": {"type": "array"}}}}, different]}
+    automaton = Automaton()
+    start = schema_start(schema, "any", "any", automaton)
+    assert automaton.edges_of(automaton.number(start))
+    gone = weakref.ref(start.world)
+    del automaton, start
+    gc.collect()
+    assert gone() is None

@@ -138,7 +138,7 @@ class FakeCore:
                 self.num_flushes += 1
                 self.send(CoreReply(call))
             case GetStats(call=call):
-                values = dict.fromkeys(CoreStats.__struct_fields__, 0)
+                values = dict.fromkeys(CoreStats.__struct_fields__, 0) | {"accepted_lengths": []}
                 self.send(CoreReply(call, stats=CoreStats(**values | {"num_waiting": len(self._waiting)})))
 
     async def _load(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from typing import Any
 
 import pytest
@@ -52,6 +53,39 @@ def test_a_stop_string_cuts_the_text_where_find_says() -> None:
                 assert generated.output_ids == whole[: sequence.completion_tokens]
                 assert "".join(piece.text for piece in pieces) == sequence.text
                 assert [token for piece in pieces for token in piece.ids] == sequence.ids
+
+    run(main())
+
+
+@pytest.mark.parametrize("pattern", ["[🦊é]+ ", '"[a-z]+"', "(?s)json.*France", "[A-Z][^a-z]*[a-z]{4,}", "[^x]{30}"])
+def test_a_stop_pattern_cuts_the_text_and_nothing_of_its_match_is_sent(pattern: str) -> None:
+    spans = [(end, start) for end in range(len(TEXT) + 1) for start in range(end)]
+    end, start = next(span for span in spans if re.fullmatch(pattern, TEXT[span[1] : span[0]]))
+
+    async def main() -> None:
+        whole = TOKENIZER.encode(TEXT, continues=True)
+        async with house(says(TEXT)) as built:
+            pieces, generated = await finish(built, stop_regex=("not there", pattern), stop=("The end",))
+            sequence = generated.sequence
+            assert sequence.text == TEXT[:start]
+            assert sequence.finish == Finish("stop", TEXT[start:end])
+            assert sequence.ids == whole[: len(sequence.ids)]
+            assert TOKENIZER.decode(sequence.ids) + generated.leftover == sequence.text
+            assert "".join(piece.text for piece in pieces) == sequence.text
+            assert [token for piece in pieces for token in piece.ids] == sequence.ids
+            _, kept = await finish(built, stop_regex=(pattern,), no_stop_trim=True)
+            assert kept.sequence.text.startswith(TEXT[:end])
+
+    run(main())
+
+
+def test_a_bad_stop_pattern_is_refused_before_anything_is_submitted() -> None:
+    async def main() -> None:
+        async with house() as built:
+            with pytest.raises(RequestError, match=re.escape("'a*'")) as caught:
+                await finish(built, stop_regex=("a*",))
+            assert caught.value.param == "stop_regex"
+            assert not built.core.requests
 
     run(main())
 

@@ -76,6 +76,8 @@ def test_a_prompt_is_continued() -> None:
                     "completion_tokens": len(FINE) + 1,
                     "cached_tokens": len(prompt) // 2,
                     "num_retractions": 0,
+                    "spec_verify_ct": 0,
+                    "spec_accept_length": 0.0,
                 },
             }
             assert built.core.requests[0].tokens == prompt
@@ -199,7 +201,9 @@ WRONG: list[tuple[Any, str | None, str]] = [
     ({"text": "a", "bogus": 1}, "bogus", "unknown parameter bogus"),
     ({"text": "a", "sampling_params": {"bogus": 1}}, "bogus", "sampling_params.bogus"),
     ({"text": ["a", "b"], "sampling_params": [{}, {"bogus": 1}]}, "bogus", "sampling_params.1.bogus"),
-    ({"text": "a", "sampling_params": {"stop_regex": "x"}}, "stop_regex", "stop_regex"),
+    ({"text": "a", "sampling_params": {"stop_regex": "x*"}}, "stop_regex", "'x*'"),
+    ({"text": "a", "sampling_params": {"stop_regex": ["y", "a(b"]}}, "stop_regex", "position 1"),
+    ({"text": "a", "sampling_params": {"stop_regex": 5}}, "stop_regex", "string"),
     ({"text": "a", "sampling_params": {"temperature": "hot"}}, "temperature", "sampling_params.temperature"),
     ({"text": "a", "sampling_params": {"temperature": -1}}, "temperature", "-1"),
     ({"text": "a", "sampling_params": {"top_k": 0}}, "top_k", "0"),

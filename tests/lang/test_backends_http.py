@@ -59,14 +59,18 @@ def test_it_gives_what_zmq_gives(backend: ramify.Runtime, over_http: HttpRuntime
         ]
 
 
-def test_the_tokens_of_a_state_are_those_that_were_generated(backend: ramify.Runtime, over_http: HttpRuntime) -> None:
+@pytest.mark.parametrize("ends", [{"stop": " a"}, {"stop_regex": ["[ao][^ao]+[ao]", "zz"]}], ids=str)
+def test_the_tokens_of_a_state_are_those_that_were_generated(
+    backend: ramify.Runtime, over_http: HttpRuntime, ends: dict[str, Any]
+) -> None:
     @ramify.function
     def twice(s: ProgramState) -> None:
-        s += "Ada lives near a river" + gen("x", max_tokens=9, stop=" a", temperature=1.0, seed=4)
+        s += "Ada lives near a river" + gen("x", max_tokens=9, temperature=1.0, seed=4, **ends)
         s += gen("y", max_tokens=2, temperature=0)
 
     ours, theirs = (twice.run(backend=each) for each in (over_http, backend))
     assert ours.text() == theirs.text()
+    assert ours.get_meta_info("x")["finish_reason"] == theirs.get_meta_info("x")["finish_reason"]
     assert ours.get_meta_info("y")["prompt_tokens"] == theirs.get_meta_info("y")["prompt_tokens"]
     assert ours.get_meta_info("y")["cached_tokens"] > 0
 

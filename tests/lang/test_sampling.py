@@ -30,6 +30,7 @@ ARGUMENTS: dict[str, list[tuple[Any, str, Any]]] = {
     "presence_penalty": [(0.1, "presence_penalty", 0.1), (0.2, "presence_penalty", 0.2)],
     "repetition_penalty": [(1.1, "repetition_penalty", 1.1), (1.2, "repetition_penalty", 1.2)],
     "logit_bias": [({"5": 1.0}, "logit_bias", {5: 1.0}), ({6: -1}, "logit_bias", {6: -1.0})],
+    "stop_regex": [("a+", "stop_regex", ("a+",)), (["b", "c|d"], "stop_regex", ("b", "c|d"))],
     "seed": [(0, "seed", 0), (-3, "seed", -3)],
     "ignore_eos": [(True, "ignore_eos", True), (False, "ignore_eos", False)],
 }
@@ -57,7 +58,7 @@ def test_gen_overrides_run_overrides_the_default(own: set[str], run: set[str], w
 def test_every_argument_of_gen_is_covered() -> None:
     constraints = {"dtype", "regex", "json_schema", "grammar", "schema", "tools", "tool_errors", "tool_result"}
     logprobs = {"return_logprob", "logprob_start_len", "top_logprobs_num"}
-    others = {"name", "n", "stop_regex", "return_text_in_logprobs", "reasoning"}
+    others = {"name", "n", "return_text_in_logprobs", "reasoning"}
     assert {field.name for field in dataclasses.fields(Gen)} == constraints | logprobs | others | set(ARGUMENTS)
 
 
@@ -126,7 +127,9 @@ def test_log_probabilities_are_asked_for(arguments: dict[str, Any], expected: Lo
         ({"n": True}, "n"),
         ({"regex": ["a"]}, "regex"),
         ({"grammar": 5}, "grammar"),
-        ({"stop_regex": "a+"}, "stop_regex"),
+        ({"stop_regex": ""}, "stop_regex"),
+        ({"stop_regex": ["a", 3]}, "stop_regex"),
+        ({"stop_regex": ["a"] * 65}, "stop_regex"),
         ({"top_logprobs_num": 1000}, "top_logprobs"),
         ({"dtype": list}, "dtype"),
     ],

@@ -49,6 +49,8 @@ def test_a_prompt_beyond_the_context_names_both_numbers(url: str, backend: ramif
         ({"top_p": 0}, "top_p"),
         ({"repetition_penalty": 1e-50}, "repetition_penalty"),  # 0 to a float32: nothing could be drawn
         ({"regex": "[a-"}, "regex"),
+        ({"stop_regex": ["x", "a*"]}, "stop_regex"),
+        ({"stop_regex": "(a|b)*a(a|b){30}"}, "stop_regex"),
         ({"json_schema": '{"type": "object", "properties": {"a": {"type": "nothing"}}}'}, "json_schema"),
         ({"json_schema": "{"}, "json_schema"),
         ({"max_new_tokens": "many"}, "max_new_tokens"),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -25,6 +26,7 @@ from ramify.runtime.scheduler.retokenise import Retokenise
 from ramify.runtime.scheduler.sampling_draw import draw
 from ramify.runtime.scheduler.scheduler import Scheduler
 from ramify.runtime.scheduler.vocabulary import VocabularyFacts
+from ramify.runtime.speculation.tree import DraftTree
 
 EOS = 0
 SPECIAL = 1
@@ -100,16 +102,43 @@ class FakeEngine:
             history = self.kv[past[-1]] if past else ()
             assert len(history) == row.first_position
             assert all(self.kv[slot] == history[: p + 1] for p, slot in enumerate(past)), "a page holds something else"
-            histories.append((*history, *row.tokens))
+            histories.append((*history, *row.tokens[: row.num_committed]))
             written.append(new)
         assert len({row.rid for row in plan.rows}) == len(plan.rows)
         assert len({slot for new in written for slot in new}) == plan.num_tokens, "two rows write to one slot"
         for row, history, new in zip(plan.rows, histories, written, strict=True):
-            for offset, slot in enumerate(new):
+            for offset, slot in enumerate(new[: row.num_committed]):
                 self.kv[slot] = history[: row.first_position + offset + 1]
+            for slot in new[row.num_committed :]:
+                self.kv[slot] = (-1,)  # a guess's: nobody may read it
         self.num_computed += plan.num_tokens
-        results = [self.result(row, history) for row, history in zip(plan.rows, histories, strict=True)]
-        return ForwardResult(step=plan.step, rows=results)
+        results = []
+        for row, history, new in zip(plan.rows, histories, written, strict=True):
+            result = self.result(row, history)
+            for offset in range(len(result.tokens) - 1):  # what proved right is moved to the front
+                right = (*history, *result.tokens[: offset + 1])
+                self.kv[new[row.num_committed + offset]] = right
+            results.append(result)
+        seconds = 1e-3 * (10 + plan.num_tokens + number(plan.step) % 5)
+        return ForwardResult(step=plan.step, rows=results, seconds=seconds)
+
+    def draft(self, row: Row, history: tuple[int, ...]) -> DraftTree | None:
+        """Any tree at all of the shape wanted, part of it right more often than not."""
+        if row.draft is None or number(history, "none") % 5 == 0:
+            return None
+        tokens: list[int] = []
+        parents: list[int] = []
+        depth = [0]
+        for node in range(1 + number(history, "size") % row.draft.num_tokens):
+            parent = number(history, node, "parent") % (node + 1) - 1
+            siblings = {tokens[other] for other in range(node) if parents[other] == parent}
+            token = number(history, node, "token") % VOCABULARY.vocab_size
+            if token in siblings or len(siblings) == row.draft.top_k or depth[parent + 1] == row.draft.steps:
+                break
+            tokens.append(token)
+            parents.append(parent)
+            depth.append(depth[parent + 1] + 1)
+        return DraftTree(tokens, parents, [-0.1 * d for d in depth[1:]]) if tokens else None
 
     def result(self, row: Row, history: tuple[int, ...]) -> RowResult:
         scores = []
@@ -124,22 +153,30 @@ class FakeEngine:
             pooled = sum((hidden(history[: end + 1]) for end in ends), np.zeros(3, "<f4")).tobytes()
         if row.sample is None:
             return RowResult(scores=scores, pooled=pooled)
-        sample = row.sample
-        allowed: Iterable[int] = range(VOCABULARY.vocab_size)
-        if row.mask is not None:
-            words = np.frombuffer(row.mask, "<i4")
-            allowed = [t for t in allowed if words[t // 32] >> (t % 32) & 1]
-        penalties = sample.penalties
+        sample, mask, node = row.sample, row.mask, -1
+        penalties, wanted = sample.penalties, sample.num_top_logprobs
         if penalties is not None:
             assert (*penalties.prompt, *penalties.output) == history
-        how = (sample.temperature, sample.draw, None if penalties is None else len(penalties.output))
-        token = choose(history, allowed, how)
-        wanted = sample.num_top_logprobs
-        return RowResult(
-            token=token,
-            logprob=None if wanted is None else logprob(history, token, wanted, sample.logprobs_of),
-            scores=scores,
-        )
+        guesses = row.tokens[row.num_committed :]
+        assert len(guesses) == len(row.nodes) == len(row.parents or ())
+        children = {edge: n for n, edge in enumerate(zip(row.parents or (), guesses, strict=True))}
+        assert len(children) == len(guesses), "siblings of the same token"
+        token_draw, tokens, logprobs = sample.draw, [], []
+        while True:
+            allowed: Iterable[int] = range(VOCABULARY.vocab_size)
+            if mask is not None:
+                words = np.frombuffer(mask, "<i4")
+                allowed = [t for t in allowed if words[t // 32] >> (t % 32) & 1]
+            num_output = None if penalties is None else len(penalties.output) + len(tokens)
+            token = choose(history, allowed, (sample.temperature, token_draw, num_output))
+            logprobs += [] if wanted is None else [logprob(history, token, wanted, sample.logprobs_of)]
+            tokens.append(token)
+            history = (*history, token)
+            if (node, token) not in children:
+                break
+            node = children[node, token]
+            mask, token_draw = row.nodes[node].mask, row.nodes[node].draw
+        return RowResult(tokens=tokens, logprobs=logprobs, scores=scores, draft=self.draft(row, history))
 
 
 class FakeMatcher:
@@ -273,6 +310,7 @@ class Runtime:
         grammars: Any = None,
         jump_forward: bool = True,
         retokenise: Retokenise = retokenise,
+        **speculative: Any,
     ) -> None:
         self.cache = WatchedCache(num_pages, page_size, cache, num_host_pages=num_host_pages, strategy=eviction)
         self.engine = FakeEngine(page_size)
@@ -285,6 +323,7 @@ class Runtime:
             order=order,
             eviction=eviction,
             jump_forward=jump_forward,
+            **speculative,
         )
         self.scheduler = Scheduler(
             self.config,
@@ -428,15 +467,27 @@ def sequential(message: Generate, *, context_length: int = 200, num_slots: int =
 
 
 def first_stop(ids: list[int], params: SamplingParams) -> str | None:
-    """The stop string that ends first in the last token, searched in the whole output."""
+    """The stop string or match that ends first in the last token, searched in the whole output."""
     between = b"" if params.skip_special_tokens else b"\xff"
     pieces = [between if TOKEN_BYTES[t] is None else TOKEN_BYTES[t] or b"" for t in ids]
     text = b"".join(pieces)
     for end in range(len(text) - len(pieces[-1]) + 1, len(text) + 1):
         ending = [stop for stop in params.stop if text[:end].endswith(stop.encode())]
+        ending += [
+            found
+            for start in range(end)
+            if (found := _text(text[start:end])) and any(re.fullmatch(p, found) for p in params.stop_regex)
+        ]
         if ending:
             return max(ending, key=lambda stop: len(stop.encode()))
     return None
+
+
+def _text(data: bytes) -> str | None:
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return None
 
 
 def assert_equal(answer: Answer, expected: Answer) -> None:

@@ -17,6 +17,9 @@ from .harness import VOCABULARY, Runtime, assert_equal, generate, sequential
 token = st.integers(2, VOCABULARY.vocab_size - 1)
 few = st.integers(2, 3)  # few different ones, so that prefixes are shared
 prompts = st.lists(few, min_size=1, max_size=30) | st.sampled_from([[2] * 9, [2] * 21, [2, 3] * 8, [2] * 16 + [3] * 9])
+patterns = st.lists(st.sampled_from(["a[bé]+b", "c{2,3}", "[^a]{4}", "S.*?[pa]", "(?s)b.+b", "é|ab"]), max_size=2).map(
+    tuple
+)
 stops = st.lists(st.sampled_from(["ab", "bab", "é", "a\n", "Stop", "ccc", "b b", "aéb"]), max_size=3).map(tuple)
 
 
@@ -32,6 +35,7 @@ def params(draw: st.DrawFn) -> dict[str, Any]:
         "temperature": draw(st.sampled_from([0.0, 1.0])),
         "seed": draw(st.integers(0, 2)),
         "stop": draw(st.just(()) | stops),
+        "stop_regex": draw(st.just(()) | patterns),
         "stop_token_ids": draw(st.just(()) | st.lists(token, max_size=2).map(tuple)),
         "ignore_eos": draw(st.booleans()),
         "skip_special_tokens": draw(st.booleans()),
@@ -97,6 +101,11 @@ def scenarios(draw: st.DrawFn) -> tuple[dict[str, Any], list[Generate], list[lis
         "eviction": draw(st.sampled_from(["lru", "lfu", "priority", "program"])),
         "num_host_pages": draw(st.sampled_from([0, 0, 3, 20])),
         "context_length": draw(st.just(200) | st.integers(longest - 1, 60)),
+        "speculative": draw(st.sampled_from(["off", "ngram", "eagle", "eagle"])),  # the fake engine's are any trees
+        "speculative_adaptive": draw(st.booleans()),
+        "speculative_num_steps": draw(st.integers(1, 6)),
+        "speculative_eagle_topk": draw(st.integers(1, 4)),
+        "speculative_num_draft_tokens": draw(st.integers(2, 12)),
     }
     kinds = st.sampled_from(
         ["add", "add", "add", "nothing", "nothing", "abort", "abort_in_flight", "compile", "flush", "end"]

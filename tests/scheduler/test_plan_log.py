@@ -61,6 +61,7 @@ def logged_run(seed: int, max_bytes: int = MAX_BYTES) -> tuple[list[bytes], Runt
         order=draw.choice(["fcfs", "lpm", "dfs", "program"]),
         eviction=draw.choice(["lru", "lfu", "priority", "program", "program"]),
         grammars=RealGrammars(),
+        speculative=draw.choice(["off", "ngram", "eagle"]),
     )
     file = io.BytesIO()
     header = Header.of(runtime.config, VOCABULARY, **shape, page_size=4, context_length=200)

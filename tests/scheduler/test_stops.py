@@ -31,7 +31,9 @@ def test_a_stop_string_is_found_in_the_piece_in_which_it_ends_however_the_bytes_
         ]
         first = min((end for end, _ in ends), default=None)
         longest = max((stop for end, stop in ends if end == first), key=lambda stop: len(stop.encode()), default=None)
-        assert found.feed(piece) == longest
+        match = found.feed(piece)
+        assert (match and match.text.decode()) == longest
+        assert match is None or match.end == (first or 0) - before
 
 
 def feed(ids: list[int], **params: object) -> list[Finish | None]:
@@ -42,6 +44,22 @@ def feed(ids: list[int], **params: object) -> list[Finish | None]:
 def test_a_stop_string_may_begin_before_min_new_tokens_but_not_end_there() -> None:
     assert feed([2, 3, 2, 3], stop=("ab",), min_new_tokens=2) == [None, None, None, Finish("stop", "ab")]
     assert feed([2, 3], stop=("ab",), min_new_tokens=1) == [None, Finish("stop", "ab")]
+
+
+def test_the_stop_that_is_complete_first_ends_the_output_and_of_those_the_longest() -> None:
+    assert feed([2, 3], stop=("b",), stop_regex=("a+b",)) == [None, Finish("stop", "ab")]
+    assert feed([4], stop=("ab",), stop_regex=("a",)) == [Finish("stop", "a")]
+    assert feed([2, 2, 2], stop_regex=("a+",), min_new_tokens=2) == [None, None, Finish("stop", "aaa")]
+
+
+def test_asking_whether_a_token_would_end_the_output_changes_nothing() -> None:
+    rules = StopRules(SamplingParams(stop_regex=("ab+a",)), VOCABULARY)
+    for place, token in enumerate([2, 3, 3]):
+        assert not rules.would_end(token, place)
+        assert rules.would_end(2, place) == (place > 1)
+        assert rules.feed(token, place) is None
+    assert rules.would_end(2, 3)
+    assert rules.feed(2, 3) == Finish("stop", "abba")
 
 
 def test_a_special_token_parts_a_stop_string_only_where_it_is_shown() -> None:

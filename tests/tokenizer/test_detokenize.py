@@ -8,9 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ramify.constrained import Scan, Search, search
 from ramify.runtime.scheduler.stops import StopStrings
 from ramify.runtime.tokenizer import Detokenizer, Tokenizer, cut
 
+PATTERNS = st.lists(st.sampled_from(["E[A-Z]+D?", "[東🙂é]{2,}", "a.*b", r"\w \w", "[^a]{5}"]), max_size=2).map(
+    lambda patterns: search(tuple(patterns))
+)
 STOPS = st.lists(st.sampled_from(["END", "EN", " EOF", "東京", "é", "\n\n", "a", "aab", "🙂"]), max_size=3)
 TEXTS = st.lists(
     st.sampled_from(["E", "END", "EN", "the ", "東", "京", "東京", "🙂", "é", "a", "aa", "b", "\n", "\n\n", " EOF"])
@@ -25,24 +29,29 @@ def any_ids(tokenizer: Tokenizer) -> st.SearchStrategy[list[int]]:
     return wild | TEXTS.map(lambda text: tokenizer.encode(text, continues=True))
 
 
-def matched_stop(tokenizer: Tokenizer, ids: Sequence[int], stops: Sequence[str], shown: bool) -> tuple[int, str] | None:
-    """Where the scheduler ends the output: the number of ids, and the stop string."""
+def matched_stop(
+    tokenizer: Tokenizer, ids: Sequence[int], stops: Sequence[str], patterns: Scan, shown: bool
+) -> tuple[int, str] | None:
+    """Where the scheduler ends the output: the number of ids, and the matched text."""
     strings = StopStrings(stops)
     special = set(tokenizer.special_ids.values())
     for number, token in enumerate(ids, start=1):
         if token in special and shown:
             strings.interrupt()
-        elif (stop := strings.feed(tokenizer.token_bytes[token] or b"")) is not None:
-            return number, stop
+            patterns.interrupt()
+            continue
+        data = tokenizer.token_bytes[token] or b""
+        if found := [match for match in (strings.feed(data), patterns.feed(data)) if match is not None]:
+            return number, min(found).text.decode()
     return None
 
 
-@given(data=st.data(), stops=STOPS, skip=st.booleans())
+@given(data=st.data(), stops=STOPS, patterns=PATTERNS, skip=st.booleans())
 def test_the_stream_is_the_decoded_text_whatever_the_steps(
-    tokenizer: Tokenizer, data: st.DataObject, stops: list[str], skip: bool
+    tokenizer: Tokenizer, data: st.DataObject, stops: list[str], patterns: Search, skip: bool
 ) -> None:
     ids = data.draw(any_ids(tokenizer))
-    detokenizer = Detokenizer(tokenizer, stops, skip_special_tokens=skip)
+    detokenizer = Detokenizer(tokenizer, stops, patterns.scan(), skip_special_tokens=skip)
     parts, start = [], 0
     while start < len(ids):
         end = data.draw(st.integers(start + 1, len(ids)))
@@ -54,18 +63,18 @@ def test_the_stream_is_the_decoded_text_whatever_the_steps(
     assert sent + detokenizer.finish() == whole
 
 
-@given(data=st.data(), stops=STOPS.filter(bool), skip=st.booleans())
-def test_a_stop_string_cuts_the_stream_and_none_of_it_was_sent_before(
-    tokenizer: Tokenizer, data: st.DataObject, stops: list[str], skip: bool
+@given(data=st.data(), stops=STOPS, patterns=PATTERNS, skip=st.booleans())
+def test_a_stop_cuts_the_stream_and_none_of_it_was_sent_before(
+    tokenizer: Tokenizer, data: st.DataObject, stops: list[str], patterns: Search, skip: bool
 ) -> None:
     ids = data.draw(any_ids(tokenizer))
-    match = matched_stop(tokenizer, ids, stops, shown=not skip)
+    match = matched_stop(tokenizer, ids, stops, patterns.scan(), shown=not skip)
     if match is None:
         return
     number, stop = match
     ids = ids[:number]
     num_last = data.draw(st.integers(1, number))
-    detokenizer = Detokenizer(tokenizer, stops, skip_special_tokens=skip)
+    detokenizer = Detokenizer(tokenizer, stops, patterns.scan(), skip_special_tokens=skip)
     sent = "".join(detokenizer.add([token]) for token in ids[: number - num_last])
     text = sent + detokenizer.finish(ids[number - num_last :], stop=stop)
 

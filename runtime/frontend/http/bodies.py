@@ -74,6 +74,7 @@ class SamplingBody(Body):
     logit_bias: dict[str, float] = {}
     sampling_seed: int | None = None
     stop: Text | Many[Text] = []
+    stop_regex: Text | Many[Text] = []
     stop_token_ids: TokenIds = []
     ignore_eos: bool = False
     skip_special_tokens: bool = True
@@ -98,6 +99,7 @@ class SamplingBody(Body):
             logit_bias={token_id(key): bias for key, bias in self.logit_bias.items()},
             seed=self.sampling_seed,
             stop=(self.stop,) if isinstance(self.stop, str) else tuple(self.stop),
+            stop_regex=(self.stop_regex,) if isinstance(self.stop_regex, str) else tuple(self.stop_regex),
             stop_token_ids=tuple(self.stop_token_ids),
             ignore_eos=self.ignore_eos,
             skip_special_tokens=self.skip_special_tokens,

@@ -5,7 +5,7 @@ Sources of the names: vLLM's and SGLang's "Production Metrics". Histograms under
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from typing import Any
 
@@ -28,6 +28,9 @@ ALIASES = {
     "cached_tokens": ("vllm:prefix_cache_hits", "sglang:cached_tokens"),
     "generated_tokens": ("vllm:generation_tokens", "sglang:generation_tokens"),
     "retractions": ("vllm:num_preemptions", "sglang:num_retracted_requests"),
+    "guessed_tokens": ("vllm:spec_decode_num_draft_tokens",),
+    "accepted_tokens": ("vllm:spec_decode_num_accepted_tokens",),
+    "accepted_length": ("sglang:spec_accept_length",),
     "step_tokens": ("vllm:iteration_tokens_total",),
     "time_to_first_token_seconds": ("vllm:time_to_first_token_seconds", "sglang:time_to_first_token_seconds"),
     "inter_token_latency_seconds": ("vllm:inter_token_latency_seconds", "sglang:inter_token_latency_seconds"),
@@ -120,6 +123,10 @@ class _Families:
         counter("prompt_tokens", "Tokens of the prompts that started", stats.num_prompt_tokens)
         counter("cached_tokens", "Of those, taken from the cache", stats.num_cached_tokens)
         counter("generated_tokens", "Tokens put out", stats.num_output_tokens)
+        counter("forced_tokens", "Of those, left no choice about by a grammar", stats.num_forced_tokens)
+        counter("guessed_tokens", "Draft tokens that were verified", stats.num_guessed_tokens)
+        counter("accepted_tokens", "Of those, the ones that proved right", stats.num_accepted_tokens)
+        self._accepted(stats.accepted_lengths)
         counter("retractions", "Times that a running request gave up its place", stats.num_retractions)
         counter("evicted_pages", "KV pages that lost what they held", stats.num_evicted_pages)
         counter("steps", "Forward steps", stats.num_steps)
@@ -131,6 +138,18 @@ class _Families:
         histogram("grammar_compile_seconds", "Compiling one constraint", measures.grammar_compile)
         histogram("grammar_mask_seconds", "One mask of the vocabulary", measures.grammar_mask)
         counter("grammar_errors", "Constraints that could not be compiled", measures.num_bad_grammars)
+
+    def _accepted(self, lengths: Sequence[int]) -> None:
+        """How many verifications accepted 0, 1, 2, ... guesses; each also gave a token of its own."""
+        num, accepted = sum(lengths), sum(index * count for index, count in enumerate(lengths))
+        buckets = [(str(index), float(count)) for index, count in enumerate(accumulate(lengths))]
+        self._add(
+            HistogramMetricFamily,
+            "accepted_guesses",
+            "Guesses of a draft that proved right, of one verification",
+            lambda family: family.add_metric([self._model], [*buckets, ("+Inf", float(num))], accepted),
+        )
+        self._gauge("accepted_length", "Tokens that a verification gave, on average", 1 + accepted / num if num else 0)
 
     def _counter(self, name: str, meaning: str, value: float) -> None:
         self._add(CounterMetricFamily, name, meaning, lambda family: family.add_metric([self._model], value))

@@ -1,0 +1,112 @@
+"""A token's step as one compiled call with few arguments.
+
+Unpacking a dozen arrays costs numba's dispatcher more than a step does. Their addresses are packed in one array of
+numbers instead, made again when a table has grown. Only where numba is installed; see `kernel` for what the loops do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
+
+import numpy as np
+from numba import carray, njit, types  # type: ignore[attr-defined]
+from numba.extending import intrinsic
+from numpy.typing import NDArray
+
+from . import kernel
+from .actions import DEAD_END, FLAGS, NUM_COLUMNS
+from .layout import ANSWERED, BASE_DEPTH, CONTEXT_SIZE, COUNTED, DONE, FREE, LEVEL, OFFSET, REACH, REFUSED, STATE, TOP
+
+F = TypeVar("F", bound=Callable[..., Any])
+# Places in the array of addresses: an address and a number of rows each.
+STATES, EDGES, CLASSES, TARGETS, PUSHES, RETURNS, WORK, CONTEXT, TEXT, STARTS = range(0, 20, 2)
+
+
+def _compiled(function: F) -> F:
+    return cast(F, njit(cache=True, nogil=True)(function))
+
+
+def addresses(*arrays: NDArray[Any]) -> NDArray[np.int64]:
+    """Of contiguous arrays, in the order of the places here. Whoever uses them keeps the arrays alive."""
+    return np.array([number for array in arrays for number in (address(array), len(array))], np.int64)
+
+
+def address(array: NDArray[Any]) -> int:
+    """Of its first element; a good deal sooner than by way of `ctypes`."""
+    return int(array.__array_interface__["data"][0])
+
+
+def _as_pointer(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+    return builder.inttoptr(arguments[0], context.get_value_type(signature.return_type))
+
+
+_pointer_to: Any = types.CPointer
+_POINTERS = {name: _pointer_to(getattr(types, name)) for name in ("int32", "int64", "uint8")}
+
+
+def _to_int32(_: Any, address: Any) -> Any:
+    return _POINTERS["int32"](address), _as_pointer
+
+
+def _to_int64(_: Any, address: Any) -> Any:
+    return _POINTERS["int64"](address), _as_pointer
+
+
+def _to_uint8(_: Any, address: Any) -> Any:
+    return _POINTERS["uint8"](address), _as_pointer
+
+
+_int32s: Any = intrinsic(_to_int32)
+_int64s: Any = intrinsic(_to_int64)
+_bytes: Any = intrinsic(_to_uint8)
+
+
+@_compiled
+def advance(
+    token: int,
+    state: int,
+    top: int,
+    free: int,
+    counted: int,
+    offset: int,
+    cells_address: int,
+    num_cells: int,
+    packed: NDArray[np.int64],
+) -> tuple[int, int, int, int, int, int]:
+    """From a configuration over the bytes of a token: the answer, the byte to go on with, and the configuration come
+    to. What is asked for is in the context, as `kernel.advance` leaves it."""
+    states = carray(_int32s(packed[STATES]), (packed[STATES + 1], NUM_COLUMNS))
+    work = carray(_int32s(packed[WORK]), (packed[WORK + 1], 4))
+    context = carray(_int64s(packed[CONTEXT]), (CONTEXT_SIZE,))
+    cells = carray(_int32s(cells_address), (num_cells, 4))
+    starts = carray(_int64s(packed[STARTS]), (packed[STARTS + 1],))
+    text = carray(_bytes(packed[TEXT]), (packed[TEXT + 1],))
+    work[0, STATE] = state
+    work[0, TOP] = top
+    work[0, FREE] = free
+    work[0, COUNTED] = counted
+    context[REACH] = 0
+    context[BASE_DEPTH] = cells[top, LEVEL]
+    context[OFFSET] = offset
+    context[ANSWERED] = 0
+    first, last = starts[token], starts[token + 1]
+    answer, at = kernel.advance(
+        text[first:last],
+        0,
+        states,
+        carray(_int32s(packed[EDGES]), (packed[EDGES + 1], 3)),
+        carray(_bytes(packed[CLASSES]), (packed[CLASSES + 1], 256)),
+        carray(_int32s(packed[TARGETS]), (packed[TARGETS + 1],)),
+        carray(_int32s(packed[PUSHES]), (packed[PUSHES + 1], 2)),
+        carray(_int32s(packed[RETURNS]), (packed[RETURNS + 1],)),
+        cells,
+        work,
+        context,
+    )
+    if answer != DONE:
+        return answer, at, 0, 0, 0, 0
+    end = last - first
+    if states[work[end, STATE], FLAGS] & DEAD_END != 0:
+        return REFUSED, at, 0, 0, 0, 0
+    return answer, at, work[end, STATE], work[end, TOP], work[end, FREE], work[end, COUNTED]

@@ -1,0 +1,20 @@
+"""What the first constraint of a process would wait for, made before: the compiled loops and the formats' automata.
+
+Knows what is slow the first time; changes nothing that a constraint means.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+from .formats import PATTERNS
+from .schema_strings import StringPart, part_block
+from .string_products import any_string, plain_states
+
+
+@cache
+def warm_up() -> None:
+    """About a third of a second, once a process."""
+    plain_states(any_string())
+    for name in PATTERNS:
+        part_block(StringPart(formats=frozenset([name])), 0)

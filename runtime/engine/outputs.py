@@ -1,0 +1,118 @@
+"""What a step samples, and what its samples say about guesses: one output for each row's last committed token, and one
+for each node of its tree.
+
+Every output is sampled by itself, by the parameters that plain decoding would use there, randomness included. The walk
+along the samples then reads off what plain decoding would have said, so guesses change the cost of an output and never
+the output (docs/decisions/0009).
+
+Legend: O outputs, N nodes, M moves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import msgspec
+import numpy as np
+import torch
+
+from ... import kernels
+from ..scheduler.plan import Row, Sample
+from ..speculation.tree import depths, is_chain
+from .kv_pool import PAGE_SIZE, KvPool
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """The rows that sample, in order: row r of them has the outputs [starts[r], starts[r + 1])."""
+
+    rows: list[Row]
+    samples: list[Sample]
+    masks: list[bytes | None]
+    indices: list[int]  # of the outputs, among the step's tokens
+    starts: list[int]
+
+    @classmethod
+    def of(cls, rows: Sequence[Row], sampled: Sequence[int], first_tokens: Sequence[int]) -> Outputs:
+        """Of the rows whose indices are `sampled`. `first_tokens` says where each row's tokens start in the step."""
+        outputs = cls([rows[index] for index in sampled], [], [], [], [0])
+        for row, index in zip(outputs.rows, sampled, strict=True):
+            assert row.sample is not None
+            outputs.samples.append(row.sample)
+            outputs.masks.append(row.mask)
+            last = first_tokens[index] + row.num_committed - 1
+            outputs.indices.extend(range(last, last + 1 + len(row.nodes)))
+            if row.parents is not None:
+                assert len(row.nodes) == len(row.parents) < len(row.tokens), "a node without its sampling, or no root"
+                outputs.samples.extend(_node_samples(row))
+                outputs.masks.extend(node.mask for node in row.nodes)
+            outputs.starts.append(len(outputs.indices))
+        return outputs
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def walk(self, tokens_O: torch.Tensor, pool: KvPool) -> tuple[list[int], list[list[int]]]:
+        """The tokens sampled, and of each row the outputs on the way that they take, its root first. The KV of guesses
+        that proved right is moved to follow the committed tokens'."""
+        trees = [r for r, row in enumerate(self.rows) if row.parents]
+        if not trees:
+            return tokens_O.tolist(), [[output] for output in range(len(self))]
+        device, guessed, parents, max_depth = tokens_O.device, [-1] * len(self), list(range(len(self))), 0
+        for r in trees:
+            row, root = self.rows[r], self.starts[r]
+            assert row.parents is not None
+            guessed[root + 1 : self.starts[r + 1]] = row.tokens[row.num_committed :]
+            parents[root + 1 : self.starts[r + 1]] = [root + 1 + parent for parent in row.parents]
+            max_depth = max(max_depth, *depths(row.parents))
+        guessed_O, parents_O = torch.tensor([guessed, parents], device=device)
+        on_way_O = kernels.walk_trees(tokens_O, guessed_O, parents_O, max_depth=max_depth)
+        self._compact(on_way_O, trees, pool)
+        # One transfer, and with it the step's only wait for the device.
+        tokens, on_way = torch.stack((tokens_O, on_way_O.long())).tolist()
+        spans = zip(self.starts[:-1], self.starts[1:], strict=True)
+        return tokens, [[output for output in range(*span) if on_way[output]] for span in spans]
+
+    def _compact(self, on_way_O: torch.Tensor, trees: Sequence[int], pool: KvPool) -> None:
+        nodes: list[int] = []
+        slots, moves, targets = ([np.empty(0, dtype=np.int64)] for _ in range(3))
+        num_moves = 0
+        for r in trees:
+            row = self.rows[r]
+            assert row.parents is not None
+            if is_chain(row.parents):
+                continue  # in place already
+            depth_N = np.array(depths(row.parents))
+            places = row.first_position + row.num_committed + np.arange(len(depth_N))
+            own = np.asarray(row.pages)[places // PAGE_SIZE] * PAGE_SIZE + places % PAGE_SIZE
+            nodes.extend(range(self.starts[r] + 1, self.starts[r + 1]))
+            slots.append(own)
+            moves.append(num_moves + depth_N - 1)
+            targets.append(own[: depth_N.max()])
+            num_moves += int(depth_N.max())
+        if not nodes:
+            return
+        slots_N, moves_N, targets_M = (
+            torch.from_numpy(np.concatenate(column)).to(on_way_O.device) for column in (slots, moves, targets)
+        )
+        on_way_N = on_way_O[torch.tensor(nodes, device=on_way_O.device)]
+        kernels.compact_kv(pool.memories, on_way_N, slots_N, moves_N, targets_M)
+
+
+def _node_samples(row: Row) -> list[Sample]:
+    """The row's Sample with each node's draw, and the penalties for the tokens on the way to it."""
+    base = row.sample
+    assert base is not None
+    assert row.parents is not None
+    if base.penalties is None:
+        return [msgspec.structs.replace(base, draw=node.draw) for node in row.nodes]
+    samples: list[Sample] = []
+    outputs: list[list[int]] = []
+    guesses = row.tokens[row.num_committed :]
+    for token, parent, node in zip(guesses, row.parents, row.nodes, strict=True):
+        before = base.penalties.output if parent < 0 else outputs[parent]
+        outputs.append([*before, token])
+        penalties = msgspec.structs.replace(base.penalties, output=outputs[-1])
+        samples.append(msgspec.structs.replace(base, draw=node.draw, penalties=penalties))
+    return samples

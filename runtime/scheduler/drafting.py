@@ -1,0 +1,157 @@
+"""Which requests get guesses verified in a step, how many, and whose next guesses the engine is to draft.
+
+Guesses are the least of a step's work: they take tokens and pages that nobody else needs, and never anybody's place.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from ..protocol.config import CoreConfig
+from ..speculation.ngram import NgramIndex
+from ..speculation.tree import DraftTree
+from .batch import Batch, Part
+from .economy import Economy
+from .guesses import prepare
+from .plan import DraftWant, ForwardPlan, ForwardResult, Row, RowResult
+from .request import Request
+
+SHARE = 4  # guesses get a quarter of what a step has left for prompts, at most
+COLDEST = 0.3  # drafts are ranked no colder: a head is calibrated for 1, and sharpened too far its ranking is noise
+
+
+@dataclass
+class Counts:
+    """Since start, named as in `CoreStats`."""
+
+    num_guessed_tokens: int = 0
+    num_accepted_tokens: int = 0
+    accepted_lengths: list[int] = field(default_factory=list)
+
+    def observe(self, num_guessed: int, num_accepted: int) -> None:
+        self.num_guessed_tokens += num_guessed
+        self.num_accepted_tokens += num_accepted
+        self.accepted_lengths += [0] * (num_accepted + 1 - len(self.accepted_lengths))
+        self.accepted_lengths[num_accepted] += 1
+
+
+class Drafting:
+    """In this order: `propose` before a step's tokens are split, `add_guesses` to its parts, `want` for its rows."""
+
+    def __init__(self, config: CoreConfig, vocab_size: int) -> None:
+        self._source = config.speculative or "off"
+        self._steps = config.speculative_num_steps
+        self._top_k = config.speculative_eagle_topk
+        self._num_guesses = config.speculative_num_draft_tokens - 1  # the other one is known
+        self._adaptive = config.speculative_adaptive
+        self._vocab_size = vocab_size
+        self._economy = Economy()
+        self._proposals: dict[str, tuple[DraftTree, int]] = {}  # rid -> a tree, and how many of its nodes
+        self._verified: dict[str, DraftTree] = {}
+        self._drafts_now = False
+        self.counts = Counts()
+
+    def propose(self, batch: Batch, budget: int) -> int:
+        """Tokens that the step should keep for guesses."""
+        self._proposals.clear()
+        self._verified.clear()
+        if self._source == "off":
+            return 0
+        # Forced text leaves more than one token to compute, and guesses follow them all the same.
+        decoding = [request for request in batch if request.num_output > 0 and request.wants_tokens]
+        limit = max(0, budget - len(decoding)) // SHARE
+        trees = [(request, tree) for request in decoding if (tree := self._tree(request)) is not None]
+        counts = self._num_worth([request for request, _ in trees], [tree for _, tree in trees], len(batch), limit)
+        for (request, tree), count in zip(trees, counts, strict=True):
+            if count:
+                self._proposals[request.rid] = tree, count
+        self._drafts_now = self._source in ("eagle", "draft") and self._worth_drafting(decoding, len(batch))
+        return sum(count for _, count in self._proposals.values())
+
+    def add_guesses(self, parts: Iterable[Part], batch: Batch) -> list[Part]:
+        """The parts, those that decode with as many of the guesses proposed as there is room for."""
+        return [self._add(part, batch) for part in parts]
+
+    def want(self, part: Part) -> DraftWant | None:
+        """What the engine should draft for the request's next step, when this one has given it a token."""
+        request = part.request
+        if not self._drafts_now:
+            return None
+        if request.end - len(request.tokens) < 3:  # it will have one token to go, or none
+            return None
+        temperature = max(COLDEST, request.message.sampling.temperature)
+        return DraftWant(self._steps, self._top_k, self._num_guesses, temperature)
+
+    def observe(self, request: Request, row: Row, result: RowResult) -> None:
+        """What came of a row's guesses, and the next ones."""
+        request.draft = _still_good(result.draft, request, row, result)
+        if row.parents is not None:
+            num_right = len(result.tokens) - 1
+            self.counts.observe(len(row.parents), num_right)
+            expected = sum(math.exp(min(0.0, score)) for score in self._verified[row.rid].scores)
+            self._economy.observe(request.acceptance, expected, num_right)
+
+    def observe_step(self, plan: ForwardPlan, result: ForwardResult) -> None:
+        num_drafts = sum(row.draft is not None for row in plan.rows)
+        self._economy.cost.observe(
+            num_tokens=plan.num_tokens,
+            wide=any(len(row.tokens) > 1 for row in plan.rows),
+            num_drafts=num_drafts,
+            seconds=result.seconds,
+        )
+
+    def _tree(self, request: Request) -> DraftTree | None:
+        if self._source != "ngram":
+            return request.draft
+        if request.ngrams is None:
+            request.ngrams = NgramIndex()
+        return request.ngrams.propose(
+            request.tokens, steps=self._steps, top_k=self._top_k, num_tokens=self._num_guesses
+        )
+
+    def _num_worth(
+        self, requests: Sequence[Request], trees: Sequence[DraftTree], num_rows: int, limit: int
+    ) -> list[int]:
+        if not trees:
+            return []
+        if not self._adaptive:
+            counts = []
+            for tree in trees:
+                counts.append(min(len(tree), limit))
+                limit -= counts[-1]
+            return counts
+        probabilities = [
+            [self._economy.probability(request.acceptance, score) for score in tree.scores]
+            for request, tree in zip(requests, trees, strict=True)
+        ]
+        return self._economy.num_worth(num_rows, probabilities, limit)
+
+    def _worth_drafting(self, decoding: Sequence[Request], num_rows: int) -> bool:
+        if not self._adaptive:
+            return True
+        usual = self._economy.overall.gain(prior=1.0)
+        gains = [request.acceptance.gain(usual) for request in decoding] or [usual]
+        return self._economy.worth_drafting(gains, max(1, num_rows), float(self._num_guesses))
+
+    def _add(self, part: Part, batch: Batch) -> Part:
+        proposed = self._proposals.get(part.request.rid)
+        if proposed is None or not part.samples:
+            return part
+        tree, count = proposed
+        room = min(count, batch.room_for_guesses(part))
+        guesses = prepare(part.request, tree, num_tokens=room, vocab_size=self._vocab_size) if room > 0 else None
+        if guesses is None:
+            return part
+        self._verified[part.request.rid] = guesses.tree
+        return batch.add_guesses(part, guesses)
+
+
+def _still_good(draft: DraftTree | None, request: Request, row: Row, result: RowResult) -> DraftTree | None:
+    """What of it follows the tokens that the request has by now: forced ones may have come, or replaced others."""
+    start = row.first_position + row.num_committed
+    end = start + len(result.tokens)
+    if draft is None or request.tokens[start:end] != result.tokens:
+        return None
+    return draft.after(request.tokens[end:])

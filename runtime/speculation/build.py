@@ -1,0 +1,78 @@
+"""Which source drafts for a model, and making it. Refuses, with the reason, what cannot draft for this model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ..checkpoint import find_checkpoint
+from ..models.decoder import Decoder
+from ..models.load import load_model
+from ..protocol.config import CoreConfig, SpeculativeName
+from ..protocol.errors import RequestError
+from ..tokenizer import load_tokenizer
+from .draft_model import DraftModelSource
+from .eagle import EagleSource, load_head
+from .source import DraftSource
+
+HEAD = "draft"  # the folder of the head, beside the model's config.json
+
+
+def choose_source(config: CoreConfig, path: Path) -> SpeculativeName:
+    """What `--speculative` comes to for the checkpoint in directory `path`: as asked; else eagle, if a head is there.
+
+    Raises RequestError naming the setting when the choice lacks its model.
+    """
+    asked, given = config.speculative, config.speculative_draft_model
+    has_head = (path / HEAD / "config.json").is_file()
+    if asked is None and given is None:
+        return "eagle" if has_head else "off"
+    if asked is None or (given is not None and asked not in ("eagle", "draft")):
+        raise RequestError(
+            "a draft model needs --speculative eagle (a head) or draft (a smaller model)", param="speculative"
+        )
+    if asked == "draft" and given is None:
+        raise RequestError("--speculative draft needs --speculative-draft-model", param="speculative_draft_model")
+    if asked == "eagle" and given is None and not has_head:
+        raise RequestError(
+            f"no draft head in {path / HEAD}: give its folder with --speculative-draft-model",
+            param="speculative_draft_model",
+        )
+    return asked
+
+
+def build_source(
+    config: CoreConfig, path: Path, target: Decoder, *, num_pages: int, num_host_pages: int
+) -> DraftSource | None:
+    """The source that runs beside `target`, the model of the checkpoint in `path`, in a pool of so many pages. None
+    where guesses come from elsewhere, or none do.
+
+    Raises CheckpointError or RequestError when the draft model cannot draft for this target.
+    """
+    name = choose_source(config, path)
+    if name != "off" and target.rope.depends_on_length:
+        if config.speculative is None:
+            return None
+        raise RequestError(
+            "the model's rotary scaling changes with the length of the sequence, so a token means another thing at the "
+            "end of a tree: such a model is served without speculation",
+            param="speculative",
+        )
+    if name == "eagle":
+        given = config.speculative_draft_model
+        head = load_head(path / HEAD if given is None else Path(given).expanduser(), target)
+        return EagleSource(head, num_pages, num_host_pages)
+    if name == "draft":
+        folder = find_checkpoint(config.speculative_draft_model)
+        model = load_model(folder, device=target.device, dtype=target.dtype)
+        _check_same_vocabulary(path, target, folder, model)
+        return DraftModelSource(model, num_pages, num_host_pages)
+    return None
+
+
+def _check_same_vocabulary(path: Path, target: Decoder, folder: Path, model: Decoder) -> None:
+    ours, theirs = target.config.vocab_size, model.config.vocab_size
+    reason = f"{theirs} tokens, the model {ours}" if ours != theirs else None
+    if reason is None and load_tokenizer(path).token_bytes != load_tokenizer(folder).token_bytes:
+        reason = "other tokens than the model"
+    if reason is not None:
+        raise RequestError(f"the draft model at {folder} has {reason}", param="speculative_draft_model")

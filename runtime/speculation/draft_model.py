@@ -1,0 +1,161 @@
+"""A smaller model of the same vocabulary as a draft source (Leviathan et al. 2023): it runs ahead greedily, and the
+likeliest alternatives along its way are leaves of the tree.
+
+Its keys and values have the target's page ids; what it computes for guesses goes to pages beyond those. It computes
+what a sequence lacks only when a tree is wanted.
+
+Legend: B rows that want a tree, V vocabulary, K children of a node.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+import numpy as np
+import torch
+
+from ..engine.inputs import decoder_inputs
+from ..engine.kv_pool import PAGE_SIZE, KvMemory, KvPool
+from ..models.decoder import Decoder
+from ..scheduler.plan import DraftWant, PageCopy, Row
+from .ledger import SlotLedger
+from .source import DraftRow, DraftStep
+from .tree import DraftTree
+
+CHUNK = 1024  # tokens computed at once when a sequence has much to catch up with
+
+
+@dataclass
+class _Growing:
+    """One row's tree, as far as it is."""
+
+    want: DraftWant
+    row: Row  # the next token to run
+    tokens: list[int] = field(default_factory=list)
+    parents: list[int] = field(default_factory=list)
+    scores: list[float] = field(default_factory=list)
+    at: int = -1  # the last node of the way
+    depth: int = 0  # of that node
+
+    def add(self, top: Sequence[tuple[float, int]]) -> None:
+        """Children of `at`, the likeliest first; that one is where the way goes on."""
+        before = self.scores[self.at] if self.at >= 0 else 0.0
+        parent, self.at = self.at, len(self.tokens)
+        self.depth += 1
+        for logprob, token in top[: self.want.top_k]:
+            self.tokens.append(token)
+            self.parents.append(parent)
+            self.scores.append(before + min(0.0, logprob))
+
+
+class DraftModelSource:
+    """`model` drafts for a target whose pool has so many pages."""
+
+    captures: tuple[int, ...] = ()
+
+    def __init__(self, model: Decoder, num_pages: int, num_host_pages: int = 0) -> None:
+        self._model = model
+        self._num_pages = num_pages
+        self._num_host_pages = num_host_pages
+        self._scratch = 0  # pages, made when they are needed
+        self._memory = KvMemory(model.config, num_pages, device=model.device, dtype=model.dtype)
+        self._host = KvMemory(model.config, num_host_pages, device=torch.device("cpu"), dtype=model.dtype)
+        self._pool = KvPool(self._memory, self._host)
+        self._ledger = SlotLedger(num_pages + num_host_pages, PAGE_SIZE)
+
+    def copy(self, copies: Sequence[PageCopy]) -> None:
+        self._ledger.copy(copies)
+        # The target's host pages follow its device pages; ours follow the pages for guesses too.
+        self._pool.copy([PageCopy(self._own(copy.source), self._own(copy.target), copy.num_tokens) for copy in copies])
+
+    def follow(self, step: DraftStep) -> list[DraftTree | None]:
+        for row in step.rows:
+            self._ledger.write(self._ledger.slots(row.pages, row.first_position, row.end), row.kept)
+        growing: dict[int, _Growing] = {}
+        num_scratch = 0
+        for index, row in enumerate(step.rows):
+            if row.want is None or row.next_token is None:
+                continue
+            if row.end + row.want.steps > self._model.config.context_length:
+                continue
+            needed = -(-(row.end % PAGE_SIZE + 1 + row.want.steps) // PAGE_SIZE)
+            growing[index] = self._begin(row, row.want, row.next_token, range(num_scratch, num_scratch + needed))
+            num_scratch += needed
+        if growing:
+            self._make_scratch(num_scratch)
+            self._catch_up([step.rows[index] for index in growing], list(growing.values()))
+            self._grow(list(growing.values()))
+        return [self._tree(growing.get(index)) for index in range(len(step.rows))]
+
+    def _begin(self, row: DraftRow, want: DraftWant, next_token: int, scratch: range) -> _Growing:
+        """The page table goes over to pages of our own where the kept tokens' last page is not full."""
+        pages = row.pages[: row.end // PAGE_SIZE] + [self._num_pages + page for page in scratch]
+        return _Growing(want, Row(rid="", tokens=[next_token], first_position=row.end, pages=pages))
+
+    def _catch_up(self, rows: Sequence[DraftRow], growing: Sequence[_Growing]) -> None:
+        """Compute what the target has and this model lacks, then bring the unfinished pages over."""
+        lacking = []
+        for row in rows:
+            slots = self._ledger.slots(row.pages, 0, row.end)
+            first = self._ledger.num_computed(slots)
+            tokens = self._ledger.tokens(slots).tolist()
+            for start in range(first, row.end, CHUNK):
+                end = min(row.end, start + CHUNK)
+                lacking.append(Row(rid="", tokens=tokens[start:end], first_position=start, pages=row.pages))
+            self._ledger.note_computed(slots)
+        for row in lacking:
+            self._run([row])
+        copies = [
+            PageCopy(row.pages[row.end // PAGE_SIZE], tree.row.pages[row.end // PAGE_SIZE], row.end % PAGE_SIZE)
+            for row, tree in zip(rows, growing, strict=True)
+            if row.end % PAGE_SIZE
+        ]
+        self._pool.copy(copies)
+
+    def _grow(self, growing: list[_Growing]) -> None:
+        while growing:
+            logits_BV = self._model.logits(self._run([tree.row for tree in growing]))
+            temperature_B1 = torch.tensor([[tree.want.temperature] for tree in growing], device=logits_BV.device)
+            logprobs_BV = (logits_BV / temperature_B1).log_softmax(dim=-1)
+            most = max(tree.want.top_k for tree in growing)
+            top_BK, ids_BK = logprobs_BV.topk(min(most, logprobs_BV.shape[1]), dim=-1)
+            for tree, top, ids in zip(growing, top_BK.tolist(), ids_BK.tolist(), strict=True):
+                tree.add(list(zip(top, ids, strict=True)))
+                tree.row = msgspec.structs.replace(
+                    tree.row, tokens=[tree.tokens[tree.at]], first_position=tree.row.first_position + 1
+                )
+            growing = [tree for tree in growing if not _done(tree)]
+
+    def _run(self, rows: list[Row]) -> torch.Tensor:
+        """Hidden states of the rows' last tokens."""
+        last = np.cumsum([len(row.tokens) for row in rows]) - 1
+        return self._model.hidden(decoder_inputs(rows, self._model, last), self._pool.layers)
+
+    def _tree(self, tree: _Growing | None) -> DraftTree | None:
+        if tree is None:
+            return None
+        return DraftTree(tree.tokens, tree.parents, tree.scores).best(tree.want.num_tokens)
+
+    def _make_scratch(self, num_pages: int) -> None:
+        if num_pages <= self._scratch:
+            return
+        config, device, dtype = self._model.config, self._model.device, self._model.dtype
+        self._scratch = 2 * num_pages
+        larger = KvMemory(config, self._num_pages + self._scratch, device=device, dtype=dtype)
+        kept = slice(0, self._num_pages * PAGE_SIZE)
+        larger.k_LSKD[:, kept] = self._memory.k_LSKD[:, kept]
+        larger.v_LSKD[:, kept] = self._memory.v_LSKD[:, kept]
+        self._memory, self._pool = larger, KvPool(larger, self._host)
+
+    def _own(self, page: int) -> int:
+        return page if page < self._num_pages else page + self._scratch
+
+
+def _done(tree: _Growing) -> bool:
+    """Deep enough, or full of nodes that are all likelier than whatever comes next."""
+    if tree.depth >= tree.want.steps:
+        return True
+    better = sum(score > tree.scores[tree.at] for score in tree.scores)
+    return better >= tree.want.num_tokens

@@ -1,0 +1,173 @@
+"""What a draft head's `config.json` says, as data, and whether it fits its target. Opens no weights.
+
+EAGLE-1 and EAGLE-2 (Li et al. 2024, arXiv 2401.15077 and 2406.16858) share one head, here of kind "eagle"; EAGLE-3
+(Li et al. 2025, arXiv 2503.01840) is "eagle3".
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from ...models.config import ModelConfig
+from ...models.errors import CheckpointError
+from ...models.fields import Fields
+from ...models.rope_config import RopeConfig, parse_rope
+
+HeadKind = Literal["eagle", "eagle3"]
+
+# How the published config.json of each kind names its class; ours are written so.
+ARCHITECTURES: dict[HeadKind, str] = {"eagle": "LlamaForCausalLMEagle", "eagle3": "LlamaForCausalLMEagle3"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeadConfig:
+    kind: HeadKind
+    hidden_size: int
+    target_hidden_size: int
+    intermediate_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    norm_eps: float
+    rope: RopeConfig
+    vocab_size: int  # the target's
+    draft_vocab_size: int  # of the head's logits; less than vocab_size when the head knows the likeliest tokens only
+    captures: tuple[
+        int, ...
+    ]  # of the target: layers whose input is read; num_layers stands for the final norm's output
+    target_probe: tuple[float, ...] = ()  # a few of the target's weights, see `probe`; (): unknown
+
+    @property
+    def captured_size(self) -> int:
+        """Width of what is captured of a target's token."""
+        return self.target_hidden_size * len(self.captures)
+
+
+def default_layers(target: ModelConfig) -> tuple[int, ...]:
+    """EAGLE-3's three: an early, a middle and a late one; of a very shallow target whatever it has."""
+    last = target.num_layers - 1
+    return (min(2, last), target.num_layers // 2, max(0, target.num_layers - 3))
+
+
+def read_head_config(path: Path, kind: HeadKind, target: ModelConfig) -> HeadConfig:
+    """The config of the head of `kind` in directory `path`, which is to draft for `target`.
+
+    Raises CheckpointError, naming the field, when there is none, it asks for what is not computed, or the head was
+    made for another target.
+    """
+    file = path / "config.json"
+    try:
+        raw = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise CheckpointError(file, f"not readable as JSON: {error}") from None
+    if not isinstance(raw, dict):
+        raise CheckpointError(file, f"must hold a JSON object, got {type(raw).__name__}")
+    config = parse_head_config(raw, file, kind, target)
+    _check_fit(config, target, Fields(raw, file))
+    return config
+
+
+def parse_head_config(raw: dict[str, Any], file: Path, kind: HeadKind, target: ModelConfig) -> HeadConfig:
+    fields = Fields(raw, file)
+    fields.one_of("hidden_act", ("silu", "swish"), default="silu")
+    if fields.count("num_hidden_layers", default=1) != 1:
+        raise fields.unsupported("num_hidden_layers", "heads of one layer are; others are")
+    hidden_size = fields.count("hidden_size")
+    num_heads = fields.count("num_attention_heads")
+    num_kv_heads = fields.count("num_key_value_heads", default=num_heads)
+    if num_heads % num_kv_heads:
+        raise fields.invalid("num_key_value_heads", f"does not divide num_attention_heads {num_heads}")
+    head_dim = fields.count("head_dim", default=max(1, hidden_size // num_heads))
+    if head_dim % 2:
+        raise fields.invalid("head_dim", f"must be even, is {head_dim}")
+    rope = parse_rope(fields, fields.count("max_position_embeddings", default=2048))
+    if rope.type == "dynamic":
+        raise fields.unsupported("rope_scaling", "dynamic scaling in a draft head is")
+    vocab_size = fields.count("vocab_size")
+    return HeadConfig(
+        kind=kind,
+        hidden_size=hidden_size,
+        target_hidden_size=fields.count("target_hidden_size", default=target.hidden_size),
+        intermediate_size=fields.count("intermediate_size"),
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
+        norm_eps=fields.number("rms_norm_eps", default=1e-6),
+        rope=rope,
+        vocab_size=vocab_size,
+        draft_vocab_size=fields.count("draft_vocab_size", default=vocab_size),
+        captures=_captures(fields, kind, target),
+        target_probe=_probe(fields),
+    )
+
+
+def _captures(fields: Fields, kind: HeadKind, target: ModelConfig) -> tuple[int, ...]:
+    """`eagle_config.eagle_aux_hidden_state_layer_ids` names layers by whose *output* is captured."""
+    if kind == "eagle":
+        return (target.num_layers,)
+    eagle = fields.nested("eagle_config")
+    ids = eagle.raw.get("eagle_aux_hidden_state_layer_ids")
+    if ids is None:
+        return default_layers(target)
+    whole = isinstance(ids, list) and len(ids) == 3 and all(type(i) is int for i in ids)
+    if not whole or not all(-1 <= i < target.num_layers - 1 for i in ids):
+        raise eagle.invalid(
+            "eagle_aux_hidden_state_layer_ids", f"must be three layers of the target's {target.num_layers} but its last"
+        )
+    return tuple(i + 1 for i in ids)
+
+
+def _probe(fields: Fields) -> tuple[float, ...]:
+    values = fields.raw.get("target_probe")
+    if values is None:
+        return ()
+    if not isinstance(values, list) or not all(isinstance(value, int | float) for value in values):
+        raise fields.invalid("target_probe", "must be a list of numbers")
+    return tuple(float(value) for value in values)
+
+
+def _check_fit(config: HeadConfig, target: ModelConfig, fields: Fields) -> None:
+    if config.vocab_size != target.vocab_size:
+        raise fields.invalid("vocab_size", f"is not the target's {target.vocab_size}: the head is for another model")
+    if config.kind == "eagle" and config.hidden_size != target.hidden_size:
+        raise fields.invalid("hidden_size", f"is not the target's {target.hidden_size}: the head is for another model")
+    if config.target_hidden_size != target.hidden_size:
+        raise fields.invalid(
+            "target_hidden_size", f"is not the target's {target.hidden_size}: the head is for another model"
+        )
+    if config.draft_vocab_size > config.vocab_size:
+        raise fields.invalid("draft_vocab_size", f"is more than vocab_size {config.vocab_size}")
+
+
+def config_json(config: HeadConfig, target: ModelConfig) -> dict[str, Any]:
+    """What `read_head_config` reads back as `config`, with the field names of the published heads."""
+    assert config.rope.type == "default", "heads of ours have plain rotary embeddings"
+    raw: dict[str, Any] = {
+        "architectures": [ARCHITECTURES[config.kind]],
+        "model_type": "llama",
+        "hidden_act": "silu",
+        "num_hidden_layers": 1,
+        "hidden_size": config.hidden_size,
+        "intermediate_size": config.intermediate_size,
+        "num_attention_heads": config.num_heads,
+        "num_key_value_heads": config.num_kv_heads,
+        "head_dim": config.head_dim,
+        "rms_norm_eps": config.norm_eps,
+        "rope_theta": config.rope.theta,
+        "max_position_embeddings": target.context_length,
+        "vocab_size": config.vocab_size,
+        "bias": False,
+        "tie_word_embeddings": False,
+        "target_probe": list(config.target_probe),
+    }
+    if config.kind == "eagle3":
+        ids = [layer - 1 for layer in config.captures]
+        raw |= {
+            "draft_vocab_size": config.draft_vocab_size,
+            "target_hidden_size": config.target_hidden_size,
+            "eagle_config": {"eagle_aux_hidden_state_layer_ids": ids},
+        }
+    return raw

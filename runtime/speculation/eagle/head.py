@@ -1,0 +1,122 @@
+"""The arithmetic of a draft head, once: serving and training differ only in how its one layer attends.
+
+A head predicts hidden states. Of token x_j and the feature of the token before it, f_{j-1}, it makes an estimate of
+f_j, whose logits say what x_{j+1} may be; the estimate is fed back with a drafted x_{j+1}, and so on. Position of x_j
+in the head: j - 1.
+
+Legend: N tokens, E hidden size, C captured size, V the head's vocabulary, H query heads, K key/value heads,
+D head size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
+
+import torch
+import torch.nn.functional as F
+
+from .... import kernels
+from ...models.parameters import Linear
+from ...models.rope import Rope
+from .config import HeadConfig
+from .parameters import HeadParameters
+
+# q [N, H, D], k and v [N, K, D] of the tokens at hand, rotated -> what they see, [N, H * D].
+Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+class LayerOps(Protocol):
+    """`kernels`, or for training their plain-torch meaning, through which gradients flow."""
+
+    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor: ...
+    def add_rms_norm(
+        self, x_TE: torch.Tensor, residual_TE: torch.Tensor, weight_E: torch.Tensor, eps: float
+    ) -> tuple[torch.Tensor, torch.Tensor]: ...
+    def apply_rope(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor: ...
+    def silu_and_mul(self, gate_up: torch.Tensor) -> torch.Tensor: ...
+
+
+class HeadOutput(NamedTuple):
+    feature_NE: torch.Tensor  # the estimate of the token's own feature: what is fed back
+    read_NE: torch.Tensor  # what logits are made of
+
+
+class EagleHead:
+    """A head on its device. `target_embedding` [vocab_size, E] and `target_lm_head` stand in for parts it lacks."""
+
+    def __init__(
+        self,
+        config: HeadConfig,
+        parameters: HeadParameters,
+        *,
+        target_embedding: torch.Tensor,
+        target_lm_head: Linear,
+        token_offsets: torch.Tensor | None = None,
+        ops: LayerOps = kernels,
+    ) -> None:
+        """`token_offsets` int64 [V]: logit i is that of token `i + token_offsets[i]`; None: of token i."""
+        self.config = config
+        self.parameters = parameters
+        self.dtype = parameters.fc.weight.dtype
+        self.device = parameters.fc.weight.device
+        self.rope = Rope(config.rope, config.head_dim, device=self.device, dtype=self.dtype)
+        self.scale = config.head_dim**-0.5
+        self._embedding = target_embedding if parameters.embedding is None else parameters.embedding
+        self._target_lm_head = target_lm_head
+        self._lm_head = target_lm_head if parameters.lm_head is None else parameters.lm_head
+        self._token_ids = None
+        if token_offsets is not None:
+            self._token_ids = torch.arange(len(token_offsets), device=self.device) + token_offsets.to(self.device)
+        self._ops = ops
+
+    def features(self, captured_NC: torch.Tensor) -> torch.Tensor:
+        """The target's features [N, E] of what was captured of it; EAGLE-3 joins three layers into one width."""
+        return self.parameters.fc(captured_NC) if self.config.kind == "eagle3" else captured_NC
+
+    def forward(
+        self, ids_N: torch.Tensor, before_NE: torch.Tensor, positions_N: torch.Tensor, attend: Attend
+    ) -> HeadOutput:
+        """Of tokens `ids_N` and the features (or estimates) of the tokens before them."""
+        cos, sin = self.rope.angles(positions_N, positions_N)
+        return self.forward_rotated(ids_N, before_NE, cos, sin, attend)
+
+    def forward_rotated(
+        self, ids_N: torch.Tensor, before_NE: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, attend: Attend
+    ) -> HeadOutput:
+        """The same with the positions' angles [N, 1, D], which rounds of a tree share."""
+        config, own, ops = self.config, self.parameters, self._ops
+        N, H, K = ids_N.shape[0], config.num_heads, config.num_kv_heads
+        embedded_NE = F.embedding(ids_N, self._embedding)
+        if own.hidden_norm_E is None or own.input_norm_E is None:
+            residual = own.fc(torch.cat((embedded_NE, before_NE), dim=-1))
+            x = residual
+        else:
+            residual = before_NE
+            x = torch.cat(
+                (
+                    ops.rms_norm(embedded_NE, own.input_norm_E, config.norm_eps),
+                    ops.rms_norm(before_NE, own.hidden_norm_E, config.norm_eps),
+                ),
+                dim=-1,
+            )
+        qkv = own.qkv(x).view(N, H + 2 * K, config.head_dim)
+        qk = ops.apply_rope(qkv[:, : H + K], cos, sin)
+        attended = own.o(attend(qk[:, :H], qk[:, H:], qkv[:, H + K :]))
+        x, residual = ops.add_rms_norm(attended, residual, own.post_norm_E, config.norm_eps)
+        feature = residual + own.down(ops.silu_and_mul(own.gate_up(x)))
+        read = feature if own.norm_E is None else ops.rms_norm(feature, own.norm_E, config.norm_eps)
+        return HeadOutput(feature, read)
+
+    def logits(self, read_NE: torch.Tensor) -> torch.Tensor:
+        """float32 [N, V]."""
+        return self._lm_head(read_NE).float()
+
+    def target_logits(self, final_NE: torch.Tensor) -> torch.Tensor:
+        """The target's own logits of its final hidden states, at the head's vocabulary: float32 [N, V]."""
+        logits = self._target_lm_head(final_NE).float()
+        return logits if self._token_ids is None else logits[:, self._token_ids]
+
+    def token_ids(self, indices: torch.Tensor) -> torch.Tensor:
+        """The target's tokens of the head's vocabulary's `indices`, any shape."""
+        return indices if self._token_ids is None else self._token_ids[indices]

@@ -1,0 +1,135 @@
+"""From a draft head's directory to an EagleHead: safetensors or a pickled .bin (tensors only), in either spelling.
+
+Published heads differ: some name every tensor under `model.`, some call EAGLE-3's layer `layers.0`, some bring the
+target's embedding along, and `config.json`'s "bias" says little of which biases there are. What the file holds decides.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file
+
+from ...models.decoder import Decoder
+from ...models.errors import CheckpointError
+from .config import HeadKind, read_head_config
+from .head import EagleHead
+from .parameters import allocate, layout
+from .probe import check_probe
+
+_FILES = ("model.safetensors", "pytorch_model.bin")
+_DERIVED = re.compile(r"(^|\.)rotary_emb\.inv_freq$|^t2d$|^hidden_state_norm\.weight$")
+_LAYER = re.compile(r"^(layers\.0|midlayer)\.")
+
+
+def load_head(path: Path, target: Decoder) -> EagleHead:
+    """The head in directory `path`, in the target's dtype and on its device.
+
+    Raises CheckpointError, naming file and field or tensor, when it cannot be read or was not made for `target`.
+    """
+    file, tensors = _read(path)
+    kind = _kind(tensors)
+    config = read_head_config(path, kind, target.config)
+    prefix = "midlayer." if kind == "eagle3" else "layers.0."
+    tensors = {_LAYER.sub(prefix, name): tensor for name, tensor in tensors.items()}
+    offsets = _offsets(file, tensors.pop("d2t", None), config.draft_vocab_size, config.vocab_size)
+
+    for part, name in (("embedding", "embed_tokens.weight"), ("lm_head", "lm_head.weight")):
+        if config.hidden_size != target.config.hidden_size and name not in tensors:
+            raise CheckpointError(file, f"the tensor {name} is missing, and the target's {part} has another width")
+    if config.draft_vocab_size != config.vocab_size and "lm_head.weight" not in tensors:
+        raise CheckpointError(file, "the tensor lm_head.weight is missing, and the target's has another vocabulary")
+    biased = {
+        "fc": "fc.bias",
+        "qkv": f"{prefix}self_attn.q_proj.bias",
+        "o": f"{prefix}self_attn.o_proj.bias",
+        "mlp": f"{prefix}mlp.down_proj.bias",
+    }
+    embedding = tensors.get("embed_tokens.weight")
+    if embedding is not None and _same(embedding, target.parameters.embedding_VE):
+        del tensors["embed_tokens.weight"]  # one copy is enough
+    parameters = allocate(
+        config,
+        biases={part for part, name in biased.items() if name in tensors},
+        own_lm_head="lm_head.weight" in tensors,
+        own_embedding="embed_tokens.weight" in tensors,
+        device=target.device,
+        dtype=target.dtype,
+    )
+    _fill(file, tensors, layout(parameters, config))
+    check_probe(path / "config.json", config.target_probe, target)
+    return EagleHead(
+        config,
+        parameters,
+        target_embedding=target.parameters.embedding_VE,
+        target_lm_head=target.parameters.head,
+        token_offsets=offsets,
+    )
+
+
+def _read(path: Path) -> tuple[Path, dict[str, torch.Tensor]]:
+    """The file, and its tensors without the prefix `model.`."""
+    file = next((path / name for name in _FILES if (path / name).is_file()), None)
+    if file is None:
+        raise CheckpointError(path, f"holds neither {_FILES[0]} nor {_FILES[1]}: not a draft head")
+    try:
+        if file.suffix == ".safetensors":
+            tensors = load_file(file)
+        else:
+            tensors = torch.load(file, map_location="cpu", weights_only=True)
+    except Exception as error:  # a damaged pickle may raise anything
+        raise CheckpointError(file, f"corrupt, truncated, or more than tensors: {error}") from None
+    if not isinstance(tensors, dict) or not all(isinstance(tensor, torch.Tensor) for tensor in tensors.values()):
+        raise CheckpointError(file, "must hold tensors by name")
+    named: dict[str, torch.Tensor] = {}
+    for name, tensor in tensors.items():
+        short = name.removeprefix("model.")
+        if short in named:
+            raise CheckpointError(file, f"the tensor {short} is stored twice, with and without the prefix model.")
+        if not _DERIVED.search(short):
+            named[short] = tensor
+    return file, named
+
+
+def _kind(tensors: dict[str, torch.Tensor]) -> HeadKind:
+    marks = ("midlayer.", "layers.0.hidden_norm.")
+    return "eagle3" if any(name.startswith(marks) for name in tensors) else "eagle"
+
+
+def _offsets(file: Path, d2t: torch.Tensor | None, num_draft: int, num_target: int) -> torch.Tensor | None:
+    if d2t is None:
+        if num_draft != num_target:
+            raise CheckpointError(file, f"the tensor d2t is missing: which of {num_target} tokens are the {num_draft}?")
+        return None
+    if d2t.shape != (num_draft,) or d2t.is_floating_point():
+        raise CheckpointError(
+            file,
+            f"the tensor d2t is {d2t.dtype} {tuple(d2t.shape)}, not integer ({num_draft},) as config.json asks for",
+        )
+    offsets = d2t.long()
+    ids = torch.arange(num_draft) + offsets
+    if int(ids.min()) < 0 or int(ids.max()) >= num_target:
+        raise CheckpointError(file, f"the tensor d2t names tokens beyond the target's {num_target}")
+    return offsets if num_draft != num_target or offsets.any() else None
+
+
+def _same(stored: torch.Tensor, target_VE: torch.Tensor) -> bool:
+    return stored.shape == target_VE.shape and torch.equal(stored.to(target_VE.device, target_VE.dtype), target_VE)
+
+
+def _fill(file: Path, tensors: dict[str, torch.Tensor], parts: dict[str, torch.Tensor]) -> None:
+    for name in sorted(parts.keys() - tensors.keys()):
+        raise CheckpointError(file, f"the tensor {name} is missing")
+    for name, tensor in tensors.items():
+        part = parts.get(name)
+        if part is None:
+            raise CheckpointError(file, f"the tensor {name} is unexpected in a draft head of this kind")
+        if tensor.shape != part.shape:
+            raise CheckpointError(
+                file, f"the tensor {name} has shape {tuple(tensor.shape)}, config.json asks for {tuple(part.shape)}"
+            )
+        if not tensor.is_floating_point():
+            raise CheckpointError(file, f"the tensor {name} is {tensor.dtype}, not floating point")
+        part.copy_(tensor)

@@ -1,0 +1,48 @@
+"""What a head keeps by the target's slots: its keys and values, and the features that it reads.
+
+Slot j of a sequence holds the feature of token j, and the key and value made of (feature of token j - 1, token j): a
+shared prefix is wholly reusable, whatever follows it.
+
+Legend: S slots, E hidden size, C key/value heads times head size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from ...engine.kv_pool import PAGE_SIZE
+from ...scheduler.plan import PageCopy
+from .config import HeadConfig
+
+
+class DraftMemory:
+    """`num_pages` on the device; pages from there on are on the host. All zeros at first, so that nothing read before
+    it is written spoils a sum."""
+
+    def __init__(
+        self, config: HeadConfig, num_pages: int, num_host_pages: int, *, device: torch.device, dtype: torch.dtype
+    ) -> None:
+        widths = (config.num_kv_heads * config.head_dim, config.num_kv_heads * config.head_dim, config.hidden_size)
+        self.num_pages, self.num_host_pages = num_pages, num_host_pages
+        self._device, self._host = (
+            [torch.zeros(pages * PAGE_SIZE, width, device=where, dtype=dtype) for width in widths]
+            for pages, where in ((num_pages, device), (num_host_pages, torch.device("cpu")))
+        )
+        self.k_SC, self.v_SC, self.feature_SE = self._device
+
+    def copy(self, copies: Sequence[PageCopy]) -> None:
+        """Do the copies one after the other: a page may be one's target and a later one's source."""
+        for copy in copies:
+            for source, target in zip(self._page(copy.source), self._page(copy.target), strict=True):
+                target[: copy.num_tokens] = source[: copy.num_tokens]
+
+    def _page(self, page: int) -> list[torch.Tensor]:
+        columns = self._device if page < self.num_pages else self._host
+        start = (page if page < self.num_pages else page - self.num_pages) * PAGE_SIZE
+        return [column[start : start + PAGE_SIZE] for column in columns]
+
+
+def bytes_per_page(config: HeadConfig, dtype: torch.dtype) -> int:
+    return (2 * config.num_kv_heads * config.head_dim + config.hidden_size) * PAGE_SIZE * dtype.itemsize

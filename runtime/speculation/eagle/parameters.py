@@ -1,0 +1,112 @@
+"""A draft head's tensors, fused as they are computed, and the names that published checkpoints give them.
+
+`layout` is the one table: which checkpoint tensor of which shape is which part. Loading fills the parts, saving reads
+them, training learns them.
+
+Legend: V the head's vocabulary, E hidden size, C captured size, I intermediate size, H query heads, K key/value heads,
+D head size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+import torch
+
+from ...models.parameters import Linear
+from .config import HeadConfig
+
+
+@dataclass(frozen=True, slots=True)
+class HeadParameters:
+    """`None`: the head has no such part. The embedding is the target's, unless the checkpoint brings its own."""
+
+    fc: Linear  # eagle: 2E -> E of (embedding, feature); eagle3: C -> E of what is captured
+    hidden_norm_E: torch.Tensor | None  # eagle3: of the feature
+    input_norm_E: torch.Tensor | None  # eagle3: of the embedding
+    qkv: Linear  # (eagle3: 2) E -> (H + 2K) * D
+    o: Linear  # H * D -> E
+    post_norm_E: torch.Tensor
+    gate_up: Linear  # E -> 2I
+    down: Linear  # I -> E
+    norm_E: torch.Tensor | None  # eagle3: before the logits
+    lm_head: Linear | None  # E -> V; None: the target's
+    embedding: torch.Tensor | None  # [vocab_size, E]; None: the target's
+
+
+def allocate(
+    config: HeadConfig,
+    *,
+    biases: Collection[str] = (),
+    own_lm_head: bool,
+    own_embedding: bool,
+    device: torch.device | str,
+    dtype: torch.dtype,
+) -> HeadParameters:
+    """Zeros. `biases` are those of "fc", "qkv", "o" and "mlp" that the head has."""
+
+    def tensor(*shape: int) -> torch.Tensor:
+        return torch.zeros(shape, device=device, dtype=dtype)
+
+    def linear(out: int, inner: int, bias: bool = False) -> Linear:
+        return Linear(tensor(out, inner), tensor(out) if bias else None)
+
+    E, inter, D = config.hidden_size, config.intermediate_size, config.head_dim
+    third = config.kind == "eagle3"
+    return HeadParameters(
+        fc=linear(E, config.captured_size if third else 2 * E, "fc" in biases),
+        hidden_norm_E=tensor(E) if third else None,
+        input_norm_E=tensor(E) if third else None,
+        qkv=linear((config.num_heads + 2 * config.num_kv_heads) * D, 2 * E if third else E, "qkv" in biases),
+        o=linear(E, config.num_heads * D, "o" in biases),
+        post_norm_E=tensor(E),
+        gate_up=linear(2 * inter, E, "mlp" in biases),
+        down=linear(E, inter, "mlp" in biases),
+        norm_E=tensor(E) if third else None,
+        lm_head=linear(config.draft_vocab_size, E) if own_lm_head else None,
+        embedding=tensor(config.vocab_size, E) if own_embedding else None,
+    )
+
+
+def layout(parameters: HeadParameters, config: HeadConfig) -> dict[str, torch.Tensor]:
+    """Every checkpoint tensor by its published name, as a view of the part that holds it."""
+    parts: dict[str, torch.Tensor] = {}
+
+    def stacked(names_sizes: list[tuple[str, int]], linear: Linear) -> None:
+        start = 0
+        for name, size in names_sizes:
+            parts[f"{name}.weight"] = linear.weight[start : start + size]
+            if linear.bias is not None:
+                parts[f"{name}.bias"] = linear.bias[start : start + size]
+            start += size
+
+    def vector(name: str, tensor: torch.Tensor | None) -> None:
+        if tensor is not None:
+            parts[f"{name}.weight"] = tensor
+
+    H, K, D, E, inter = (
+        config.num_heads,
+        config.num_kv_heads,
+        config.head_dim,
+        config.hidden_size,
+        config.intermediate_size,
+    )
+    layer = "midlayer" if config.kind == "eagle3" else "layers.0"
+    vector("embed_tokens", parameters.embedding)
+    stacked([("fc", E)], parameters.fc)
+    vector(f"{layer}.hidden_norm", parameters.hidden_norm_E)
+    vector(f"{layer}.input_layernorm", parameters.input_norm_E)
+    attention = f"{layer}.self_attn"
+    stacked(
+        [(f"{attention}.q_proj", H * D), (f"{attention}.k_proj", K * D), (f"{attention}.v_proj", K * D)],
+        parameters.qkv,
+    )
+    stacked([(f"{attention}.o_proj", E)], parameters.o)
+    vector(f"{layer}.post_attention_layernorm", parameters.post_norm_E)
+    stacked([(f"{layer}.mlp.gate_proj", inter), (f"{layer}.mlp.up_proj", inter)], parameters.gate_up)
+    stacked([(f"{layer}.mlp.down_proj", E)], parameters.down)
+    vector("norm", parameters.norm_E)
+    if parameters.lm_head is not None:
+        stacked([("lm_head", config.draft_vocab_size)], parameters.lm_head)
+    return parts

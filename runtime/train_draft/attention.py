@@ -1,0 +1,48 @@
+"""Attention of EAGLE-3's training-time test (Li et al. 2025, arXiv 2503.01840, section 3.2).
+
+In pass i every place of a text stands for a chain of its own: it began with the target's feature at that place, and i
+estimates followed. What a chain sees: the keys made from features up to where it began, and its own i estimates' keys.
+
+Legend: B texts, T places, H query heads, K key/value heads, D head size.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+
+class AheadAttention:
+    """Called once per pass, in order, with q [B*T, H, D] and k, v [B*T, K, D]; returns [B*T, H * D]."""
+
+    def __init__(self, num_texts: int, scale: float) -> None:
+        self._num_texts, self._scale = num_texts, scale
+        self._keys: list[torch.Tensor] = []  # [B, H, T, D] of each pass
+        self._values: list[torch.Tensor] = []
+
+    def __call__(self, q_NHD: torch.Tensor, k_NKD: torch.Tensor, v_NKD: torch.Tensor) -> torch.Tensor:
+        H, D = q_NHD.shape[1:]
+        group = H // k_NKD.shape[1]
+
+        def by_head(x: torch.Tensor) -> torch.Tensor:
+            return x.reshape(self._num_texts, -1, x.shape[1], D).transpose(1, 2)
+
+        q = by_head(q_NHD)
+        self._keys.append(by_head(k_NKD).repeat_interleave(group, dim=1))
+        self._values.append(by_head(v_NKD).repeat_interleave(group, dim=1))
+        if len(self._keys) == 1:
+            out = F.scaled_dot_product_attention(q, self._keys[0], self._values[0], is_causal=True, scale=self._scale)
+        else:
+            out = self._attend(q)
+        return out.transpose(1, 2).reshape(q_NHD.shape[0], H * D)
+
+    def _attend(self, q: torch.Tensor) -> torch.Tensor:
+        T = q.shape[2]
+        hidden_TT = torch.ones(T, T, dtype=torch.bool, device=q.device).triu(1)
+        scores = [(q @ self._keys[0].mT).masked_fill(hidden_TT, -torch.inf)]
+        scores += [(q * k).sum(dim=-1, keepdim=True) for k in self._keys[1:]]
+        weights = (torch.cat(scores, dim=-1) * self._scale).softmax(dim=-1)
+        out = weights[..., :T] @ self._values[0]
+        for i, v in enumerate(self._values[1:]):
+            out = out + weights[..., T + i, None] * v
+        return out

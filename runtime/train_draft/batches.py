@@ -1,0 +1,75 @@
+"""Which texts a training step sees, as a function of (seed, step): a run that is stopped goes on with the same data.
+
+Legend: B texts, T tokens of the longest.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from .data import Text
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Texts padded to one length with their own last token. A weight is how much the token counts as one to be
+    drafted; 0 for prompts and padding."""
+
+    texts: list[list[int]]
+    ids_BT: torch.Tensor
+    weights_BT: torch.Tensor
+
+
+class Batches:
+    """Every text once per round, in random order; texts of like length together."""
+
+    def __init__(self, texts: Sequence[Text], *, tokens_per_step: int, max_length: int, seed: int) -> None:
+        self._texts = [_cut(text, max_length) for text in texts]
+        self._texts = [text for text in self._texts if len(text.ids) >= 3 and text.num_prompt < len(text.ids)]
+        assert self._texts, "no text has a token to draft"
+        self._tokens_per_step, self._seed = tokens_per_step, seed
+        self._round, self._plan = -1, self._shuffled(-1)
+
+    @property
+    def per_round(self) -> int:
+        return len(self._plan)
+
+    def __getitem__(self, step: int) -> Batch:
+        # The number of batches of a round depends on lengths only, not on their order.
+        number, place = divmod(step, self.per_round)
+        if number != self._round:
+            self._round, self._plan = number, self._shuffled(number)
+        return collate([self._texts[index] for index in self._plan[place]])
+
+    def _shuffled(self, number: int) -> list[list[int]]:
+        """Cut into batches in order of length, so that there are as many in every round; then shuffled. What shares a
+        batch differs between rounds, because equal lengths are shuffled first."""
+        draw = random.Random(f"{self._seed} {number}")
+        order = list(range(len(self._texts)))
+        draw.shuffle(order)
+        order.sort(key=lambda index: len(self._texts[index].ids))
+        plan: list[list[int]] = [[]]
+        for index in order:
+            if plan[-1] and (len(plan[-1]) + 1) * len(self._texts[index].ids) > self._tokens_per_step:
+                plan.append([])
+            plan[-1].append(index)
+        draw.shuffle(plan)
+        return plan
+
+
+def collate(texts: Sequence[Text]) -> Batch:
+    length = max(len(text.ids) for text in texts)
+    ids = [text.ids + [text.ids[-1]] * (length - len(text.ids)) for text in texts]
+    weights = [
+        [0.0] * text.num_prompt + [1.0] * (len(text.ids) - text.num_prompt) + [0.0] * (length - len(text.ids))
+        for text in texts
+    ]
+    return Batch([text.ids for text in texts], torch.tensor(ids), torch.tensor(weights))
+
+
+def _cut(text: Text, max_length: int) -> Text:
+    return Text(text.ids[:max_length], min(text.num_prompt, max_length), text.group)

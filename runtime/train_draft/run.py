@@ -1,0 +1,200 @@
+"""`ramify train-draft`: from a model and texts to a head beside it, with a bar, resumable at any time."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Literal
+
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from ..checkpoint import find_checkpoint
+from ..engine.build import choose_device
+from ..models.decoder import Decoder
+from ..models.load import load_model
+from ..protocol.errors import RequestError
+from ..scheduler.plan import DraftWant
+from ..speculation.eagle.config import HeadKind
+from ..speculation.eagle.load import load_head
+from ..speculation.eagle.probe import probe
+from ..speculation.eagle.save import save_head
+from ..tokenizer import Tokenizer, load_tokenizer
+from .batches import Batches
+from .config import TrainConfig, head_config
+from .continuations import continuations
+from .data import Text, read_texts
+from .evaluate import Acceptance, acceptance, overall
+from .fresh import begin_with, fresh_head
+from .target import Target
+from .trainer import Trainer
+
+SAVE_EVERY = 100  # steps
+_RECIPE = (
+    "num_steps",
+    "tokens_per_step",
+    "max_length",
+    "seed",
+    "optimizer",
+    "learning_rate",
+    "num_ahead",
+    "token_loss",
+)
+TELL_EVERY = 20  # steps, where there is no bar
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    model: str | None
+    data: Path
+    held_out: Path | None
+    out: Path | None  # None: `draft` in the model's directory
+    eagle: int  # 1 or 3
+    generate: int  # tokens that the target itself says after each prompt; 0: learn the answers in the data
+    temperature: float  # of those
+    draft_vocab: int | None  # EAGLE-3: the head's likeliest tokens; None: 32000, or all if there are fewer
+    device: str
+    dtype: str
+    num_steps: int
+    tokens_per_step: int
+    max_length: int
+    seed: int
+    optimizer: Literal["adamw", "muon"]
+    init: Path | None  # a head to begin with; None: a random one
+    learning_rate: float | None = None  # None, here and below: the published recipe's
+    num_ahead: int | None = None
+    token_loss: float | None = None
+
+
+def train_draft(options: Options, console: Console) -> dict[str, Acceptance]:
+    """Train, save, and measure on held-out texts. Raises RamifyError when model, data or device cannot be used."""
+    path = find_checkpoint(options.model)
+    out = options.out or path / "draft"
+    kind: HeadKind = "eagle3" if options.eagle == 3 else "eagle"
+    model = load_model(path, device=choose_device(options.device), dtype=_DTYPES[options.dtype])
+    tokenizer = load_tokenizer(path)
+    out.mkdir(parents=True, exist_ok=True)
+    texts, held_out = _texts(options, model, tokenizer, out, console)
+
+    changes = {name: value for name in _RECIPE if (value := getattr(options, name)) is not None}
+    config = TrainConfig.for_kind(kind, model.config.hidden_size, **changes)
+    draft_ids = _draft_ids(kind, texts, options.draft_vocab, model.config.vocab_size)
+    num_draft = model.config.vocab_size if draft_ids is None else len(draft_ids)
+    head = fresh_head(head_config(kind, model.config, num_draft, probe(model)), model, draft_ids, options.seed)
+    if options.init is not None:
+        begin_with(head, load_head(options.init, model))
+    target = Target(model, head.config.captures)
+    batches = Batches(texts, tokens_per_step=config.tokens_per_step, max_length=config.max_length, seed=config.seed)
+    trainer = Trainer(head, target, batches, config)
+    unfinished = out / "training.pt"
+    if unfinished.exists():
+        trainer.resume(unfinished)
+        console.print(f"going on from step {trainer.step}")
+    with Progress(
+        TextColumn("step"),
+        MofNCompleteColumn(),
+        BarColumn(),
+        TextColumn("loss {task.fields[loss]:.3f}  agreement {task.fields[agreement]}"),
+        TimeRemainingColumn(),
+        console=console,
+    ) as bar:
+        task = bar.add_task("", total=config.num_steps, completed=trainer.step, loss=float("nan"), agreement="")
+        while trainer.step < config.num_steps:
+            found = trainer.train_step()
+            agreement = " ".join(f"{share:.2f}" for share in found.agreement)
+            bar.update(task, completed=trainer.step, loss=found.total.item(), agreement=agreement)
+            if trainer.step % TELL_EVERY == 0 and not console.is_terminal:
+                console.print(f"step {trainer.step}  loss {found.total.item():.3f}  agreement {agreement}")
+            if trainer.step % SAVE_EVERY == 0:
+                trainer.save(unfinished)
+                save_head(head, model.config, out)
+    save_head(head, model.config, out)
+    unfinished.unlink(missing_ok=True)
+    measured = acceptance(load_head(out, model), target, held_out, WANT)
+    console.print(table(measured))
+    return measured
+
+
+WANT = DraftWant(steps=5, top_k=4, num_tokens=7, temperature=0.0)  # and the token that is known: eight verified at once
+
+
+def table(measured: dict[str, Acceptance]) -> Table:
+    shown = Table("held-out set", "tau", "passes", title=f"tokens per pass, greedy, {WANT.num_tokens} guesses")
+    for group, one in sorted(measured.items()):
+        shown.add_row(group, f"{one.tau:.2f}", str(one.num_passes))
+    shown.add_section()
+    shown.add_row("all", f"{overall(measured).tau:.2f}", str(overall(measured).num_passes))
+    return shown
+
+
+def _texts(
+    options: Options, model: Decoder, tokenizer: Tokenizer, out: Path, console: Console
+) -> tuple[list[Text], list[Text]]:
+    """To learn, and to measure on: the latter always continued by the target, greedily."""
+    own_words = options.generate > 0
+    texts = read_texts(options.data, tokenizer, prompts_only=own_words)
+    if options.held_out is not None:
+        prompts = read_texts(options.held_out, tokenizer, prompts_only=True)
+    else:  # every fiftieth text
+        chosen = set(range(0, len(texts), 50)) if len(texts) > 1 else set()
+        prompts = [text for n, text in enumerate(read_texts(options.data, tokenizer, prompts_only=True)) if n in chosen]
+        texts = [text for n, text in enumerate(texts) if n not in chosen]
+    limit = model.config.context_length
+    for text in [*prompts, *texts]:
+        highest = max(text.ids, default=0)
+        if highest >= model.config.vocab_size:
+            raise RequestError(f"token {highest} of the tokenizer is beyond the model's vocabulary", param="data")
+    num_held_out = options.generate or 128
+    prompts = [text for text in prompts if 0 < len(text.ids) < limit]
+    held_out = _said(model, tokenizer, prompts, num_held_out, 0.0, options.seed, console, "held-out texts")
+    if own_words:
+        cached = out / "generated.jsonl"
+        if cached.exists():
+            texts = [Text(**json.loads(line)) for line in cached.read_text(encoding="utf-8").splitlines()]
+        else:
+            texts = [text for text in texts if 0 < len(text.ids) < limit]
+            texts = _said(
+                model, tokenizer, texts, options.generate, options.temperature, options.seed, console, "texts"
+            )
+            cached.write_text("".join(json.dumps(asdict(text)) + "\n" for text in texts), encoding="utf-8")
+    return texts, held_out
+
+
+def _said(
+    model: Decoder,
+    tokenizer: Tokenizer,
+    prompts: Sequence[Text],
+    num_tokens: int,
+    temperature: float,
+    seed: int,
+    console: Console,
+    what: str,
+) -> list[Text]:
+    with Progress(TextColumn(f"{what} continued"), BarColumn(), MofNCompleteColumn(), console=console) as bar:
+        task = bar.add_task("", total=len(prompts))
+        answers = continuations(
+            model,
+            [text.ids for text in prompts],
+            num_tokens,
+            ends=tokenizer.eos_ids,
+            temperature=temperature,
+            seed=seed,
+            on_done=lambda count: bar.update(task, completed=count),
+        )
+    return [Text(text.ids + answer, len(text.ids), text.group) for text, answer in zip(prompts, answers, strict=True)]
+
+
+def _draft_ids(kind: HeadKind, texts: Sequence[Text], wanted: int | None, vocab_size: int) -> torch.Tensor | None:
+    """EAGLE-3's vocabulary: the tokens most often learnt, then those of lowest id; ascending."""
+    size = min(wanted or 32000, vocab_size)
+    if kind == "eagle" or size == vocab_size:
+        return None
+    counts = Counter(token for text in texts for token in text.ids[text.num_prompt :])
+    ranked = sorted(range(vocab_size), key=lambda token: (-counts[token], token))
+    return torch.tensor(sorted(ranked[:size]))

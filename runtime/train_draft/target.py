@@ -1,0 +1,49 @@
+"""The target's hidden states of whole texts, computed by the decoder that serves it.
+
+Legend: B texts, T tokens of the longest, C captured size, E hidden size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from ..engine.inputs import decoder_inputs
+from ..engine.kv_pool import PAGE_SIZE, KvMemory
+from ..models.decoder import Decoder
+from ..scheduler.plan import Row
+
+
+class Target:
+    """Keys and values live in pages that grow with the largest batch seen."""
+
+    def __init__(self, model: Decoder, captures: Sequence[int]) -> None:
+        self.model = model
+        self._captures = tuple(captures)
+        self._memory = self._room(1)
+
+    def _room(self, num_pages: int) -> KvMemory:
+        return KvMemory(self.model.config, num_pages, device=self.model.device, dtype=self.model.dtype)
+
+    @torch.no_grad()
+    def states(self, texts: Sequence[Sequence[int]]) -> tuple[torch.Tensor, torch.Tensor]:
+        """What the head is fed [B, T, C], and the states after the final norm [B, T, E]; zeros behind a text's end."""
+        rows, num_pages = [], 0
+        for index, ids in enumerate(texts):
+            end = num_pages + -(-len(ids) // PAGE_SIZE)
+            rows.append(Row(rid=str(index), tokens=list(ids), first_position=0, pages=list(range(num_pages, end))))
+            num_pages = end
+        if num_pages > self._memory.num_pages:
+            self._memory = self._room(num_pages)
+        lengths = [len(ids) for ids in texts]
+        inputs = decoder_inputs(rows, self.model, np.arange(sum(lengths)))
+        layers = list(zip(self._memory.k_LSKD.unbind(), self._memory.v_LSKD.unbind(), strict=True))
+        final_NE, captured_NC = self.model.hidden_and_features(inputs, layers, self._captures)
+        assert captured_NC is not None
+        captured_BTC, final_BTE = (
+            torch.nn.utils.rnn.pad_sequence(list(torch.split(states, lengths)), batch_first=True)
+            for states in (captured_NC, final_NE)
+        )
+        return captured_BTC, final_BTE

@@ -1,0 +1,112 @@
+"""The optimiser's loop around a head, and what is needed to go on with it later."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+
+from ..models.errors import CheckpointError
+from ..protocol.errors import RequestError
+from ..speculation.eagle.head import EagleHead
+from .batches import Batches
+from .config import TrainConfig
+from .fresh import learnt
+from .losses import Losses, losses
+from .target import Target
+
+_CLIP = 0.5  # norm of the gradient, as published
+
+
+class Trainer:
+    """Linear warmup, then a cosine to a twentieth of the learning rate."""
+
+    def __init__(self, head: EagleHead, target: Target, batches: Batches, config: TrainConfig) -> None:
+        self.head, self.step = head, 0
+        self._target, self._batches, self._config = target, batches, config
+        self._learnt = learnt(head.parameters)
+        for tensor in self._learnt.values():
+            tensor.requires_grad_(True)
+        self._optimizers = _optimizers(self._learnt, config)
+
+    def train_step(self) -> Losses:
+        """One batch. The same step of the same run sees the same texts and the same noise."""
+        config, device = self._config, self.head.device
+        batch = self._batches[self.step]
+        captured_BTC, final_BTE = self._target.states(batch.texts)
+        noise = torch.Generator().manual_seed(config.seed * 1_000_003 + self.step)
+        with torch.autocast(device.type, torch.bfloat16, enabled=self._target.model.dtype == torch.bfloat16):
+            found = losses(
+                self.head,
+                batch.ids_BT.to(device),
+                batch.weights_BT.to(device),
+                captured_BTC.float(),
+                final_BTE.float(),
+                config,
+                noise,
+            )
+        found.total.backward()  # type: ignore[no-untyped-call]
+        torch.nn.utils.clip_grad_norm_(self._learnt.values(), _CLIP)
+        for optimizer in self._optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = config.learning_rate * self._rate(self.step)
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+        self.step += 1
+        return found
+
+    def _rate(self, step: int) -> float:
+        if step < self._config.warmup:
+            return (step + 1) / self._config.warmup
+        done = (step - self._config.warmup) / max(1, self._config.num_steps - self._config.warmup)
+        return 0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * min(1.0, done)))
+
+    def save(self, file: Path) -> None:
+        """Everything that `resume` needs, replaced in one move."""
+        part = file.with_suffix(".part")
+        state = {
+            "config": asdict(self._config),
+            "step": self.step,
+            "head": {name: tensor.detach() for name, tensor in self._learnt.items()},
+            "optimizers": [optimizer.state_dict() for optimizer in self._optimizers],
+        }
+        torch.save(state, part)
+        part.replace(file)
+
+    def resume(self, file: Path) -> None:
+        """Raises CheckpointError when the file is of another run; only the number of steps may differ."""
+        state = torch.load(file, map_location=self.head.device, weights_only=True)
+        ours = asdict(self._config)
+        for name, value in state["config"].items():
+            if name != "num_steps" and ours.get(name) != value:
+                raise CheckpointError(file, f"was begun with {name} {value!r}, now {ours.get(name)!r}: remove it first")
+        with torch.no_grad():
+            for name, tensor in self._learnt.items():
+                tensor.copy_(state["head"][name])
+        for optimizer, values in zip(self._optimizers, state["optimizers"], strict=True):
+            optimizer.load_state_dict(values)
+        self.step = state["step"]
+
+
+def _optimizers(learnt: dict[str, torch.Tensor], config: TrainConfig) -> list[torch.optim.Optimizer]:
+    """AdamW as published; or Muon for the layer's matrices (Jordan 2024), at the same learning rate, and AdamW for the
+    rest: fewer steps to the same head."""
+    decay = 0.01
+    matrices = [
+        tensor
+        for name, tensor in learnt.items()
+        if config.optimizer == "muon" and tensor.ndim == 2 and not name.startswith("lm_head")
+    ]
+    chosen = {id(tensor) for tensor in matrices}
+    others = [tensor for tensor in learnt.values() if id(tensor) not in chosen]
+    adamw = torch.optim.AdamW(others, lr=config.learning_rate, betas=(0.9, 0.95), weight_decay=decay)
+    if not matrices:
+        return [adamw]
+    if not hasattr(torch.optim, "Muon"):
+        raise RequestError(f"torch {torch.__version__} has no Muon; torch 2.9 has", param="optimizer")
+    muon = torch.optim.Muon(
+        matrices, lr=config.learning_rate, momentum=0.95, weight_decay=decay, adjust_lr_fn="match_rms_adamw"
+    )
+    return [muon, adamw]

@@ -1,0 +1,160 @@
+"""The core without its sockets: a scheduler and an engine on the model that ships, and any source of guesses."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ramify.runtime.checkpoint import SHIPPED_MODEL
+from ramify.runtime.engine import PAGE_SIZE, Engine, build_engine
+from ramify.runtime.grammars import Grammars
+from ramify.runtime.models.decoder import Decoder
+from ramify.runtime.protocol.config import CoreConfig
+from ramify.runtime.protocol.core import Abort, CoreStats, Finish, Generate, Tokens
+from ramify.runtime.protocol.sampling import TokenLogprob
+from ramify.runtime.scheduler.plan import ForwardPlan, PageCopy
+from ramify.runtime.scheduler.retokenise import Retokeniser
+from ramify.runtime.scheduler.scheduler import Scheduler, VocabularyFacts, make_cache
+from ramify.runtime.speculation.source import DraftRow, DraftSource, DraftStep
+from ramify.runtime.speculation.tree import DraftTree
+from ramify.runtime.tokenizer import load_tokenizer
+
+TOKENIZER = load_tokenizer(SHIPPED_MODEL)
+
+
+@dataclass
+class Got:
+    """What came for one request."""
+
+    ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    finish: Finish | None = None
+
+
+class AnyTree:
+    """Proposes any tree at all. It may peek at what is going to be said, and then grows some of it around that."""
+
+    captures: tuple[int, ...] = ()
+
+    def __init__(self, seed: int, outputs: Sequence[tuple[list[int], list[int]]] = ()) -> None:
+        self._random = random.Random(seed)
+        self._outputs = outputs  # prompts and what follows them
+        self._sequences: dict[int, list[int]] = {}  # by slot, the tokens up to the one there
+
+    def copy(self, copies: Sequence[PageCopy]) -> None:
+        for copy in copies:
+            for offset in range(copy.num_tokens):
+                source, target = copy.source * PAGE_SIZE + offset, copy.target * PAGE_SIZE + offset
+                self._sequences[target] = self._sequences[source]
+
+    def follow(self, step: DraftStep) -> list[DraftTree | None]:
+        assert step.features_TE is None
+        return [self._follow(row) for row in step.rows]
+
+    def _follow(self, row: DraftRow) -> DraftTree | None:
+        slots = [row.pages[p // PAGE_SIZE] * PAGE_SIZE + p % PAGE_SIZE for p in range(row.end)]
+        before = self._sequences[slots[row.first_position - 1]] if row.first_position else []
+        assert len(before) == row.first_position, "what is kept does not follow what was kept before"
+        for slot, token in zip(slots[row.first_position :], row.kept, strict=True):
+            before = self._sequences[slot] = [*before, token]
+        if row.want is None or row.next_token is None or self._random.random() < 0.1:
+            return None
+        return self._any(row, [*before, row.next_token])
+
+    def _any(self, row: DraftRow, tokens: list[int]) -> DraftTree:
+        draw, want = self._random, row.want
+        assert want is not None
+        whole = next(
+            (prompt + output for prompt, output in self._outputs if (prompt + output)[: len(tokens)] == tokens), []
+        )
+        right = whole[len(tokens) :]
+        nodes: list[int] = []
+        parents: list[int] = []
+        depths = {-1: 0}
+        on_way = {-1}
+        for _ in range(draw.randint(1, want.num_tokens)):
+            parent = draw.choice([node for node, depth in depths.items() if depth < want.steps])
+            at = depths[parent]
+            peeks = parent in on_way and at < len(right) and draw.random() < 0.8
+            token = right[at] if peeks else draw.randrange(len(TOKENIZER.token_bytes))
+            if token in {nodes[node] for node, other in enumerate(parents) if other == parent}:
+                continue
+            nodes.append(token)
+            parents.append(parent)
+            depths[len(nodes) - 1] = at + 1
+            if peeks:
+                on_way.add(len(nodes) - 1)
+        return DraftTree(nodes, parents, [-0.1 * depths[node] for node in range(len(nodes))])
+
+
+def make_engine(config: CoreConfig, source: DraftSource | None) -> Engine:
+    def make_source(target: Decoder, *, num_pages: int, num_host_pages: int) -> DraftSource | None:
+        return source
+
+    return build_engine(config, SHIPPED_MODEL, make_source=make_source)
+
+
+def run(
+    requests: Sequence[Generate],
+    *,
+    source: DraftSource | None = None,
+    aborts: dict[int, str] | None = None,
+    stagger: int = 1,
+    engine: Engine | None = None,
+    **settings: Any,
+) -> tuple[dict[str, Got], CoreStats, list[ForwardPlan]]:
+    """All of them, one more every `stagger` steps; `aborts` ends requests before steps. Until nothing is left."""
+    config = CoreConfig(**{"device": "cpu", "dtype": "float32", "num_pages": 512} | settings)
+    engine = engine or make_engine(config, source)
+    facts = VocabularyFacts(
+        engine.info.vocab_size,
+        (TOKENIZER.token_bytes + [None] * engine.info.vocab_size)[: engine.info.vocab_size],
+        frozenset(TOKENIZER.eos_ids),
+    )
+    cache = make_cache(
+        config, num_pages=engine.info.num_pages, num_host_pages=engine.info.num_host_pages, page_size=PAGE_SIZE
+    )
+    grammars = Grammars(facts.token_bytes, facts.eos_ids)
+    retokenise = Retokeniser(
+        facts.token_bytes, lambda text: TOKENIZER.encode(text, parse_special=False, continues=True)
+    )
+    scheduler = Scheduler(
+        config,
+        cache=cache,
+        vocabulary=facts,
+        grammars=grammars,
+        context_length=engine.info.context_length,
+        retokenise=retokenise,
+    )
+    got = {request.rid: Got() for request in requests}
+    plans: list[ForwardPlan] = []
+
+    def take(answers: Sequence[Any]) -> None:
+        for answer in answers:
+            assert isinstance(answer, Tokens), answer
+            mine = got[answer.rid]
+            assert mine.finish is None
+            mine.ids += answer.ids
+            mine.logprobs += answer.logprobs or []
+            mine.finish = answer.finish
+
+    to_come = list(requests)
+    num_rounds = 0
+    while to_come or not scheduler.idle or scheduler.pending_grammars:
+        if to_come and num_rounds % stagger == 0:
+            request = to_come.pop(0)
+            if request.sampling.constraint is not None:
+                grammars.get(request.sampling.constraint).result()
+            take(scheduler.handle(request, 0.0))
+        if aborts and (rid := aborts.get(num_rounds)) is not None:
+            take(scheduler.handle(Abort(rid), 0.0))
+        num_rounds += 1
+        plan = scheduler.plan(0.0)
+        take(scheduler.answers())
+        if plan is not None:
+            plans.append(plan)
+            take(scheduler.commit(plan, engine.run(plan), 0.0))
+    assert cache.num_free + cache.num_cached == cache.num_pages
+    return got, scheduler.stats(), plans

@@ -1,0 +1,90 @@
+"""A draft head in the engine: outputs stay as they are, and it guesses as well as training said it would."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ramify.runtime.checkpoint import SHIPPED_MODEL
+from ramify.runtime.models.load import load_model
+from ramify.runtime.protocol.core import Generate
+from ramify.runtime.protocol.sampling import SamplingParams
+from ramify.runtime.scheduler.plan import DraftWant
+from ramify.runtime.speculation.eagle import EagleSource, load_head
+from ramify.runtime.speculation.eagle.probe import probe
+from ramify.runtime.speculation.eagle.save import save_head
+from ramify.runtime.train_draft.config import head_config
+from ramify.runtime.train_draft.data import Text
+from ramify.runtime.train_draft.evaluate import acceptance, overall
+from ramify.runtime.train_draft.fresh import fresh_head
+from ramify.runtime.train_draft.target import Target
+
+from .alone import TOKENIZER, Got, run
+from .test_speculation import REQUESTS, check, plain
+
+PROMPTS = [
+    "Question: What is the capital of France?\nAnswer:",
+    "Text: Emma Fischer is a nurse from Oslo. She is 34 years old and likes chess.\nJSON: {",
+    "<|user|>\nGive me three facts about Japan.<|end|>\n<|assistant|>\n",
+    "<|user|>\nWrite a short outline about the tiger.<|end|>\n<|assistant|>\n",
+]
+SETTINGS: dict[str, Any] = {"speculative": "eagle", "speculative_adaptive": False}
+
+
+@pytest.fixture(scope="module")
+def expected() -> dict[str, Got]:
+    torch.set_num_threads(1)
+    return plain(REQUESTS)
+
+
+def make_source(kind: str, folder: Path, num_pages: int, num_host_pages: int) -> EagleSource:
+    """The head that ships, or a random EAGLE-3 head of half the vocabulary."""
+    target = load_model(SHIPPED_MODEL, device=torch.device("cpu"), dtype=torch.float32)
+    if kind == "eagle":
+        return EagleSource(load_head(SHIPPED_MODEL / "draft", target), num_pages, num_host_pages)
+    ids = torch.arange(0, target.config.vocab_size, 2)
+    head = fresh_head(head_config("eagle3", target.config, len(ids), probe(target)), target, ids, seed=1)
+    save_head(head, target.config, folder)
+    return EagleSource(load_head(folder, target), num_pages, num_host_pages)
+
+
+@pytest.mark.parametrize("kind", ["eagle", "eagle3"])
+def test_a_heads_guesses_leave_outputs_as_they_are(kind: str, expected: dict[str, Got], tmp_path: Path) -> None:
+    source = make_source(kind, tmp_path, 64, 4096)
+    got, stats, plans = run(REQUESTS, source=source, num_pages=64, host_kv_memory=0.01, **SETTINGS)
+    check(got, expected)
+    assert any(row.parents for plan in plans for row in plan.rows)
+    assert stats.num_demoted_pages > 0
+    if kind == "eagle":
+        assert stats.num_accepted_tokens > 50
+
+
+def test_passes_are_as_few_as_measured_beside_training() -> None:
+    """`acceptance` says without running the passes what serving then does."""
+    torch.set_num_threads(1)
+    requests = [
+        Generate(
+            rid=str(index),
+            tokens=TOKENIZER.encode(prompt, add_bos=True),
+            sampling=SamplingParams(max_new_tokens=40, temperature=0.0, ignore_eos=True),
+        )
+        for index, prompt in enumerate(PROMPTS)
+    ]
+    shape = {"speculative_num_steps": 5, "speculative_eagle_topk": 4, "speculative_num_draft_tokens": 8}
+    num_passes, texts = 0, []
+    for request in requests:
+        source = make_source("eagle", SHIPPED_MODEL, 64, 0)
+        got, _, plans = run([request], source=source, num_pages=64, **shape, **SETTINGS)
+        ids = got[request.rid].ids
+        texts.append(Text([*request.tokens, *ids], len(request.tokens), request.rid))
+        # The first token comes with the prompt's own pass.
+        num_passes += sum(row.sample is not None for plan in plans for row in plan.rows) - 1
+    target = load_model(SHIPPED_MODEL, device=torch.device("cpu"), dtype=torch.float32)
+    head = load_head(SHIPPED_MODEL / "draft", target)
+    measured = acceptance(head, Target(target, head.config.captures), texts, DraftWant(5, 4, 7, 0.0))
+    assert overall(measured).num_tokens == 4 * 39
+    # An output's last tree is cut to the tokens that it may still have.
+    assert abs(overall(measured).num_passes - num_passes) <= len(PROMPTS)

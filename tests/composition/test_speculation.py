@@ -1,0 +1,192 @@
+"""Guesses change the number of passes and nothing else: whoever makes them, whatever a request asks for.
+
+On the model that ships, in float32. Tokens and reasons to finish are compared exactly, log-probabilities within
+`TOLERANCE`, since a row of another length adds the same numbers in another order. The strongest source proposes any
+tree at all, and peeks at the true output so that some of it is right, at any depth and on any branch.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections import Counter
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+
+from ramify.runtime.checkpoint import SHIPPED_MODEL
+from ramify.runtime.models.load import load_model
+from ramify.runtime.protocol.core import Generate
+from ramify.runtime.protocol.sampling import Constraint, LogprobParams, SamplingParams
+from ramify.runtime.speculation.draft_model import DraftModelSource
+
+from .alone import TOKENIZER, AnyTree, Got, run
+from .mix import SCHEMA, WORDS
+
+TOLERANCE = 1e-4
+TEXTS = [
+    "Question: What is the capital of France?\nAnswer:",
+    "Ada lives in Oslo. Bo lives in Rome. Ada lives in Oslo. Bo lives in",
+    "The spider has eight legs. The bird has two legs. The spider",
+]
+
+
+def make_requests(size: int, seed: int) -> list[Generate]:
+    """Every kind of sampling, prompts that share prefixes."""
+    draw = random.Random(seed)
+    requests = []
+    for index in range(size):
+        text = draw.choice(TEXTS) + " ".join(["", *draw.choices(WORDS, k=draw.choice([0, 0, 2, 30]))])
+        params: dict[str, Any] = {"max_new_tokens": draw.choice([2, 9, 24]), "temperature": 0.0, "ignore_eos": True}
+        if draw.random() < 0.5:
+            params |= {"temperature": draw.choice([0.5, 1.0]), "seed": draw.randrange(3)}
+            params |= draw.choice([{}, {"top_p": 0.9}, {"top_k": 5}, {"min_p": 0.1}])
+        params |= [
+            {},
+            {"frequency_penalty": 0.6, "repetition_penalty": 1.3},
+            {"constraint": Constraint("regex", r"( [a-z]{2,7}){3,9}\.")},
+            {"constraint": Constraint("json_schema", json.dumps(SCHEMA)), "max_new_tokens": 40},
+            {"stop": ("e ", "is", ". ")},
+            {"logit_bias": dict.fromkeys(range(40, 60), 4.0), "presence_penalty": 0.5},
+            {"ignore_eos": False, "min_new_tokens": min(6, params["max_new_tokens"])},
+            {"stop_token_ids": (TOKENIZER.encode(" in")[-1], TOKENIZER.encode(" a")[-1])},
+        ][index % 8]
+        wants = draw.random() < 0.6
+        logprobs = LogprobParams(num_top=draw.choice([0, 2]), prompt_from=draw.choice([None, 3])) if wants else None
+        tokens = TOKENIZER.encode(text, add_bos=True)
+        requests.append(Generate(rid=f"r{index}", tokens=tokens, sampling=SamplingParams(**params), logprobs=logprobs))
+    return requests
+
+
+def plain(requests: list[Generate]) -> dict[str, Got]:
+    """Each alone, without guesses, without a cache."""
+    return {request.rid: run([request], speculative="off", prefix_cache=False)[0][request.rid] for request in requests}
+
+
+REQUESTS = make_requests(32, seed=5)
+
+
+@pytest.fixture(scope="module")
+def expected() -> dict[str, Got]:
+    torch.set_num_threads(1)
+    return plain(REQUESTS)
+
+
+def check(got: dict[str, Got], expected: dict[str, Got]) -> None:
+    for rid, mine in got.items():
+        want = expected[rid]
+        assert (mine.ids, mine.finish) == (want.ids, want.finish), rid
+        assert [entry.id for entry in mine.logprobs] == [entry.id for entry in want.logprobs], rid
+        flat = [[value.logprob, *(top for top, _ in value.top)] for value in mine.logprobs]
+        judge = [[value.logprob, *(top for top, _ in value.top)] for value in want.logprobs]
+        for ours, theirs in zip(flat, judge, strict=True):
+            assert ours == pytest.approx(theirs, abs=TOLERANCE), rid
+
+
+SHAPES = {
+    "small trees": {"speculative_num_steps": 3, "speculative_eagle_topk": 3, "speculative_num_draft_tokens": 6},
+    "large trees, chunks": {
+        "speculative_num_steps": 8,
+        "speculative_num_draft_tokens": 24,
+        "prefill_budget": 64,
+        "max_running": 8,
+    },
+    "few pages": {"num_pages": 20, "speculative_num_steps": 6, "speculative_num_draft_tokens": 12},
+    "adaptive, host memory": {"num_pages": 24, "host_kv_memory": 0.01, "speculative_adaptive": True},
+    "no cache, no jumps": {"prefix_cache": False, "jump_forward": False},
+}
+
+
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+def test_any_trees_leave_outputs_as_they_are(expected: dict[str, Got], shape: dict[str, Any]) -> None:
+    outputs = [(request.tokens, expected[request.rid].ids) for request in REQUESTS]
+    settings = {"speculative": "eagle", "speculative_adaptive": False} | shape
+    got, stats, _ = run(REQUESTS, source=AnyTree(1, outputs), **settings)
+    check(got, expected)
+    assert sum(stats.accepted_lengths[2:]) > 5
+    if shape.get("num_pages") == 20:
+        assert stats.num_evicted_pages > 20
+
+
+def test_guesses_from_the_text_itself(expected: dict[str, Got]) -> None:
+    got, stats, _ = run(REQUESTS, speculative="ngram", speculative_adaptive=False)
+    check(got, expected)
+    assert stats.num_accepted_tokens > 0
+
+
+def test_a_model_that_drafts_for_itself_is_nearly_always_right(expected: dict[str, Got]) -> None:
+    """Its memory follows prefixes that are shared, copied, evicted and brought back: a wrong key would show."""
+    model = load_model(SHIPPED_MODEL, device=torch.device("cpu"), dtype=torch.float32)
+    settings = {"num_pages": 64, "host_kv_memory": 0.01, "speculative": "draft", "speculative_adaptive": False}
+    source = DraftModelSource(model, 64, 4096)
+    got, stats, plans = run(REQUESTS, source=source, **settings)
+    check(got, expected)
+    assert stats.num_demoted_pages > 0
+    greedy = {
+        request.rid
+        for index, request in enumerate(REQUESTS)
+        if request.sampling.greedy and index % 8 in (0, 4, 7)  # nothing that the draft does not know of
+    }
+    rows = [row for plan in plans for row in plan.rows if row.rid in greedy and row.parents]
+    assert len(rows) > 10
+    num_tokens = sum(len(expected[rid].ids) for rid in greedy)
+    assert num_tokens / sum(row.sample is not None for plan in plans for row in plan.rows if row.rid in greedy) > 3
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_requests_that_are_aborted_harm_no_other(expected: dict[str, Got], seed: int) -> None:
+    draw = random.Random(seed)
+    # Each some steps after it came: the i-th comes before round 2 * i.
+    aborts = {2 * index + draw.choice([1, 3, 5]): REQUESTS[index].rid for index in draw.sample(range(32), 12)}
+    outputs = [(request.tokens, expected[request.rid].ids) for request in REQUESTS]
+    settings = {"speculative": "eagle", "speculative_adaptive": False, "num_pages": 40}
+    got, _, _ = run(REQUESTS, source=AnyTree(seed, outputs), aborts=aborts, stagger=2, **settings)
+    assert any(mine.finish is not None and mine.finish.type == "abort" for mine in got.values())
+    for rid, mine in got.items():
+        if mine.finish is not None and mine.finish.type == "abort":
+            assert mine.ids == expected[rid].ids[: len(mine.ids)]
+        else:
+            check({rid: mine}, expected)
+
+
+def test_samples_follow_the_models_law_whatever_is_guessed() -> None:
+    """Two tokens, one after the other, with free seeds: chi-square against the law computed from log-probabilities."""
+    num = 600
+    tokens = TOKENIZER.encode("The", add_bos=True)
+    base = SamplingParams(max_new_tokens=2, temperature=4.0, top_k=3, ignore_eos=True, seed=0)
+    requests = [
+        Generate(rid=str(seed), tokens=tokens, sampling=msgspec.structs.replace(base, seed=seed)) for seed in range(num)
+    ]
+    law = two_tokens(tokens, base)
+    outputs = [(tokens, list(pair)) for pair in law]
+    settings = {"speculative": "eagle", "speculative_adaptive": False, "max_running": 64}
+    long = [
+        msgspec.structs.replace(r, sampling=msgspec.structs.replace(r.sampling, max_new_tokens=4)) for r in requests
+    ]
+    got, stats, _ = run(long, source=AnyTree(3, outputs), **settings)
+    assert stats.num_accepted_tokens > 100
+    counts = Counter(tuple(mine.ids[:2]) for mine in got.values())
+    assert set(counts) <= set(law)
+    cells = [(counts[pair], num * p) for pair, p in law.items() if num * p >= 5]
+    assert len(cells) >= 4
+    chi_square = sum((seen - mean) ** 2 / mean for seen, mean in cells)
+    assert chi_square < 2.5 * len(cells) + 10
+
+
+def two_tokens(tokens: list[int], params: SamplingParams) -> dict[tuple[int, int], float]:
+    """The probabilities of all pairs, from the model's own log-probabilities."""
+
+    def following(before: list[int]) -> dict[int, float]:
+        one = msgspec.structs.replace(params, max_new_tokens=1, temperature=0.0, top_k=None)
+        request = Generate(rid="a", tokens=before, sampling=one, logprobs=LogprobParams(num_top=3))
+        [entry] = run([request], speculative="off")[0]["a"].logprobs
+        weights = {token: float(torch.tensor(value / params.temperature).exp()) for value, token in entry.top}
+        return {token: weight / sum(weights.values()) for token, weight in weights.items()}
+
+    return {
+        (first, second): p * q
+        for first, p in following(tokens).items()
+        for second, q in following([*tokens, first]).items()
+    }

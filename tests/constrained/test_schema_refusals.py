@@ -1,0 +1,104 @@
+"""What is not known as a whole is never taken for known: narrow formats negated, draft 3, what is too complex."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+from typing import Any
+
+import jsonschema
+import pytest
+
+from ramify.constrained import GrammarError, JsonSchema, compile_constraint
+
+from .walks import VOCABULARY, accepts
+
+DRAFT3 = "http://json-schema.org/draft-03/schema#"
+NAMES_LONGER_THAN_OURS = "a" * 10 + "." + "b" * 50
+FORMAT_CHECKER = jsonschema.Draft202012Validator.FORMAT_CHECKER
+
+
+@pytest.mark.parametrize("around", ["not", "oneOf", "if", "$ref", "name", "anyOf of objects"])
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        pytest.param("hostname", NAMES_LONGER_THAN_OURS, id="hostname"),
+        pytest.param("time", "23:59:60Z", id="time"),
+        pytest.param("date-time", "2016-12-31T23:59:60Z", id="date-time"),
+        pytest.param("regex", "((((a))))", id="regex"),
+        pytest.param("duration", "P1Y2D", id="duration"),
+    ],
+)
+def test_what_may_be_of_a_format_is_not_taken_for_what_is_not(name: str, text: str, around: str) -> None:
+    """These texts are of their formats, though `formats` knows nothing of them."""
+    schemas: dict[str, Any] = {
+        "not": {"not": {"format": name}},
+        "oneOf": {"oneOf": [{"format": name}, {"type": "string"}]},
+        "if": {"if": {"format": name}, "then": False},
+        "$ref": {"$defs": {"one": {"$ref": "#/$defs/two"}, "two": {"format": name}}, "not": {"$ref": "#/$defs/one"}},
+        "name": {"propertyNames": {"not": {"format": name}}},
+        "anyOf of objects": {"not": {"anyOf": [{"format": name}, {"type": "number"}]}},
+    }
+    value: Any = {text: 1} if around == "name" else text
+    try:
+        grammar = compile_constraint(JsonSchema(schemas[around]), VOCABULARY)
+    except GrammarError:
+        return  # nothing would be left
+    assert not accepts(grammar, json.dumps(value).encode())
+
+
+def test_what_is_certainly_not_of_a_format_may_come_where_it_is_negated() -> None:
+    schema = {"type": "string", "not": {"format": "idn-hostname"}}
+    grammar = compile_constraint(JsonSchema(schema), VOCABULARY)
+    for text in ("two words", "a@b", "a!"):
+        assert not FORMAT_CHECKER.conforms(text, "idn-hostname")
+        assert accepts(grammar, json.dumps(text).encode())
+
+
+def test_draft_3_marks_required_properties_where_they_stand() -> None:
+    schema = {"$schema": DRAFT3, "properties": {"a": {"required": True}, "b": {"type": "string"}}}
+    grammar = compile_constraint(JsonSchema(schema), VOCABULARY)
+    judge = jsonschema.Draft3Validator(schema)
+    for value in ({}, {"a": 1}, {"b": "x"}, {"a": 1, "b": "x"}, {"a": 1, "b": 2}, 3):
+        assert accepts(grammar, json.dumps(value).encode()) == judge.is_valid(value), value
+
+
+@pytest.mark.parametrize("keyword", ["extends", "disallow"])
+def test_what_draft_3_demands_and_we_do_not_enforce_is_refused(keyword: str) -> None:
+    schema = {"$schema": DRAFT3, "properties": {"a": {keyword: {"type": "string"}}}}
+    with pytest.raises(GrammarError, match=keyword) as caught:
+        compile_constraint(JsonSchema(schema), VOCABULARY)
+    assert caught.value.pointer == f"/properties/a/{keyword}"
+
+
+def test_a_recursive_reference_is_refused_with_its_pointer() -> None:
+    with pytest.raises(GrammarError) as caught:
+        compile_constraint(JsonSchema({"properties": {"a": {"$recursiveRef": "#"}}}), VOCABULARY)
+    assert caught.value.pointer == "/properties/a/$recursiveRef"
+
+
+def test_what_is_too_complex_is_not_called_unsatisfiable() -> None:
+    patterns = [
+        f"(?:{'|'.join(letters)}).{{{n}}}x" for n, letters in enumerate(itertools.combinations("abcdefg", 3), 3)
+    ]
+    schema = {"type": "string", "allOf": [{"not": {"pattern": pattern}} for pattern in patterns]}
+    assert jsonschema.Draft202012Validator(schema).is_valid("")
+    with pytest.raises(GrammarError, match="complex"):
+        compile_constraint(JsonSchema(schema), VOCABULARY)
+
+
+@pytest.mark.parametrize("least", [0, 2])
+def test_items_are_different_however_their_slashes_are_written(least: int) -> None:
+    schema = {"type": "array", "items": {"type": "string", "minLength": least}, "uniqueItems": True}
+    grammar = compile_constraint(JsonSchema(schema), VOCABULARY)
+    judge, rng = jsonschema.Draft202012Validator(schema), random.Random(least)
+    texts = ["", "/", "a", "a/", "//", "ab", "a/b", "a/b/c", "é/", "abc"]
+    outcomes = set()
+    for _ in range(150):
+        value = rng.choices(texts, k=rng.randrange(4))
+        written = "[" + ",".join(json.dumps(t).replace("/", rng.choice(["/", "\\/"])) for t in value) + "]"
+        valid = judge.is_valid(value)
+        assert accepts(grammar, written.encode()) == valid, written
+        outcomes.add(valid)
+    assert outcomes == {True, False}

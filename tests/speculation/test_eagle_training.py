@@ -1,0 +1,250 @@
+"""`train-draft` on a tiny model: a head that learns, goes on where it was stopped, and is measured truly."""
+
+from __future__ import annotations
+
+import json
+import random
+import string
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import tokenizers
+import torch
+import transformers
+from rich.console import Console
+
+from ramify.runtime.models.errors import CheckpointError
+from ramify.runtime.models.load import load_model
+from ramify.runtime.protocol.errors import RequestError
+from ramify.runtime.scheduler.plan import DraftWant
+from ramify.runtime.speculation.eagle import EagleSource, load_head
+from ramify.runtime.speculation.source import DraftRow, DraftStep
+from ramify.runtime.tokenizer import load_tokenizer
+from ramify.runtime.train_draft import run
+from ramify.runtime.train_draft.attention import AheadAttention
+from ramify.runtime.train_draft.batches import Batches
+from ramify.runtime.train_draft.config import TrainConfig
+from ramify.runtime.train_draft.continuations import continuations
+from ramify.runtime.train_draft.data import Text, read_texts
+from ramify.runtime.train_draft.evaluate import acceptance
+from ramify.runtime.train_draft.run import Options, train_draft
+from ramify.runtime.train_draft.target import Target
+
+torch.set_num_threads(1)  # threads that wait for each other on a busy machine cost more than this model
+
+QUIET = Console(quiet=True)
+SHIPPED = Path(run.__file__).parents[1] / "shipped_model"
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random model whose tokens are the bytes."""
+    path = tmp_path_factory.mktemp("model")
+    torch.manual_seed(5)
+    config = transformers.LlamaConfig(
+        vocab_size=256,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=96,
+        initializer_range=0.25,
+        bos_token_id=None,
+        eos_token_id=0,
+    )
+    transformers.LlamaForCausalLM(config).save_pretrained(path)
+    alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE({byte: n for n, byte in enumerate(alphabet)}, []))
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = tokenizers.decoders.ByteLevel()
+    tokenizer.save(str(path / "tokenizer.json"))
+    return path
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    """Prompts of three letters."""
+    draw = random.Random(1)
+    prompts = ["".join(draw.choices(string.ascii_lowercase, k=3)) for _ in range(12)]
+    file = tmp_path / "data.jsonl"
+    file.write_text("".join(json.dumps({"prompt": prompt}) + "\n" for prompt in prompts))
+    return file
+
+
+def options(model: Path, data: Path, out: Path, **changes: object) -> Options:
+    values = {
+        "model": str(model),
+        "data": data,
+        "held_out": data,
+        "out": out,
+        "eagle": 1,
+        "generate": 24,
+        "temperature": 0.0,
+        "draft_vocab": None,
+        "device": "cpu",
+        "dtype": "float32",
+        "num_steps": 150,
+        "tokens_per_step": 512,
+        "max_length": 64,
+        "seed": 0,
+        "optimizer": "adamw",
+        "init": None,
+        "learning_rate": 3e-3,
+    }
+    return Options(**(values | changes))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("eagle", "changes"),
+    [
+        (1, {}),
+        (1, {"optimizer": "muon", "num_ahead": 2, "learning_rate": 0.02}),
+        (3, {"draft_vocab": 150, "num_ahead": 3}),
+    ],
+    ids=["eagle", "eagle by muon, two ahead", "eagle3, some of the vocabulary"],
+)
+def test_a_head_learns_to_draft(
+    eagle: int, changes: dict[str, object], model: Path, data: Path, tmp_path: Path
+) -> None:
+    untrained = train_draft(options(model, data, tmp_path / "a", eagle=eagle, **changes | {"num_steps": 1}), QUIET)
+    trained = train_draft(options(model, data, tmp_path / "b", eagle=eagle, **changes), QUIET)
+    assert trained["data"].tau > untrained["data"].tau + 0.3
+    files = {file.name for file in (tmp_path / "b").iterdir()}
+    assert files == {"config.json", "model.safetensors", "generated.jsonl"}
+
+
+def test_a_run_that_was_stopped_ends_as_one_that_was_not(
+    model: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run, "SAVE_EVERY", 4)
+    train_draft(options(model, data, tmp_path / "whole", num_steps=10), QUIET)
+
+    class Stop(Exception):
+        pass
+
+    def stop(*_: object) -> None:
+        raise Stop
+
+    with monkeypatch.context() as patched:
+        patched.setattr(run, "save_head", stop)  # right after the checkpoint of step 4
+        with pytest.raises(Stop):
+            train_draft(options(model, data, tmp_path / "parts", num_steps=10), QUIET)
+    with pytest.raises(CheckpointError, match=r"was begun with learning_rate 0\.003, now 1"):
+        train_draft(options(model, data, tmp_path / "parts", num_steps=10, learning_rate=1.0), QUIET)
+    train_draft(options(model, data, tmp_path / "parts", num_steps=10), QUIET)
+    assert (tmp_path / "parts/model.safetensors").read_bytes() == (tmp_path / "whole/model.safetensors").read_bytes()
+
+
+def test_what_the_model_says_is_what_transformers_says(model: Path) -> None:
+    judge = transformers.AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    ours = load_model(model, device=torch.device("cpu"), dtype=torch.float32)
+    prompts = [[5], [7, 8, 9], list(range(10, 50)), list(range(1, 60))]
+    answers = continuations(ours, prompts, 40, ends=[0])
+    for prompt, answer in zip(prompts, answers, strict=True):
+        room = min(40, 96 - len(prompt))
+        whole = judge.generate(torch.tensor([prompt]), max_new_tokens=room, do_sample=False, pad_token_id=0)
+        assert answer == whole[0, len(prompt) :].tolist()
+
+
+def test_accepted_length_is_that_of_verifying_pass_by_pass(model: Path, data: Path, tmp_path: Path) -> None:
+    """Against plain code: at every place of the answer a tree of its own, from a source that has seen the rest anew."""
+    train_draft(options(model, data, tmp_path / "head"), QUIET)
+    target = load_model(model, device=torch.device("cpu"), dtype=torch.float32)
+    head, want = load_head(tmp_path / "head", target), DraftWant(4, 3, 8, 0.0)
+    prompts = [[5, 6], [7, 8, 9], list(range(10, 30))]
+    answers = continuations(target, prompts, 30, ends=[0])
+    texts = [Text(p + a, len(p), str(n)) for n, (p, a) in enumerate(zip(prompts, answers, strict=True))]
+    states = Target(target, head.config.captures)
+    found = acceptance(head, states, texts, want)
+    with torch.inference_mode():
+        for text in texts:
+            captured, _ = states.states([text.ids])
+            done, passes, gained = text.num_prompt, 0, 0
+            while done < len(text.ids) - 1:
+                source = EagleSource(head, 8)
+                row = DraftRow(text.ids[:done], 0, list(range(8)), text.ids[done], want)
+                [tree] = source.follow(DraftStep([row], captured[0, :done]))
+                assert tree is not None
+                rest = tuple(text.ids[done + 1 :])
+                paths = [tuple(tree.path(node)) for node in range(len(tree))]
+                right = max((len(path) for path in paths if rest[: len(path)] == path), default=0)
+                passes, gained = passes + 1, gained + min(right + 1, len(rest))
+                done += right + 1
+            one = found.get(text.group)
+            assert (gained, passes) == ((0, 0) if one is None else (one.num_tokens, one.num_passes))
+
+
+def test_a_chain_sees_true_keys_up_to_where_it_began_and_its_own() -> None:
+    """Against one chain at a time, with a loop."""
+    B, T, H, K, D = 2, 5, 4, 2, 6
+    draw = torch.Generator().manual_seed(3)
+    passes = [[torch.randn(B, T, heads, D, generator=draw) for heads in (H, K, K)] for _ in range(3)]
+    attend = AheadAttention(B, scale=0.4)
+    for number, (q, k, v) in enumerate(passes):
+        found = attend(q.reshape(-1, H, D), k.reshape(-1, K, D), v.reshape(-1, K, D)).view(B, T, H, D)
+        for b in range(B):
+            for t in range(T):
+                for h in range(H):
+                    seen = [(passes[0][1][b, j, h // 2], passes[0][2][b, j, h // 2]) for j in range(t + 1)]
+                    seen += [(passes[i][1][b, t, h // 2], passes[i][2][b, t, h // 2]) for i in range(1, number + 1)]
+                    weights = (torch.stack([key @ q[b, t, h] for key, _ in seen]) * 0.4).softmax(-1)
+                    wanted = sum(w * value for w, (_, value) in zip(weights, seen, strict=True))
+                    torch.testing.assert_close(found[b, t, h], wanted, atol=1e-5, rtol=1e-4)
+
+
+def texts_of(file: Path, lines: Sequence[object], **kwargs: bool) -> list[Text]:
+    file.write_text("\n".join(json.dumps(line) for line in lines))
+    return read_texts(file, load_tokenizer(SHIPPED), **kwargs)
+
+
+def test_only_answers_are_learnt(tmp_path: Path) -> None:
+    tokenizer = load_tokenizer(SHIPPED)
+    assert tokenizer.chat is not None
+    messages = [{"role": "user", "content": "Hi."}, {"role": "assistant", "content": "Hello!"}]
+    plain, pair, chat = texts_of(
+        tmp_path / "texts.jsonl",
+        [{"text": "The sky is blue."}, {"prompt": "Q: ", "completion": "A", "set": "pairs"}, {"messages": messages}],
+    )
+    assert (plain.num_prompt, plain.group, pair.group) == (0, "texts", "pairs")
+    assert tokenizer.decode(pair.ids[pair.num_prompt :]) == "A"
+    rendered = tokenizer.chat.render(messages)
+    assert tokenizer.decode(chat.ids, skip_special_tokens=False) == rendered
+    prompt = tokenizer.chat.render(messages[:1], add_generation_prompt=True)
+    assert tokenizer.decode(chat.ids[: chat.num_prompt], skip_special_tokens=False) == prompt
+
+
+def test_prompts_alone_leave_the_answers_out(tmp_path: Path) -> None:
+    texts = texts_of(tmp_path / "t", [{"text": "one two"}, {"prompt": "Q", "completion": "A"}], prompts_only=True)
+    assert [text.num_prompt for text in texts] == [len(text.ids) for text in texts]
+    assert load_tokenizer(SHIPPED).decode(texts[1].ids) == "Q"
+
+
+@pytest.mark.parametrize("line", ["{", "[1]", '{"text": ""}', '{"messages": []}', '{"prompt": 5}'])
+def test_a_line_that_is_no_text_is_named(line: str, tmp_path: Path) -> None:
+    file = tmp_path / "bad.jsonl"
+    file.write_text('{"text": "fine"}\n' + line + "\n")
+    with pytest.raises(RequestError, match=r"bad\.jsonl, line 2: "):
+        read_texts(file, load_tokenizer(SHIPPED))
+
+
+def test_every_text_is_seen_once_a_round_within_the_budget() -> None:
+    texts = [Text([n] * (3 + n % 40), 1, "") for n in range(1, 200)]
+    batches = Batches(texts, tokens_per_step=128, max_length=30, seed=4)
+    rounds = [[batches[r * batches.per_round + n] for n in range(batches.per_round)] for r in range(2)]
+    for batch_list in rounds:
+        assert sorted(ids[0] for batch in batch_list for ids in batch.texts) == list(range(1, 200))
+        for batch in batch_list:
+            assert len(batch.texts) == 1 or batch.ids_BT.numel() <= 128
+            assert batch.ids_BT.shape[1] <= 30
+            assert batch.weights_BT.sum().item() == sum(len(ids) - 1 for ids in batch.texts)
+    assert rounds[0][0].texts != rounds[1][0].texts
+    again = Batches(texts, tokens_per_step=128, max_length=30, seed=4)
+    assert again[batches.per_round + 3].texts == rounds[1][3].texts
+
+
+def test_the_published_recipes_are_the_defaults() -> None:
+    one, three = TrainConfig.for_kind("eagle", 4096), TrainConfig.for_kind("eagle3", 4096)
+    assert (one.learning_rate, one.feature_loss, one.token_loss, one.noise, one.num_ahead) == (3e-5, 1.0, 0.1, 0.2, 1)
+    assert (three.feature_loss, three.token_loss, three.num_ahead, three.decay) == (0.0, 1.0, 7, 0.8)
