@@ -83,15 +83,16 @@ def right(core: Core, num_cases: int) -> dict[str, float]:
 def megabytes(kind: str | None) -> float:
     """Of the layers that are quantised."""
     model = load_model(SHIPPED_MODEL, device=torch.device("cpu"), dtype=torch.float32, quantize=kind)
-    return sum(linear.nbytes for linear in model._parameters.linears()) / 1e6
+    return sum(linear.nbytes for linear in model.parameters.linears()) / 1e6
 
 
 def main(
     num_cases: Annotated[int, typer.Option("--cases", help="per skill")] = 100,
+    num_documents: Annotated[int, typer.Option("--documents", help="of the perplexity")] = 300,
     repeat: Annotated[int, typer.Option(help="runs of each speed")] = 5,
     out: Annotated[Path | None, typer.Option(help="write the table there too")] = None,
 ) -> None:
-    documents = [case.document for case in itertools.islice(cases(SEED, held_out=True, wide=True), 300)]
+    documents = [case.document for case in itertools.islice(cases(SEED, held_out=True, wide=True), num_documents)]
     cores = {kind: load(CoreConfig(device="cpu", dtype="float32", quantize=kind)) for kind in KINDS}
     encode = evaluate.AutoTokenizer.from_pretrained(SHIPPED_MODEL).encode
     tokens = [token for text in documents for token in encode(text, add_special_tokens=False)]

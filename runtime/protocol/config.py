@@ -28,7 +28,7 @@ class CoreConfig(msgspec.Struct, frozen=True, kw_only=True):
     ] = "auto"
     quantize: Annotated[
         QuantizeName | None,
-        Meta(description="round a dense checkpoint's linear layers while loading; int4 has groups, fp8 rounds inputs too"),
+        Meta(description="round a dense checkpoint's linear layers while loading; fp8 rounds their inputs too"),
     ] = None
     context_length: Annotated[
         Annotated[int, Meta(ge=16)] | None, Meta(description="tokens per sequence; default: the model's")

@@ -166,8 +166,10 @@ def test_four_bit_checkpoints_give_the_logits_of_their_dequantised_weights(
         dense, tmp_path / "reference", lambda module, w: {f"{module}.weight": dequantised(*naive_groups(w))}
     )
     packed = changed(dense, tmp_path / "packed", pack, quantization_config=config)
-    torch.testing.assert_close(logits(packed), logits(reference), rtol=1e-3, atol=1e-3)
-    assert (logits(dense) - logits(reference)).abs().max() > 0.01  # so that the agreement means something
+    expected = logits(reference)
+    # The product rounds inputs and groups to bfloat16; the codes' own rounding is an order above that.
+    assert ((logits(packed) - expected).norm() / expected.norm()).item() < 0.02
+    assert ((logits(dense) - expected).norm() / expected.norm()).item() > 0.1
 
 
 @pytest.mark.parametrize("strategy", ["channel", "tensor"])
@@ -280,7 +282,7 @@ def test_an_ignored_layer_stays_dense(dense: Path, tmp_path: Path) -> None:
 
     config = compressed("int-quantized") | {"ignore": ["lm_head", "re:.*down_proj"]}
     path = changed(dense, tmp_path / "packed", pack, quantization_config=config)
-    layer = load_model(path, device=torch.device("cpu"), dtype=torch.float32)._parameters.layers[1]
+    layer = load_model(path, device=torch.device("cpu"), dtype=torch.float32).parameters.layers[1]
     weights = load_file(dense / "model.safetensors")
     assert torch.equal(layer.down.weight, weights["model.layers.1.mlp.down_proj.weight"])
     assert isinstance(layer.o, BytewiseLinear)
