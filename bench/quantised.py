@@ -20,17 +20,17 @@ import typer
 
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "examples" / "demo_model")]
 
-import evaluate
-import offline
-from corpus.mix import SKILLS, cases, cases_of
+import evaluate  # noqa: E402
+import offline  # noqa: E402
+from corpus.mix import SKILLS, cases, cases_of  # noqa: E402
 
-from ramify.runtime.checkpoint import SHIPPED_MODEL
-from ramify.runtime.core import Core, load
-from ramify.runtime.models.load import load_model
-from ramify.runtime.protocol.config import CoreConfig
-from ramify.runtime.protocol.core import Generate, Tokens
-from ramify.runtime.protocol.sampling import SamplingParams
-from ramify.runtime.quantize.perplexity import perplexity
+from ramify.runtime.checkpoint import SHIPPED_MODEL  # noqa: E402
+from ramify.runtime.core import Core, load  # noqa: E402
+from ramify.runtime.models.load import load_model  # noqa: E402
+from ramify.runtime.protocol.config import CoreConfig  # noqa: E402
+from ramify.runtime.protocol.core import Generate, Tokens  # noqa: E402
+from ramify.runtime.protocol.sampling import SamplingParams  # noqa: E402
+from ramify.runtime.quantize.perplexity import perplexity  # noqa: E402
 
 KINDS = (None, "int8", "int4", "fp8")
 SEED = 31
