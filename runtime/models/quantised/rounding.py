@@ -27,7 +27,8 @@ def fp8_rows(weight_NC: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def int4_groups(weight_NC: torch.Tensor, group_size: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Asymmetric: uint8 codes [N, C] in [0, 16), scales [N, G] that bfloat16 holds, as float32, and uint8 zero points [N, G] in [0, 16), so
+    """Asymmetric: uint8 codes [N, C] in [0, 16), scales [N, G] that bfloat16 holds, as float32,
+    and uint8 zero points [N, G] in [0, 16), so
     that weight = (code - zero) * scale. A group's range is widened to hold 0, which is represented exactly."""
     N, C = weight_NC.shape
     groups = weight_NC.float().view(N, C // group_size, group_size)
