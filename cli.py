@@ -21,6 +21,7 @@ from . import __version__
 from .runtime.planner.command import plan
 from .runtime.protocol.config import CoreConfig, EvictionName, OrderName, ServeConfig
 from .runtime.protocol.errors import RamifyError
+from .runtime.quantize.command import quantize
 
 app = typer.Typer(
     help="A structured-generation language and the runtime that serves it.",
@@ -32,7 +33,7 @@ errors = Console(stderr=True, soft_wrap=True, highlight=False)
 
 
 PANELS = {
-    "Model": "served_model_name device dtype context_length",
+    "Model": "served_model_name device dtype quantize context_length",
     "Memory and reuse": "num_pages kv_memory host_kv_memory prefix_cache eviction kv_events",
     "Scheduling": "prefill_budget max_running max_waiting order log_plans",
     "Constraints": "grammar_backend jump_forward",
@@ -218,6 +219,7 @@ def keys(
 
 
 app.command()(plan)
+app.command()(quantize)
 
 
 @app.command()

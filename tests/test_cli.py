@@ -27,6 +27,7 @@ MODEL_FLAGS = {
     "--served-model-name",
     "--device",
     "--dtype",
+    "--quantize",
     "--context-length",
     "--num-pages",
     "--kv-memory",
@@ -66,6 +67,7 @@ FLAGS = {
     "chat": MODEL_FLAGS | {"--url", "--name", "--api-key", "--system"} | LOG_FLAGS,
     "info": MODEL_FLAGS | {"--address", "--keys"} | LOG_FLAGS,
     "keys": {"--name"},
+    "quantize": {"--method", "--out", "--data", "--window"},
     "plan": {
         "--gpus",
         "--prompt",

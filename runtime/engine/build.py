@@ -43,7 +43,7 @@ def build_engine(
     num_pages = config.num_pages or _pages_in_memory(config.kv_memory, context_length, model_config, dtype)
     if device.type == "cpu" and num_parameters(model_config) < _TINY:
         torch.set_num_threads(1)
-    model = load_model(path, device=device, dtype=dtype, on_progress=on_progress)
+    model = load_model(path, device=device, dtype=dtype, quantize=config.quantize, on_progress=on_progress)
     num_host_pages = int(config.host_kv_memory * 2**30) // bytes_per_page(model_config, dtype)
     wanted = "kv_memory" if config.num_pages is None else "num_pages"
     memory = _memory(model_config, num_pages, device, dtype, param=wanted)

@@ -12,6 +12,8 @@ from typing import Any, Literal, NamedTuple
 
 from .errors import CheckpointError
 from .fields import Fields
+from .quantised.config import parse_quantisation
+from .quantised.scheme import Quantisation
 from .rope_config import RopeConfig, parse_rope
 
 
@@ -53,6 +55,12 @@ class ModelConfig:
     mlp_bias: bool
     qk_norm: bool
     tied_embeddings: bool
+    quantisation: Quantisation | None = None  # of what the checkpoint stores
+
+    @property
+    def linear_inputs(self) -> tuple[int, ...]:
+        """The sizes that linear layers of attention and MLP take in."""
+        return (self.hidden_size, self.num_heads * self.head_dim, self.intermediate_size)
 
 
 def read_config(path: Path) -> ModelConfig:
@@ -81,8 +89,6 @@ def parse_config(raw: dict[str, Any], file: Path) -> ModelConfig:
     architecture = _architecture(fields)
     family = FAMILIES[architecture]
     fields.one_of("hidden_act", ("silu", "swish"), default="silu")
-    if raw.get("quantization_config") is not None:
-        raise fields.unsupported("quantization_config", "quantised checkpoints are")
 
     def flag(rule: bool | Literal["config"], field: str) -> bool:
         return fields.boolean(field, default=False) if rule == "config" else rule
@@ -120,6 +126,7 @@ def parse_config(raw: dict[str, Any], file: Path) -> ModelConfig:
         mlp_bias=flag(family.mlp_bias, "mlp_bias"),
         qk_norm=family.qk_norm,
         tied_embeddings=fields.boolean("tie_word_embeddings", default=False),
+        quantisation=parse_quantisation(fields.nested("quantization_config")),
     )
 
 

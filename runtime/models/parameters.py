@@ -9,22 +9,13 @@ Legend: V vocabulary, E hidden size, I intermediate size, H query heads, K key/v
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import dataclass, replace
 
 import torch
-import torch.nn.functional as F
 
 from .config import ModelConfig
-
-
-@dataclass(frozen=True, slots=True)
-class Linear:
-    weight: torch.Tensor  # [out, in]
-    bias: torch.Tensor | None = None
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return F.linear(x, self.weight, self.bias)
+from .linear import DenseLinear, Destination, Linear
+from .quantised.factory import make_linear
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,24 +34,26 @@ class DecoderParameters:
     embedding_VE: torch.Tensor
     layers: tuple[LayerParameters, ...]
     norm_E: torch.Tensor
-    head: Linear  # E -> V; the embedding itself when tied
+    head: DenseLinear  # E -> V; the embedding itself when tied
 
-
-class Destination(NamedTuple):
-    """Where a checkpoint tensor of `shape` goes; `part` has that shape, or broadcasts it."""
-
-    part: torch.Tensor
-    shape: tuple[int, ...]
+    def linears(self) -> Iterator[Linear]:
+        """Those of the layers; the head is not among them, and never quantised."""
+        for layer in self.layers:
+            yield from (layer.qkv, layer.o, layer.gate_up, layer.down)
 
 
 def allocate(config: ModelConfig, *, device: torch.device | str, dtype: torch.dtype) -> DecoderParameters:
-    """Uninitialised parameters. On the "meta" device they take no memory: good for counting."""
+    """Uninitialised parameters. On the "meta" device they take no memory: good for counting.
+
+    Raises ValueError when `config.quantisation` does not fit a layer, and names the layer.
+    """
 
     def tensor(*shape: int) -> torch.Tensor:
         return torch.empty(shape, device=device, dtype=dtype)
 
-    def linear(out: int, inner: int, bias: bool) -> Linear:
-        return Linear(tensor(out, inner), tensor(out) if bias else None)
+    def linear(index: int, names: str, out: int, inner: int, bias: bool) -> Linear:
+        modules = [f"model.layers.{index}.{name}" for name in names.split()]
+        return make_linear(config.quantisation, modules, out, inner, bias, device=device, dtype=dtype)
 
     E, inter, H, K, D = (
         config.hidden_size,
@@ -73,32 +66,33 @@ def allocate(config: ModelConfig, *, device: torch.device | str, dtype: torch.dt
     layers = tuple(
         LayerParameters(
             input_norm_E=tensor(E),
-            qkv=linear((H + 2 * K) * D, E, config.qkv_bias),
+            qkv=linear(
+                index, "self_attn.q_proj self_attn.k_proj self_attn.v_proj", (H + 2 * K) * D, E, config.qkv_bias
+            ),
             qk_norm_HD=tensor(H + K, D) if config.qk_norm else None,
-            o=linear(E, H * D, config.o_bias),
+            o=linear(index, "self_attn.o_proj", E, H * D, config.o_bias),
             post_norm_E=tensor(E),
-            gate_up=linear(2 * inter, E, config.mlp_bias),
-            down=linear(E, inter, config.mlp_bias),
+            gate_up=linear(index, "mlp.gate_proj mlp.up_proj", 2 * inter, E, config.mlp_bias),
+            down=linear(index, "mlp.down_proj", E, inter, config.mlp_bias),
         )
-        for _ in range(config.num_layers)
+        for index in range(config.num_layers)
     )
-    head = Linear(embedding if config.tied_embeddings else tensor(config.vocab_size, E))
+    head = DenseLinear(embedding if config.tied_embeddings else tensor(config.vocab_size, E))
     return DecoderParameters(embedding, layers, tensor(E), head)
 
 
 def destinations(parameters: DecoderParameters, config: ModelConfig) -> dict[str, Destination]:
-    """Every checkpoint tensor by its Hugging Face name."""
+    """Every checkpoint tensor by its Hugging Face name; those of quantised layers by their format's."""
     parts: dict[str, Destination] = {}
 
     def whole(name: str, tensor: torch.Tensor) -> None:
-        parts[name] = Destination(tensor, tuple(tensor.shape))
+        parts[name] = Destination(tuple(tensor.shape), tensor.copy_)
 
     def stacked(prefix: str, names_sizes: list[tuple[str, int]], linear: Linear) -> None:
         start = 0
         for name, size in names_sizes:
-            whole(f"{prefix}.{name}.weight", linear.weight[start : start + size])
-            if linear.bias is not None:
-                whole(f"{prefix}.{name}.bias", linear.bias[start : start + size])
+            for last, destination in linear.pieces(start, size).items():
+                parts[f"{prefix}.{name}.{last}"] = destination
             start += size
 
     H, K, D = config.num_heads, config.num_kv_heads, config.head_dim
@@ -108,8 +102,8 @@ def destinations(parameters: DecoderParameters, config: ModelConfig) -> dict[str
         whole(f"{prefix}.input_layernorm.weight", layer.input_norm_E)
         stacked(f"{prefix}.self_attn", [("q_proj", H * D), ("k_proj", K * D), ("v_proj", K * D)], layer.qkv)
         if layer.qk_norm_HD is not None:
-            parts[f"{prefix}.self_attn.q_norm.weight"] = Destination(layer.qk_norm_HD[:H], (D,))
-            parts[f"{prefix}.self_attn.k_norm.weight"] = Destination(layer.qk_norm_HD[H:], (D,))
+            parts[f"{prefix}.self_attn.q_norm.weight"] = Destination((D,), layer.qk_norm_HD[:H].copy_)
+            parts[f"{prefix}.self_attn.k_norm.weight"] = Destination((D,), layer.qk_norm_HD[H:].copy_)
         stacked(f"{prefix}.self_attn", [("o_proj", config.hidden_size)], layer.o)
         whole(f"{prefix}.post_attention_layernorm.weight", layer.post_norm_E)
         size = config.intermediate_size
@@ -122,7 +116,8 @@ def destinations(parameters: DecoderParameters, config: ModelConfig) -> dict[str
 
 
 def num_parameters(config: ModelConfig) -> int:
-    """Numbers in the checkpoint; tied embeddings count once."""
+    """Numbers in the checkpoint, were it not quantised; tied embeddings count once."""
+    config = replace(config, quantisation=None)
 
     def sizes() -> Iterator[int]:
         for destination in destinations(allocate(config, device="meta", dtype=torch.float32), config).values():

@@ -11,12 +11,12 @@ from pathlib import Path
 from safetensors import SafetensorError, safe_open
 
 from .errors import CheckpointError
-from .parameters import Destination
+from .linear import Destination
 
 Progress = Callable[[int, int], None]  # (done_bytes, total_bytes), called after each tensor
 
 _SINGLE = "model.safetensors"
-_INDEX = "model.safetensors.index.json"
+INDEX = "model.safetensors.index.json"
 # Buffers that older checkpoints carry; they follow from the config.
 _DERIVED = re.compile(r"\.rotary_emb\.inv_freq$|\.attn\.masked_bias$")
 
@@ -27,7 +27,7 @@ def load_weights(path: Path, parts: Mapping[str, Destination], on_progress: Prog
     Raises CheckpointError, naming file and tensor, when a file is missing, truncated or corrupt, or a tensor is
     missing, unexpected, of another shape or not floating point.
     """
-    files = _files(path)
+    files = weight_files(path)
     total = sum(file.stat().st_size for file in files)
     missing = dict(parts)
     finished = 0
@@ -65,17 +65,24 @@ def _copy(
     if shape != destination.shape:
         raise CheckpointError(file, f"the tensor {name} has shape {shape}, config.json asks for {destination.shape}")
     tensor = tensors.get_tensor(name)
-    if not tensor.is_floating_point():
+    if destination.dtypes is None and (not tensor.is_floating_point() or tensor.itemsize < 2):
         raise CheckpointError(file, f"the tensor {name} is {tensor.dtype}, not floating point")
-    destination.part.copy_(tensor)
+    if destination.dtypes is not None and tensor.dtype not in destination.dtypes:
+        wanted = " or ".join(map(str, destination.dtypes))
+        raise CheckpointError(file, f"the tensor {name} is {tensor.dtype}, config.json asks for {wanted}")
+    try:
+        destination.put(tensor)
+    except ValueError as error:
+        raise CheckpointError(file, f"the tensor {name} {error}") from None
     return int(tensor.nbytes)
 
 
-def _files(path: Path) -> list[Path]:
-    index = path / _INDEX
+def weight_files(path: Path) -> list[Path]:
+    """The safetensors files of the checkpoint in directory `path`. Raises CheckpointError when one is missing."""
+    index = path / INDEX
     if not index.is_file():
         if not (path / _SINGLE).is_file():
-            raise CheckpointError(path, f"holds neither {_SINGLE} nor {_INDEX}")
+            raise CheckpointError(path, f"holds neither {_SINGLE} nor {INDEX}")
         return [path / _SINGLE]
     try:
         names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))

@@ -10,6 +10,7 @@ from msgspec import Meta
 OrderName = Literal["fcfs", "lpm", "dfs", "program"]
 SpeculativeName = Literal["eagle", "ngram", "draft", "off"]
 GrammarBackendName = Literal["native", "llguidance", "xgrammar", "outlines"]
+QuantizeName = Literal["int8", "int4", "fp8"]
 EvictionName = Literal["lru", "lfu", "priority", "program"]
 
 
@@ -25,6 +26,10 @@ class CoreConfig(msgspec.Struct, frozen=True, kw_only=True):
         Literal["auto", "float32", "bfloat16", "float16"],
         Meta(description="of weights and KV; auto: float32 on CPU below 200M parameters, else bfloat16"),
     ] = "auto"
+    quantize: Annotated[
+        QuantizeName | None,
+        Meta(description="round a dense checkpoint's linear layers while loading; fp8 rounds their inputs too"),
+    ] = None
     context_length: Annotated[
         Annotated[int, Meta(ge=16)] | None, Meta(description="tokens per sequence; default: the model's")
     ] = None

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 
 from ..models.decoder import Decoder
-from ..models.parameters import Linear
+from ..models.linear import DenseLinear
 from ..protocol.errors import RequestError
 from ..speculation.eagle.config import HeadConfig
 from ..speculation.eagle.head import EagleHead
@@ -41,7 +41,7 @@ def fresh_head(config: HeadConfig, target: Decoder, draft_ids_V: torch.Tensor | 
         config,
         parameters,
         target_embedding=target.parameters.embedding_VE.float(),
-        target_lm_head=Linear(whole.weight.float()),
+        target_lm_head=DenseLinear(whole.weight.float()),
         token_offsets=None if draft_ids_V is None else draft_ids_V - torch.arange(len(draft_ids_V)),
         ops=ops,
     )
@@ -52,7 +52,7 @@ def learnt(parameters: HeadParameters) -> dict[str, torch.Tensor]:
     found: dict[str, torch.Tensor] = {}
     for name in parameters.__slots__:
         match getattr(parameters, name):
-            case Linear(weight=weight, bias=bias):
+            case DenseLinear(weight=weight, bias=bias):
                 found[f"{name}.weight"] = weight
                 if bias is not None:
                     found[f"{name}.bias"] = bias

@@ -101,7 +101,15 @@ def test_a_directory_without_a_config_is_no_checkpoint(tmp_path: Path) -> None:
         ({"head_dim": 17}, r"head_dim must be even, got 17"),
         ({"rms_norm_eps": -1.0}, r"rms_norm_eps must be a positive number, got -1\.0"),
         ({"tie_word_embeddings": "yes"}, r"tie_word_embeddings must be true or false, got 'yes'"),
-        ({"quantization_config": {"quant_method": "awq"}}, r"quantization_config: quantised checkpoints are not"),
+        ({"quantization_config": {"quant_method": "aqlm"}}, r"quantization_config\.quant_method: .*'aqlm' is not"),
+        (
+            {"quantization_config": {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": True}},
+            r"quantization_config\.desc_act: act-order.* is not supported",
+        ),
+        (
+            {"quantization_config": {"quant_method": "awq", "bits": 3, "group_size": 32}},
+            r"quantization_config\.bits: supported: 4; 3 is not",
+        ),
         ({"rope_parameters": {"rope_type": "longrope"}}, r"rope_parameters\.rope_type: .*'longrope' is not supported"),
         ({"rope_scaling": {"type": "linear"}}, r"the field rope_scaling\.factor is missing"),
         ({"rope_scaling": "linear"}, r"rope_scaling must be an object, got 'linear'"),

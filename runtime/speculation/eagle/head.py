@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 
 from .... import kernels
-from ...models.parameters import Linear
+from ...models.linear import DenseLinear
 from ...models.rope import Rope
 from .config import HeadConfig
 from .parameters import HeadParameters
@@ -51,7 +51,7 @@ class EagleHead:
         parameters: HeadParameters,
         *,
         target_embedding: torch.Tensor,
-        target_lm_head: Linear,
+        target_lm_head: DenseLinear,
         token_offsets: torch.Tensor | None = None,
         ops: LayerOps = kernels,
     ) -> None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ...models.parameters import Linear
+from ...models.linear import DenseLinear
 from .config import HeadConfig
 
 
@@ -22,16 +22,16 @@ from .config import HeadConfig
 class HeadParameters:
     """`None`: the head has no such part. The embedding is the target's, unless the checkpoint brings its own."""
 
-    fc: Linear  # eagle: 2E -> E of (embedding, feature); eagle3: C -> E of what is captured
+    fc: DenseLinear  # eagle: 2E -> E of (embedding, feature); eagle3: C -> E of what is captured
     hidden_norm_E: torch.Tensor | None  # eagle3: of the feature
     input_norm_E: torch.Tensor | None  # eagle3: of the embedding
-    qkv: Linear  # (eagle3: 2) E -> (H + 2K) * D
-    o: Linear  # H * D -> E
+    qkv: DenseLinear  # (eagle3: 2) E -> (H + 2K) * D
+    o: DenseLinear  # H * D -> E
     post_norm_E: torch.Tensor
-    gate_up: Linear  # E -> 2I
-    down: Linear  # I -> E
+    gate_up: DenseLinear  # E -> 2I
+    down: DenseLinear  # I -> E
     norm_E: torch.Tensor | None  # eagle3: before the logits
-    lm_head: Linear | None  # E -> V; None: the target's
+    lm_head: DenseLinear | None  # E -> V; None: the target's
     embedding: torch.Tensor | None  # [vocab_size, E]; None: the target's
 
 
@@ -49,8 +49,8 @@ def allocate(
     def tensor(*shape: int) -> torch.Tensor:
         return torch.zeros(shape, device=device, dtype=dtype)
 
-    def linear(out: int, inner: int, bias: bool = False) -> Linear:
-        return Linear(tensor(out, inner), tensor(out) if bias else None)
+    def linear(out: int, inner: int, bias: bool = False) -> DenseLinear:
+        return DenseLinear(tensor(out, inner), tensor(out) if bias else None)
 
     E, inter, D = config.hidden_size, config.intermediate_size, config.head_dim
     third = config.kind == "eagle3"
@@ -73,7 +73,7 @@ def layout(parameters: HeadParameters, config: HeadConfig) -> dict[str, torch.Te
     """Every checkpoint tensor by its published name, as a view of the part that holds it."""
     parts: dict[str, torch.Tensor] = {}
 
-    def stacked(names_sizes: list[tuple[str, int]], linear: Linear) -> None:
+    def stacked(names_sizes: list[tuple[str, int]], linear: DenseLinear) -> None:
         start = 0
         for name, size in names_sizes:
             parts[f"{name}.weight"] = linear.weight[start : start + size]

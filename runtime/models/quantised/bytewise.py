@@ -1,0 +1,89 @@
+"""Linear layers whose weights take a byte each, with a scale per row: int8 and FP8, with inputs quantised or not.
+
+Legend: T tokens, N outputs, C inputs.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+from ..linear import Destination, bias_piece, total_bytes
+from .rounding import FP8, fp8_rows, int8_rows
+from .scheme import Scheme
+
+_MIN_INT_MM_ROWS = 17  # fewer are refused by CUDA's int8 product
+
+
+class BytewiseLinear:
+    """`codes_NC` are int8 or float8 e4m3; row n of the weight is `codes_NC[n] * scale_N[n]`."""
+
+    def __init__(
+        self, scheme: Scheme, outputs: int, inputs: int, bias: bool, *, device: torch.device | str, dtype: torch.dtype
+    ) -> None:
+        self.scheme = scheme
+        self.codes_NC = torch.empty((outputs, inputs), device=device, dtype=FP8 if scheme.kind == "fp8" else torch.int8)
+        self.scale_N = torch.empty(outputs, device=device, dtype=torch.float32)
+        self.bias_N = torch.empty(outputs, device=device, dtype=dtype) if bias else None
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        if not self.scheme.activations:
+            return self._weight_only(x)
+        y = self._fp8_product(x) if self.scheme.kind == "fp8" else self._int8_product(x)
+        return y if self.bias_N is None else y + self.bias_N
+
+    def _weight_only(self, x: torch.Tensor) -> torch.Tensor:
+        # torch's own product is fast on CPUs in bfloat16 alone; in float32 making the weights dense is faster.
+        if self.codes_NC.dtype == torch.int8 and x.device.type == "cpu" and x.dtype == torch.bfloat16:
+            y = torch._weight_int8pack_mm(x, self.codes_NC, self.scale_N.to(x.dtype))
+        else:
+            y = (F.linear(x, self.codes_NC.to(x.dtype)).float() * self.scale_N).to(x.dtype)
+        return y if self.bias_N is None else y + self.bias_N
+
+    def _fp8_product(self, x: torch.Tensor) -> torch.Tensor:
+        x_TC, scale_T1 = fp8_rows(x)
+        y = torch._scaled_mm(
+            x_TC,
+            self.codes_NC.t(),
+            scale_a=scale_T1,
+            scale_b=self.scale_N[None],
+            out_dtype=torch.bfloat16 if x.device.type == "cuda" else x.dtype,  # CUDA's scales by row write no other
+        )
+        return y.to(x.dtype)
+
+    def _int8_product(self, x: torch.Tensor) -> torch.Tensor:
+        x_TC, scale_T1 = int8_rows(x)
+        T = len(x_TC)
+        if x.device.type == "cuda" and T < _MIN_INT_MM_ROWS:
+            x_TC = F.pad(x_TC, (0, 0, 0, _MIN_INT_MM_ROWS - T))
+        y = torch._int_mm(x_TC, self.codes_NC.t())[:T]
+        return (y.float() * scale_T1 * self.scale_N).to(x.dtype)
+
+    def pieces(self, start: int, size: int) -> dict[str, Destination]:
+        codes, scale = self.codes_NC[start : start + size], self.scale_N[start : start + size]
+        pieces = bias_piece(self.bias_N, start, size)
+        if self.scheme.source == "dense":
+            rounded = fp8_rows if self.scheme.kind == "fp8" else int8_rows
+
+            def put(weight: torch.Tensor) -> None:
+                codes_NC, scale_N1 = rounded(weight.to(codes.device))
+                codes.copy_(codes_NC)
+                scale.copy_(scale_N1[:, 0])
+
+            return {"weight": Destination(tuple(codes.shape), put), **pieces}
+
+        def put_scale(stored: torch.Tensor) -> None:
+            scale.copy_(stored.reshape(-1))  # one for all rows is broadcast
+
+        return {
+            "weight": Destination(tuple(codes.shape), codes.copy_, (codes.dtype,)),
+            "weight_scale": Destination((1,) if self.scheme.per_tensor else (size, 1), put_scale),
+            **pieces,
+        }
+
+    def finish(self) -> None:
+        """Nothing is left to do."""
+
+    @property
+    def nbytes(self) -> int:
+        return total_bytes(self.codes_NC, self.scale_N, self.bias_N)

@@ -1,0 +1,127 @@
+"""What config.json's `quantization_config` says, as a Quantisation. Knows the formats' fields; opens no weights.
+
+The formats: compressed-tensors (its `float-quantized`, `int-quantized`, `naive-quantized` and `pack-quantized`), AWQ's
+`gemm` and GPTQ's first version. What a field asks for beyond what is computed here is refused by its name and value.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..fields import Fields
+from .rounding import GROUP_SIZES
+from .scheme import Quantisation, Scheme
+
+_GROUP_SIZES = (256, *GROUP_SIZES)
+_LAYERS_ONLY = ("lm_head",)  # ignored by every writer; here it is never quantised
+
+
+def parse_quantisation(fields: Fields) -> Quantisation | None:
+    """None for a dense checkpoint. Raises CheckpointError, naming the field."""
+    if not fields.raw:
+        return None
+    method = fields.one_of("quant_method", ("compressed-tensors", "awq", "gptq"), default="compressed-tensors")
+    match method:
+        case "awq":
+            return _awq(fields)
+        case "gptq":
+            return _gptq(fields)
+        case _:
+            return _compressed_tensors(fields)
+
+
+def _awq(fields: Fields) -> Quantisation:
+    fields.one_of("version", ("gemm", "GEMM"), default="gemm")
+    if not fields.boolean("zero_point", default=True):
+        raise fields.unsupported("zero_point", "without one is")
+    scheme = Scheme(kind="int4", source="awq", group_size=_four_bits(fields, "bits", "group_size"))
+    return Quantisation(scheme, tuple(fields.raw.get("modules_to_not_convert") or ()))
+
+
+def _gptq(fields: Fields) -> Quantisation:
+    fields.one_of("checkpoint_format", ("gptq",), default="gptq")
+    if fields.boolean("desc_act", default=False):
+        raise fields.unsupported("desc_act", "act-order, which groups inputs that are not neighbours, is")
+    return Quantisation(
+        Scheme(kind="int4", source="gptq", group_size=_four_bits(fields, "bits", "group_size")),
+    )
+
+
+def _four_bits(fields: Fields, bits: str, group_size: str) -> int:
+    _equal(fields, bits, 4)
+    size = fields.raw.get(group_size)
+    if size not in _GROUP_SIZES:
+        raise fields.unsupported(group_size, f"supported: {', '.join(map(str, _GROUP_SIZES))}; {size!r} is")
+    return int(size)
+
+
+def _compressed_tensors(fields: Fields) -> Quantisation:
+    groups = fields.nested("config_groups")
+    if len(groups.raw) != 1:
+        raise groups.unsupported(", ".join(groups.raw) or "{}", "other than one group is")
+    group = groups.nested(next(iter(groups.raw)))
+    if group.raw.get("targets") != ["Linear"]:
+        raise group.unsupported("targets", f"supported: ['Linear']; {group.raw.get('targets')!r} is")
+    for field in ("kv_cache_scheme", "sparsity_config", "transform_config"):
+        if fields.raw.get(field):
+            raise fields.unsupported(field, "it is")
+    weights, inputs = group.nested("weights"), group.nested("input_activations")
+    if group.raw.get("output_activations"):
+        raise group.unsupported("output_activations", "it is")
+    kind = weights.one_of("type", ("int", "float"), default="int")
+    bits = weights.count("num_bits", default=8)
+    formats = {
+        ("float", 8): ("float-quantized", "naive-quantized"),
+        ("int", 8): ("int-quantized", "naive-quantized"),
+        ("int", 4): ("pack-quantized",),
+    }
+    if (kind, bits) not in formats:
+        raise weights.unsupported("num_bits", f"{bits} bits of {kind} are")
+    fields.one_of("format", formats[kind, bits], default=formats[kind, bits][0])
+    activations = _activations(inputs, kind)
+    ignored = tuple(name for name in fields.raw.get("ignore") or () if name not in _LAYERS_ONLY)
+    symmetric = weights.boolean("symmetric", default=True)
+    if bits == 4:
+        if activations:
+            raise group.unsupported("input_activations", "with 4-bit weights they are")
+        if weights.raw.get("actorder"):
+            raise weights.unsupported("actorder", f"{weights.raw['actorder']!r} is")
+        weights.one_of("strategy", ("group",), default="group")
+        scheme = Scheme(
+            kind="int4",
+            source="compressed-tensors",
+            group_size=_four_bits(weights, "num_bits", "group_size"),
+            zero_points=not symmetric,
+        )
+        return Quantisation(scheme, ignored)
+    if not symmetric:
+        raise weights.unsupported("symmetric", "8 bits with zero points are")
+    strategy = weights.one_of("strategy", ("channel", "tensor"), default="tensor")
+    return Quantisation(
+        Scheme(
+            kind="fp8" if kind == "float" else "int8",
+            source="compressed-tensors",
+            activations=activations,
+            per_tensor=strategy == "tensor",
+        ),
+        ignored,
+    )
+
+
+def _activations(inputs: Fields, kind: str) -> bool:
+    """Whether inputs are quantised, by token as they come; what needs scales from calibration is refused."""
+    if not inputs.raw:
+        return False
+    inputs.one_of("type", (kind,), default="int")
+    _equal(inputs, "num_bits", 8)
+    inputs.one_of("strategy", ("token",), default="tensor")
+    if inputs.raw.get("dynamic") is not True:
+        raise inputs.unsupported("dynamic", f"supported: true; {inputs.raw.get('dynamic')!r} is")
+    if not inputs.boolean("symmetric", default=True):
+        raise inputs.unsupported("symmetric", "inputs with zero points are")
+    return True
+
+
+def _equal(fields: Fields, field: str, wanted: Any) -> None:
+    if fields.raw.get(field) != wanted:
+        raise fields.unsupported(field, f"supported: {wanted!r}; {fields.raw.get(field)!r} is")

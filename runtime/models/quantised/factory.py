@@ -1,0 +1,45 @@
+"""Which kind of linear layer a fused group of modules gets. Knows schemes; knows no file."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from ..linear import DenseLinear, Linear
+from .bytewise import BytewiseLinear
+from .int4 import Int4Linear
+from .rounding import GROUP_SIZES
+from .scheme import Quantisation
+
+
+def make_linear(
+    quantisation: Quantisation | None,
+    modules: Sequence[str],
+    outputs: int,
+    inputs: int,
+    bias: bool,
+    *,
+    device: torch.device | str,
+    dtype: torch.dtype,
+) -> Linear:
+    """An unfilled layer for `modules`, which share their inputs. Raises ValueError, naming them, when the scheme does
+    not fit their sizes or not all of them have it."""
+    schemes = {quantisation.scheme_of(module) if quantisation is not None else None for module in modules}
+    if len(schemes) > 1:
+        raise ValueError(f"{', '.join(modules)} are one product here: quantised in part is not supported")
+    scheme = schemes.pop()
+    if scheme is None:
+        weight = torch.empty((outputs, inputs), device=device, dtype=dtype)
+        return DenseLinear(weight, torch.empty(outputs, device=device, dtype=dtype) if bias else None)
+    if scheme.kind != "int4":
+        if scheme.activations and torch.device(device).type == "cuda" and (outputs % 16 or inputs % 16):
+            raise ValueError(f"{modules[0]}: {scheme.kind} takes sizes that 16 divides, not {outputs} x {inputs}")
+        return BytewiseLinear(scheme, outputs, inputs, bias, device=device, dtype=dtype)
+    group_size = scheme.group_size
+    if group_size is None or inputs % group_size or outputs % 16:
+        raise ValueError(
+            f"{modules[0]}: int4 takes inputs that a group of {group_size or min(GROUP_SIZES)} divides and "
+            f"outputs that 16 does, not {outputs} x {inputs}"
+        )
+    return Int4Linear(scheme, outputs, inputs, bias, group_size=group_size, device=device, dtype=dtype)

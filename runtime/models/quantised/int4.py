@@ -1,0 +1,140 @@
+"""A linear layer of 4-bit codes with a scale and a zero point per group of inputs.
+
+Legend: T tokens, N outputs, C inputs, G groups of a row's C.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+
+from ..linear import Destination, bias_piece, total_bytes
+from . import nibbles
+from .rounding import int4_groups
+from .scheme import Scheme
+
+_INT32 = (torch.int32,)
+_ACT_ORDER = "groups inputs that are not neighbours (act-order), which is not supported"
+
+
+class Int4Linear:
+    """weight[n, c] = (code[n, c] - zero[n, g]) * scale[n, g], with codes and zero points in [0, 16).
+
+    Codes take their final place at once, two to a byte, low nibble first; on a CPU, `finish` turns them, layer by
+    layer and in place, into the order of torch's product.
+    """
+
+    def __init__(
+        self,
+        scheme: Scheme,
+        outputs: int,
+        inputs: int,
+        bias: bool,
+        *,
+        group_size: int,
+        device: torch.device | str,
+        dtype: torch.dtype,
+    ) -> None:
+        self.scheme = scheme
+        self.group_size = group_size
+        self.codes_NC2 = torch.empty((outputs, inputs // 2), device=device, dtype=torch.uint8)
+        # torch's product on CPUs is fast in bfloat16 alone: in float32 it is 50 times as slow.
+        groups_dtype = torch.bfloat16 if torch.device(device).type == "cpu" else dtype
+        # Scale s and the weight of code 8, (8 - zero) * s, as torch's product wants them.
+        self.groups_GN2 = torch.empty((inputs // group_size, outputs, 2), device=device, dtype=groups_dtype)
+        self.zeros_NG = torch.full((outputs, inputs // group_size), 8, device=device, dtype=torch.uint8)
+        self.bias_N = torch.empty(outputs, device=device, dtype=dtype) if bias else None
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        if x.device.type == "cpu":
+            x_TC = x.to(self.groups_GN2.dtype)
+            y = torch._weight_int4pack_mm_for_cpu(x_TC, self.codes_NC2, self.group_size, self.groups_GN2).to(x.dtype)
+        else:
+            y = F.linear(x, self._dequantised().to(x.dtype))
+        return y if self.bias_N is None else y + self.bias_N
+
+    def finish(self) -> None:
+        scale_GN = self.groups_GN2[..., 0]
+        self.groups_GN2[..., 1] = (8 - self.zeros_NG.t().float()) * scale_GN.float()
+        if self.codes_NC2.device.type == "cpu":
+            codes = _two_to_one(self.codes_NC2).to(torch.int32)
+            self.codes_NC2.copy_(torch._convert_weight_to_int4pack_for_cpu(codes, 1))
+
+    def _dequantised(self) -> torch.Tensor:
+        """[N, C], of codes in their stored order."""
+        codes = _two_to_one(self.codes_NC2).to(self.groups_GN2.dtype) - 8
+        scale_NG, base_NG = self.groups_GN2.permute(2, 1, 0)
+        groups = codes.view(len(codes), -1, self.group_size)
+        return (groups * scale_NG[..., None] + base_NG[..., None]).flatten(1)
+
+    @property
+    def nbytes(self) -> int:
+        return total_bytes(self.codes_NC2, self.groups_GN2, self.bias_N)
+
+    def pieces(self, start: int, size: int) -> dict[str, Destination]:
+        rows = slice(start, start + size)
+        C, G = 2 * self.codes_NC2.shape[1], len(self.groups_GN2)
+        zeros_NG, scale_NG = self.zeros_NG[rows], self.groups_GN2[:, rows, 0].t()
+        neighbours = [c // self.group_size for c in range(C)]
+        bias = bias_piece(self.bias_N, start, size)
+
+        def put_codes(codes_NC: torch.Tensor) -> None:
+            self.codes_NC2[rows].copy_(codes_NC[:, ::2] | codes_NC[:, 1::2] << 4)
+
+        def put_dense(weight: torch.Tensor) -> None:
+            codes_NC, scale, zeros = int4_groups(weight.to(self.codes_NC2.device), self.group_size)
+            put_codes(codes_NC)
+            scale_NG.copy_(scale)
+            zeros_NG.copy_(zeros)
+
+        match self.scheme.source:
+            case "dense":
+                return {"weight": Destination((size, C), put_dense), **bias}
+            case "compressed-tensors":
+                pieces = {
+                    "weight_packed": Destination((size, C // 8), lambda w: put_codes(nibbles.unpack(w, 1)), _INT32),
+                    "weight_scale": Destination((size, G), scale_NG.copy_),
+                    "weight_shape": Destination(
+                        (2,), _expect([size, C], f"must say {size}, {C}"), (torch.int64, torch.int32)
+                    ),
+                }
+                if self.scheme.zero_points:
+                    pieces["weight_zero_point"] = Destination(
+                        (-(-size // 8), G), lambda w: zeros_NG.copy_(nibbles.unpack(w, 0)[:size]), _INT32
+                    )
+            case "gptq":
+                pieces = {
+                    "qweight": Destination((C // 8, size), lambda w: put_codes(nibbles.unpack(w, 0).t()), _INT32),
+                    "scales": Destination((G, size), lambda s: scale_NG.copy_(s.t())),
+                    # Stored less one, modulo 16: a habit of the format's first writer that became the format.
+                    "qzeros": Destination(
+                        (G, size // 8), lambda z: zeros_NG.copy_((nibbles.unpack(z, 1).t() + 1) & 15), _INT32
+                    ),
+                    "g_idx": Destination((C,), _expect(neighbours, _ACT_ORDER), _INT32),
+                }
+            case "awq":
+                order = nibbles.AWQ_ORDER
+                pieces = {
+                    "qweight": Destination(
+                        (C, size // 8), lambda w: put_codes(nibbles.unpack(w, 1, order).t()), _INT32
+                    ),
+                    "scales": Destination((G, size), lambda s: scale_NG.copy_(s.t())),
+                    "qzeros": Destination(
+                        (G, size // 8), lambda z: zeros_NG.copy_(nibbles.unpack(z, 1, order).t()), _INT32
+                    ),
+                }
+        return {**pieces, **bias}
+
+
+def _two_to_one(codes_NC2: torch.Tensor) -> torch.Tensor:
+    return torch.stack((codes_NC2 & 15, codes_NC2 >> 4), dim=2).flatten(1)
+
+
+def _expect(values: list[int], problem: str) -> Callable[[torch.Tensor], None]:
+    def check(stored: torch.Tensor) -> None:
+        if stored.tolist() != values:
+            raise ValueError(problem)
+
+    return check

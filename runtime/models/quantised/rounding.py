@@ -1,0 +1,49 @@
+"""From dense weights to few bits, rounding each to nearest. Knows rows and groups; knows no layer and no file.
+
+Legend: N rows (outputs), C columns (inputs), G groups of a row.
+"""
+
+from __future__ import annotations
+
+import torch
+
+FP8 = torch.float8_e4m3fn
+FP8_MAX = 448.0
+GROUP_SIZES = (128, 64, 32)  # that the int4 product takes, the cheapest first
+
+
+def int8_rows(weight_NC: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Symmetric: int8 [N, C] and float32 scales [N, 1], so that weight = codes * scale; a row's largest is +-127."""
+    weight_NC = weight_NC.float()
+    scale_N1 = _nonzero(weight_NC.abs().amax(1, keepdim=True) / 127)
+    return (weight_NC / scale_N1).round_().clamp_(-127, 127).to(torch.int8), scale_N1
+
+
+def fp8_rows(weight_NC: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """float8 e4m3 [N, C] and float32 scales [N, 1], so that weight = codes * scale; a row's largest is +-448."""
+    weight_NC = weight_NC.float()
+    scale_N1 = _nonzero(weight_NC.abs().amax(1, keepdim=True) / FP8_MAX)
+    return (weight_NC / scale_N1).clamp_(-FP8_MAX, FP8_MAX).to(FP8), scale_N1
+
+
+def int4_groups(weight_NC: torch.Tensor, group_size: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Asymmetric: uint8 codes [N, C] in [0, 16), scales [N, G] that bfloat16 holds, as float32,
+    and uint8 zero points [N, G] in [0, 16), so
+    that weight = (code - zero) * scale. A group's range is widened to hold 0, which is represented exactly."""
+    N, C = weight_NC.shape
+    groups = weight_NC.float().view(N, C // group_size, group_size)
+    low, high = groups.amin(2).clamp_(max=0), groups.amax(2).clamp_(min=0)
+    scale_NG = _nonzero((high - low) / 15).bfloat16().float()
+    zero_NG = (-low / scale_NG).round_().clamp_(0, 15)
+    codes = (groups / scale_NG[..., None] + zero_NG[..., None]).round_().clamp_(0, 15)
+    return codes.view(N, C).to(torch.uint8), scale_NG, zero_NG.to(torch.uint8)
+
+
+def int4_group_size(*nums_inputs: int) -> int | None:
+    """The one group size for rows of all these lengths; None when int4 cannot hold them."""
+    return next((size for size in GROUP_SIZES if all(count % size == 0 for count in nums_inputs)), None)
+
+
+def _nonzero(scale: torch.Tensor) -> torch.Tensor:
+    # Zeros are zeros at any scale, and a scale too small for its stored type would come back as 0 or inf.
+    return scale.clamp_(min=1e-7)

@@ -1,0 +1,51 @@
+"""How a layer's weights are quantised, as data."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+Kind = Literal["int8", "int4", "fp8"]
+Source = Literal["dense", "compressed-tensors", "awq", "gptq"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scheme:
+    """`int8` and `fp8` have a scale per row, or one per stored tensor; `int4` a scale and a zero point per group."""
+
+    kind: Kind
+    source: Source  # what the files hold; dense: rounded while loading
+    group_size: int | None = None  # of int4; None: no size divides all rows
+    activations: bool = False  # inputs are quantised too, with a scale per token
+    per_tensor: bool = False  # one stored scale for all rows
+    zero_points: bool = False  # stored; int4 of compressed-tensors only, AWQ and GPTQ always store them
+
+
+@dataclass(frozen=True)
+class Quantisation:
+    """The scheme of a decoder's linear layers, but for those that `ignored` names: dense ones."""
+
+    scheme: Scheme
+    ignored: tuple[str, ...] = ()  # names of modules; "re:" begins a pattern
+
+    def scheme_of(self, module: str) -> Scheme | None:
+        """Of the module with that Hugging Face name; None: dense."""
+        return None if any(self._names(entry, module) for entry in self.ignored) else self.scheme
+
+    def _names(self, entry: str, module: str) -> bool:
+        if entry.startswith("re:"):
+            return re.match(entry[3:], module) is not None
+        return entry == module
+
+
+def while_loading(kind: Kind, group_size: int | None) -> Quantisation:
+    """Every linear layer of a dense checkpoint, rounded as it is read; `group_size` is int4's."""
+    return Quantisation(
+        Scheme(
+            kind=kind,
+            source="dense",
+            group_size=group_size if kind == "int4" else None,
+            activations=kind == "fp8",
+        )
+    )

@@ -1,0 +1,1 @@
+"""From a dense checkpoint to a quantised one: `ramify quantize`."""

@@ -1,0 +1,126 @@
+"""Writes a dense checkpoint again as a quantised one in compressed-tensors' format, file by file. Knows names and
+formats; knows no architecture, and holds one file's tensors at a time.
+
+The linear layers of attention and MLP are rounded; embeddings, head, norms and biases stay as they are.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+
+from ..models.config import read_config
+from ..models.errors import CheckpointError
+from ..models.quantised import nibbles
+from ..models.quantised.rounding import GROUP_SIZES, fp8_rows, int4_group_size, int4_groups, int8_rows
+from ..models.weights import INDEX, Progress, weight_files
+
+LINEAR = re.compile(r"(model\.layers\.\d+\.(?:self_attn|mlp)\.\w+_proj)\.weight")
+
+
+def write_quantised(source: Path, out: Path, method: str, on_progress: Progress | None = None) -> None:
+    """Quantise the checkpoint in directory `source` into the new directory `out`.
+
+    `method` is "int8" (a scale per row), "fp8" (e4m3 with a scale per row; inputs by token) or "int4-rtn" (groups of
+    at most 128 inputs with scale and zero point). Raises CheckpointError when `source` cannot be read, is quantised
+    already, or has sizes that no group divides; and when `out` exists.
+    """
+    config = read_config(source)
+    if config.quantisation is not None:
+        raise CheckpointError(source, f"holds {config.quantisation.scheme.kind} weights already")
+    group_size = int4_group_size(*config.linear_inputs)
+    if method == "int4-rtn" and group_size is None:
+        raise CheckpointError(source, f"int4 takes sizes that {min(GROUP_SIZES)} divides, not {config.linear_inputs}")
+    if out.exists():
+        raise CheckpointError(out, "exists already")
+    files = weight_files(source)
+    out.mkdir(parents=True)
+    index = _Index()
+    total, done = sum(file.stat().st_size for file in files), 0
+    for file in files:
+        written: dict[str, torch.Tensor] = {}
+        with safe_open(file, framework="pt") as tensors:
+            for name in tensors.keys():  # noqa: SIM118  # safe_open is no mapping
+                tensor = tensors.get_tensor(name)
+                match = LINEAR.fullmatch(name)
+                written |= {name: tensor} if match is None else _rounded(match[1], tensor, method, group_size)
+                done += tensor.nbytes
+                if on_progress is not None:
+                    on_progress(done, total)
+        save_file(written, out / file.name, metadata={"format": "pt"})
+        index.add(file.name, written)
+    if (source / INDEX).is_file():
+        (out / INDEX).write_text(json.dumps(index.as_json(), indent=2) + "\n", encoding="utf-8")
+    raw = json.loads((source / "config.json").read_text(encoding="utf-8"))
+    raw["quantization_config"] = _quantisation_config(method, group_size)
+    (out / "config.json").write_text(json.dumps(raw, indent=2) + "\n", encoding="utf-8")
+    for file in source.iterdir():
+        if file.is_file() and file.suffix in (".json", ".model", ".jinja", ".txt") and not (out / file.name).exists():
+            shutil.copyfile(file, out / file.name)
+    if on_progress is not None:
+        on_progress(total, total)
+
+
+def _rounded(module: str, weight: torch.Tensor, method: str, group_size: int | None) -> dict[str, torch.Tensor]:
+    if method == "int4-rtn":
+        assert group_size is not None
+        codes, scale_NG, zero_NG = int4_groups(weight, group_size)
+        # The format's codes are signed, from -8; packed, they and the zero points have 8 added: ours as they are.
+        return {
+            f"{module}.weight_packed": nibbles.pack(codes, 1),
+            f"{module}.weight_scale": scale_NG.bfloat16(),
+            f"{module}.weight_zero_point": nibbles.pack(zero_NG, 0),
+            f"{module}.weight_shape": torch.tensor(weight.shape),
+        }
+    codes, scale_N1 = (fp8_rows if method == "fp8" else int8_rows)(weight)
+    return {f"{module}.weight": codes, f"{module}.weight_scale": scale_N1}
+
+
+def _quantisation_config(method: str, group_size: int | None) -> dict[str, Any]:
+    weights: dict[str, Any] = {
+        "num_bits": 4 if method == "int4-rtn" else 8,
+        "type": "float" if method == "fp8" else "int",
+        "symmetric": method != "int4-rtn",
+        "strategy": "group" if method == "int4-rtn" else "channel",
+        "group_size": group_size if method == "int4-rtn" else None,
+        "dynamic": False,
+    }
+    inputs = {"num_bits": 8, "type": "float", "symmetric": True, "strategy": "token", "dynamic": True}
+    kind = {"int8": "int-quantized", "fp8": "float-quantized", "int4-rtn": "pack-quantized"}[method]
+    return {
+        "quant_method": "compressed-tensors",
+        "format": kind,
+        "quantization_status": "compressed",
+        "ignore": ["lm_head"],
+        "config_groups": {
+            "group_0": {
+                "targets": ["Linear"],
+                "weights": weights,
+                "input_activations": inputs if method == "fp8" else None,
+                "output_activations": None,
+                "format": kind,
+            }
+        },
+    }
+
+
+class _Index:
+    """Which file holds which tensor, and the bytes of all."""
+
+    def __init__(self) -> None:
+        self._files: dict[str, str] = {}
+        self._total = 0
+
+    def add(self, file: str, tensors: dict[str, torch.Tensor]) -> None:
+        self._files.update(dict.fromkeys(tensors, file))
+        self._total += sum(tensor.nbytes for tensor in tensors.values())
+
+    def as_json(self) -> dict[str, Any]:
+        return {"metadata": {"total_size": self._total}, "weight_map": dict(sorted(self._files.items()))}

@@ -1,0 +1,365 @@
+"""Judges: packing and dequantising written out in numpy, number by number; and the `compressed-tensors` package."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from numpy.typing import NDArray
+from safetensors.torch import load_file, save_file
+from transformers import LlamaConfig, Qwen2Config
+
+from ramify.runtime.engine import KvMemory, KvPool
+from ramify.runtime.engine.inputs import decoder_inputs
+from ramify.runtime.models.errors import CheckpointError
+from ramify.runtime.models.load import load_model
+from ramify.runtime.models.quantised import nibbles
+from ramify.runtime.models.quantised.bytewise import BytewiseLinear
+from ramify.runtime.models.quantised.rounding import fp8_rows, int4_groups, int8_rows
+from ramify.runtime.models.quantised.scheme import Scheme
+from ramify.runtime.quantize.write import LINEAR, write_quantised
+from ramify.runtime.scheduler.plan import Row
+
+SIZES = {
+    "vocab_size": 96,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+    "initializer_range": 0.15,
+}
+GROUP = 32
+TOKENS = [5, 90, 3, 3, 41, 77, 0, 12, 63, 8, 8, 30]
+Tensors = dict[str, torch.Tensor]
+Floats = NDArray[np.float32]
+
+
+@pytest.fixture(scope="module", params=["llama", "qwen2, biases"])
+def dense(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    torch.manual_seed(3)
+    config = LlamaConfig(**SIZES) if request.param == "llama" else Qwen2Config(**SIZES, tie_word_embeddings=True)
+    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith("bias"):
+                parameter.normal_(0, 0.2)
+    path = tmp_path_factory.mktemp("dense")
+    model.save_pretrained(path)
+    return path
+
+
+def logits(path: Path, **options: Any) -> torch.Tensor:
+    model = load_model(path, device=torch.device("cpu"), dtype=torch.float32, **options)
+    pool = KvPool(KvMemory(model.config, 2, device=model.device, dtype=model.dtype))
+    rows = [Row(rid="r", tokens=TOKENS, first_position=0, pages=[1])]
+    with torch.inference_mode():
+        return model.logits(model.hidden(decoder_inputs(rows, model, np.arange(len(TOKENS))), pool.layers))
+
+
+def changed(dense: Path, out: Path, change: Callable[[str, torch.Tensor], Tensors], **config: Any) -> Path:
+    """A copy of `dense` with every linear layer's weight replaced by what `change` makes of it."""
+    out.mkdir()
+    tensors: Tensors = {}
+    for name, tensor in load_file(dense / "model.safetensors").items():
+        match = LINEAR.fullmatch(name)
+        tensors |= {name: tensor} if match is None else change(match[1], tensor)
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, out / "model.safetensors")
+    raw = json.loads((dense / "config.json").read_text())
+    (out / "config.json").write_text(json.dumps(raw | config))
+    return out
+
+
+def naive_groups(weight: torch.Tensor, group: int = GROUP) -> tuple[NDArray[np.int64], Floats, NDArray[np.int64]]:
+    """Some codes, scales and zero points; not the best ones: the judge is of storing, not of rounding."""
+    rng = np.random.default_rng(weight.shape[0])
+    w = weight.numpy()
+    G = w.shape[1] // group
+    scale = (np.abs(w).reshape(len(w), G, group).max(2) / 7).astype(np.float16).astype(np.float32)
+    zero = rng.integers(5, 11, scale.shape)
+    codes = np.rint(w / scale.repeat(group, 1) + zero.repeat(group, 1)).clip(0, 15).astype(np.int64)
+    return codes, scale, zero
+
+
+def dequantised(codes: NDArray[np.int64], scale: Floats, zero: NDArray[np.int64], group: int = GROUP) -> torch.Tensor:
+    return torch.tensor((codes - zero.repeat(group, 1)) * scale.repeat(group, 1), dtype=torch.float32)
+
+
+def words(numbers: NDArray[np.int64], order: list[int]) -> torch.Tensor:
+    """[a, b] to int32 [a, b / 8]: bits 4 i of a word hold the number order[i] of its eight."""
+    rows, columns = numbers.shape
+    packed = np.zeros((rows, columns // 8), dtype=np.uint32)
+    for row in range(rows):
+        for word in range(columns // 8):
+            for place, number in enumerate(order):
+                packed[row, word] |= np.uint32(int(numbers[row, 8 * word + number]) << (4 * place))
+    return torch.tensor(packed.view(np.int32))
+
+
+IN_ORDER = list(range(8))
+AWQ = [0, 2, 4, 6, 1, 3, 5, 7]
+
+
+def pack_awq(module: str, weight: torch.Tensor) -> Tensors:
+    codes, scale, zero = naive_groups(weight)
+    return {
+        f"{module}.qweight": words(codes.T, AWQ),
+        f"{module}.qzeros": words(zero.T, AWQ),
+        f"{module}.scales": torch.tensor(scale.T, dtype=torch.float16),
+    }
+
+
+def pack_gptq(module: str, weight: torch.Tensor) -> Tensors:
+    codes, scale, zero = naive_groups(weight)
+    return {
+        f"{module}.qweight": words(codes, IN_ORDER).T,
+        f"{module}.qzeros": words(zero.T - 1, IN_ORDER),
+        f"{module}.scales": torch.tensor(scale.T, dtype=torch.float16),
+        f"{module}.g_idx": torch.arange(weight.shape[1], dtype=torch.int32) // GROUP,
+    }
+
+
+def pack_compressed(module: str, weight: torch.Tensor) -> Tensors:
+    codes, scale, zero = naive_groups(weight)
+    return {
+        f"{module}.weight_packed": words(codes, IN_ORDER),
+        f"{module}.weight_zero_point": words(zero.T, IN_ORDER).T,
+        f"{module}.weight_scale": torch.tensor(scale, dtype=torch.float16),
+        f"{module}.weight_shape": torch.tensor(weight.shape),
+    }
+
+
+def compressed(kind: str, inputs: bool = False, **weights: Any) -> dict[str, Any]:
+    number = "float" if kind == "float-quantized" else "int"
+    weights = {"num_bits": 8, "type": number, "symmetric": True, "strategy": "channel"} | weights
+    tokens = {"num_bits": 8, "type": number, "symmetric": True, "strategy": "token", "dynamic": True}
+    group = {"targets": ["Linear"], "weights": weights, "input_activations": tokens if inputs else None}
+    return {
+        "quant_method": "compressed-tensors",
+        "format": kind,
+        "config_groups": {"group_0": group},
+        "ignore": ["lm_head"],
+    }
+
+
+INT4 = {"num_bits": 4, "strategy": "group", "group_size": GROUP, "symmetric": False}
+STORED: dict[str, tuple[Callable[[str, torch.Tensor], Tensors], dict[str, Any]]] = {
+    "awq": (pack_awq, {"quant_method": "awq", "bits": 4, "group_size": GROUP, "zero_point": True, "version": "gemm"}),
+    "gptq": (pack_gptq, {"quant_method": "gptq", "bits": 4, "group_size": GROUP, "desc_act": False}),
+    "pack-quantized": (pack_compressed, compressed("pack-quantized", **INT4)),
+}
+
+
+@pytest.mark.parametrize("stored", list(STORED))
+def test_four_bit_checkpoints_give_the_logits_of_their_dequantised_weights(
+    stored: str, dense: Path, tmp_path: Path
+) -> None:
+    pack, config = STORED[stored]
+    reference = changed(
+        dense, tmp_path / "reference", lambda module, w: {f"{module}.weight": dequantised(*naive_groups(w))}
+    )
+    packed = changed(dense, tmp_path / "packed", pack, quantization_config=config)
+    expected = logits(reference)
+    # The product rounds inputs and groups to bfloat16; the codes' own rounding is an order above that.
+    assert ((logits(packed) - expected).norm() / expected.norm()).item() < 0.02
+    assert ((logits(dense) - expected).norm() / expected.norm()).item() > 0.1
+
+
+@pytest.mark.parametrize("strategy", ["channel", "tensor"])
+@pytest.mark.parametrize("kind", ["int-quantized", "float-quantized"])
+def test_eight_bit_weights_give_the_logits_of_their_dequantised_weights(
+    kind: str, strategy: str, dense: Path, tmp_path: Path
+) -> None:
+    def codes_and_scale(w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        scale = w.abs().amax(1, keepdim=True) / 100 if strategy == "channel" else w.abs().max().view(1) / 100
+        return ((w / scale).round().to(torch.int8 if kind == "int-quantized" else torch.float8_e4m3fn)), scale
+
+    def pack(module: str, w: torch.Tensor) -> Tensors:
+        codes, scale = codes_and_scale(w)
+        return {f"{module}.weight": codes, f"{module}.weight_scale": scale}
+
+    def unpack(module: str, w: torch.Tensor) -> Tensors:
+        codes, scale = codes_and_scale(w)
+        return {f"{module}.weight": codes.float() * scale}
+
+    config = compressed(kind, strategy=strategy)
+    packed = changed(dense, tmp_path / "packed", pack, quantization_config=config)
+    reference = changed(dense, tmp_path / "reference", unpack)
+    torch.testing.assert_close(logits(packed), logits(reference), rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("kind", ["int8", "fp8"])
+@pytest.mark.parametrize("num_tokens", [1, 5, 33])
+def test_with_quantised_inputs_a_product_is_that_of_the_rounded_numbers(kind: str, num_tokens: int) -> None:
+    torch.manual_seed(num_tokens)
+    weight, x = torch.randn(48, 32), torch.randn(num_tokens, 32) * 3
+    layer = BytewiseLinear(
+        Scheme(kind=kind, source="dense", activations=True), 48, 32, bias=False, device="cpu", dtype=torch.float32
+    )
+    layer.pieces(0, 48)["weight"].put(weight)
+
+    def rounded(matrix: torch.Tensor) -> torch.Tensor:
+        largest = {"int8": 127.0, "fp8": 448.0}[kind]
+        scale = matrix.double().abs().amax(1, keepdim=True) / largest
+        codes = matrix.double() / scale
+        codes = codes.round() if kind == "int8" else codes.float().to(torch.float8_e4m3fn).double()
+        return codes * scale
+
+    expected = (rounded(x) @ rounded(weight).T).float()
+    # A code on the edge between two may fall to either side of it in float32.
+    assert ((layer(x) - expected).norm() / expected.norm()).item() < 2e-3
+    assert ((layer(x) - x @ weight.T).norm() / expected.norm()).item() > 2e-3
+
+
+@pytest.mark.parametrize("quantize", ["int8", "int4", "fp8"])
+def test_rounded_while_loading_is_near_the_dense_model_and_another(quantize: str, dense: Path) -> None:
+    exact, ours = logits(dense), logits(dense, quantize=quantize)
+    error = ((ours - exact).norm() / exact.norm()).item()
+    assert 0 < error < {"int8": 0.05, "int4": 0.4, "fp8": 0.2}[quantize]
+
+
+@pytest.mark.parametrize(("quantize", "method"), [("int8", "int8"), ("int4", "int4-rtn")])
+def test_a_checkpoint_written_quantised_is_the_model_rounded_while_loading(
+    quantize: str, method: str, dense: Path, tmp_path: Path
+) -> None:
+    write_quantised(dense, tmp_path / "out", method)
+    assert torch.equal(logits(tmp_path / "out"), logits(dense, quantize=quantize))
+
+
+def test_the_compressed_tensors_package_decompresses_what_is_written(dense: Path, tmp_path: Path) -> None:
+    # transformers cannot load packed zero points: the package allocates them unpacked.
+    package = pytest.importorskip("compressed_tensors.compressors.pack_quantized.base")
+    schemes = pytest.importorskip("compressed_tensors.quantization")
+    write_quantised(dense, tmp_path / "out", "int4-rtn")
+    group = json.loads((tmp_path / "out" / "config.json").read_text())["quantization_config"]["config_groups"][
+        "group_0"
+    ]
+    packed = load_file(tmp_path / "out" / "model.safetensors")
+
+    def decompress(module: str, _: torch.Tensor) -> Tensors:
+        names = ("weight_packed", "weight_scale", "weight_zero_point", "weight_shape")
+        state = {name: packed[f"{module}.{name}"] for name in names}
+        weight = package.PackedQuantizationCompressor.decompress(state, schemes.QuantizationScheme(**group))["weight"]
+        return {f"{module}.weight": weight.float()}
+
+    reference = changed(dense, tmp_path / "reference", decompress)
+    # The package multiplies in the scale's bfloat16.
+    error = (logits(tmp_path / "out") - logits(reference)).norm() / logits(reference).norm()
+    assert error.item() < 0.03
+
+
+@pytest.mark.parametrize("method", ["int8", "fp8"])
+def test_transformers_reads_what_is_written(method: str, dense: Path, tmp_path: Path) -> None:
+    pytest.importorskip("compressed_tensors")
+    write_quantised(dense, tmp_path / "out", method)
+    judge = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype=torch.float32).eval()
+    with torch.inference_mode():
+        expected = judge(torch.tensor([TOKENS])).logits[0]
+    error = (logits(tmp_path / "out") - expected).norm() / expected.norm()
+    assert error.item() < (0.02 if method == "fp8" else 1e-3)
+
+
+def test_a_sharded_checkpoint_is_written_sharded(dense: Path, tmp_path: Path) -> None:
+    transformers.AutoModelForCausalLM.from_pretrained(dense).save_pretrained(tmp_path / "many", max_shard_size="60KB")
+    write_quantised(tmp_path / "many", tmp_path / "out", "int8")
+    assert len(list((tmp_path / "out").glob("*.safetensors"))) > 2
+    assert torch.equal(logits(tmp_path / "out"), logits(dense, quantize="int8"))
+
+
+def test_an_ignored_layer_stays_dense(dense: Path, tmp_path: Path) -> None:
+    def pack(module: str, w: torch.Tensor) -> Tensors:
+        if module.endswith("down_proj"):
+            return {f"{module}.weight": w}
+        codes, scale = int8_rows(w)
+        return {f"{module}.weight": codes, f"{module}.weight_scale": scale}
+
+    config = compressed("int-quantized") | {"ignore": ["lm_head", "re:.*down_proj"]}
+    path = changed(dense, tmp_path / "packed", pack, quantization_config=config)
+    layer = load_model(path, device=torch.device("cpu"), dtype=torch.float32).parameters.layers[1]
+    weights = load_file(dense / "model.safetensors")
+    assert torch.equal(layer.down.weight, weights["model.layers.1.mlp.down_proj.weight"])
+    assert isinstance(layer.o, BytewiseLinear)
+
+
+def test_a_fused_layer_quantised_in_part_is_refused_by_name(dense: Path, tmp_path: Path) -> None:
+    config = compressed("int-quantized") | {"ignore": ["model.layers.1.self_attn.k_proj"]}
+    path = changed(dense, tmp_path / "packed", pack_gptq, quantization_config=config)
+    with pytest.raises(CheckpointError, match=r"layers\.1\.self_attn\.q_proj, .*quantised in part is not supported"):
+        logits(path)
+
+
+def test_act_order_is_refused_by_the_tensor_that_has_it(dense: Path, tmp_path: Path) -> None:
+    def pack(module: str, w: torch.Tensor) -> Tensors:
+        return pack_gptq(module, w) | {f"{module}.g_idx": torch.arange(w.shape[1], dtype=torch.int32).flip(0) // GROUP}
+
+    path = changed(dense, tmp_path / "packed", pack, quantization_config=STORED["gptq"][1])
+    with pytest.raises(CheckpointError, match=r"the tensor model\.layers\.\S+_proj\.g_idx .*act-order"):
+        logits(path)
+
+
+def test_what_is_quantised_is_not_quantised_again(dense: Path, tmp_path: Path) -> None:
+    write_quantised(dense, tmp_path / "out", "int8")
+    with pytest.raises(CheckpointError, match=r"holds int8 weights already"):
+        logits(tmp_path / "out", quantize="int4")
+    with pytest.raises(CheckpointError, match=r"holds int8 weights already"):
+        write_quantised(tmp_path / "out", tmp_path / "again", "fp8")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"format": "marlin-24"}, r"format: .*'marlin-24' is not supported"),
+        ({"config_groups": {}}, r"config_groups\.\{\}: other than one group is not supported"),
+        ({"kv_cache_scheme": {"num_bits": 8}}, r"kv_cache_scheme: it is not supported"),
+        (compressed("pack-quantized", num_bits=3), r"weights\.num_bits: 3 bits of int are not supported"),
+        (compressed("pack-quantized", **INT4, actorder="group"), r"actorder: 'group' is not supported"),
+        (compressed("pack-quantized", **INT4 | {"group_size": 48}), r"group_size: supported: .*; 48 is not"),
+        (compressed("int-quantized", symmetric=False), r"symmetric: 8 bits with zero points are not supported"),
+        (compressed("pack-quantized", inputs=True, **INT4), r"input_activations: with 4-bit weights .* not supported"),
+    ],
+)
+def test_a_scheme_beyond_what_is_computed_is_refused_by_its_field(
+    change: dict[str, Any], message: str, dense: Path, tmp_path: Path
+) -> None:
+    config = compressed("int-quantized") | change
+    path = changed(dense, tmp_path / "packed", pack_gptq, quantization_config=config)
+    with pytest.raises(CheckpointError, match=r"config\.json: quantization_config\..*" + message):
+        logits(path)
+
+
+def test_weights_of_another_type_than_the_config_says_are_refused(dense: Path, tmp_path: Path) -> None:
+    def pack(module: str, w: torch.Tensor) -> Tensors:
+        codes, scale = fp8_rows(w)
+        return {f"{module}.weight": codes, f"{module}.weight_scale": scale}
+
+    path = changed(dense, tmp_path / "packed", pack, quantization_config=compressed("int-quantized"))
+    with pytest.raises(CheckpointError, match=r"weight is torch\.float8_e4m3fn, config\.json asks for torch\.int8"):
+        logits(path)
+
+
+def test_groups_are_rounded_to_their_nearest_code() -> None:
+    weight = torch.randn(8, 64, generator=torch.Generator().manual_seed(1))
+    codes, scale, zero = int4_groups(weight, GROUP)
+    restored = dequantised(codes.long().numpy(), scale.numpy(), zero.long().numpy())
+    inside = (codes > 0) & (codes < 15)
+    steps = (weight - restored).abs() / scale.repeat_interleave(GROUP, 1)
+    assert steps[inside].max() <= 0.5 + 1e-4
+    assert steps.max() <= 1.1  # at the ends the zero point's own rounding adds up to half a step
+
+
+@pytest.mark.parametrize("dim", [0, 1])
+@pytest.mark.parametrize("shape", [(16, 24), (5, 8), (8, 3)])
+def test_packing_is_that_of_the_compressed_tensors_package(dim: int, shape: tuple[int, int]) -> None:
+    package = pytest.importorskip("compressed_tensors.compressors.pack_quantized")
+    numbers = torch.randint(0, 16, shape, dtype=torch.uint8, generator=torch.Generator().manual_seed(dim))
+    packed = package.pack_to_int32((numbers.to(torch.int8) - 8), 4, packed_dim=dim)
+    assert torch.equal(nibbles.pack(numbers, dim), packed)
+    restored = nibbles.unpack(packed, dim)[: shape[0], : shape[1]]
+    assert torch.equal(restored, numbers)
