@@ -7,11 +7,17 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from hypothesis import settings
 
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # chosen when Triton is first imported, which other libraries may do
 
 import ramify
+
+# The same examples in every run, however slow the machine; HYPOTHESIS_PROFILE=explore looks for new ones.
+settings.register_profile("same", derandomize=True, deadline=None)
+settings.register_profile("explore", deadline=None)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
 
 
 @pytest.fixture(scope="session")

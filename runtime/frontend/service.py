@@ -170,9 +170,17 @@ class Service:
         """The socket tells that somebody has gone, not who: whom nothing can be sent to."""
         while True:
             await self._monitor.recv_multipart()
-            await asyncio.sleep(SETTLED)
-            for identity in list(self._clients):
-                self._send(identity, Answers([]))
+            told = True
+            while told:
+                await asyncio.sleep(SETTLED)
+                for identity in list(self._clients):
+                    self._send(identity, Answers([]))
+                # What was told meanwhile has not settled: once more for all of it. Taken one at a time it would pile
+                # up, and a full monitor stops the thread that moves everybody's messages.
+                told = False
+                while await self._monitor.poll(0):
+                    await self._monitor.recv_multipart()
+                    told = True
 
     async def _receive(self) -> None:
         while True:

@@ -1,11 +1,11 @@
-"""Judge: `re.fullmatch` of every part of the whole text."""
+"""Judge: `re.fullmatch` of every part of the whole text. Classes such as `\\w` are ASCII, as in constraints."""
 
 from __future__ import annotations
 
 import re
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ramify.constrained import GrammarError, Match, search
@@ -32,11 +32,12 @@ def matches_of(patterns: list[str], text: bytes, first: int) -> list[tuple[int, 
                 part = text[start:end].decode()
             except UnicodeDecodeError:
                 continue
-            if any(re.fullmatch(pattern, part) for pattern in patterns):
+            if any(re.fullmatch(pattern, part, re.ASCII) for pattern in patterns):
                 found.append((end, start))
     return sorted(found)
 
 
+@settings(max_examples=200, deadline=None, derandomize=True)
 @given(patterns=st.lists(PATTERNS, min_size=1, max_size=3), pieces=PIECES, data=st.data())
 def test_the_first_match_is_found_in_the_piece_in_which_it_ends(
     patterns: list[str], pieces: list[bytes], data: st.DataObject
@@ -59,6 +60,7 @@ def test_the_first_match_is_found_in_the_piece_in_which_it_ends(
         assert scan.feed(piece) == expected
 
 
+@settings(max_examples=200, deadline=None, derandomize=True)
 @given(patterns=st.lists(PATTERNS, min_size=1, max_size=2), pieces=PIECES, rest=st.text("abcé東\n", max_size=4))
 def test_what_is_not_open_is_no_part_of_a_match_that_is_still_to_come(
     patterns: list[str], pieces: list[bytes], rest: str
@@ -113,8 +115,8 @@ def test_what_has_no_meaning_in_a_stream_is_refused_with_its_pattern(pattern: st
     ],
     ids=["long", "subsets", "nested", "optional", "dots", "letters", "many"],
 )
-def test_a_hostile_pattern_is_refused_by_its_size_long_before_its_time_is_over(pattern: str) -> None:
-    with pytest.raises(GrammarError, match=r"complex.* states"):
+def test_a_hostile_pattern_is_refused(pattern: str) -> None:
+    with pytest.raises(GrammarError, match="too complex"):
         search((pattern,))
 
 

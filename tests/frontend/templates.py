@@ -60,6 +60,15 @@ JOINED = (
     "{% for message in messages %}{{ message['role'] | upper + ': ' + message['content'] }}"
     "{% if not loop.last %}{{ '\n###\n' }}{% endif %}{% endfor %}"
 )
+# What a tool says is the user's; neighbouring results share one message.
+TOOLS = (
+    "{% for message in messages %}{% if message['role'] == 'tool' %}"
+    "{% if loop.first or messages[loop.index0 - 1]['role'] != 'tool' %}{{ '<|im_start|>user' }}{% endif %}"
+    "{{ '\n<tool_response>\n' + message['content'] + '\n</tool_response>' }}"
+    "{% if loop.last or messages[loop.index0 + 1]['role'] != 'tool' %}{{ '<|im_end|>\n' }}{% endif %}"
+    "{% else %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}{% endif %}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
 
 ALL = {
     "chatml": CHATML,
@@ -70,6 +79,8 @@ ALL = {
     "gemma": GEMMA,
     "thinking": THINKING,
     "joined": JOINED,
+    "tools": TOOLS,
 }
-TAKES_SYSTEM = {"chatml", "qwen2", "llama3", "llama2", "thinking", "joined"}
+TAKES_SYSTEM = {"chatml", "qwen2", "llama3", "llama2", "thinking", "joined", "tools"}
+TAKES_TOOLS = {"chatml", "qwen2", "llama3", "gemma", "joined", "tools"}
 NAMES = {"bos_token": "<s>", "eos_token": "</s>"}

@@ -71,6 +71,7 @@ def test_a_client_that_leaves_a_stream_has_the_rest_aborted(path: str, body: dic
         async with house(script, http=True) as built, httpx.AsyncClient(base_url=built.url, timeout=20) as client:
             async with client.stream("POST", path, json=body | {"stream": True}) as response:
                 assert await anext(response.aiter_bytes())
+                await built.core.until(lambda: len(built.core.requests) > 1)
             waiting = {request.rid for request in built.core.requests[1:]}
             assert waiting
             await built.core.until(lambda: waiting <= set(built.core.aborted))

@@ -36,7 +36,7 @@ def parameters_equal(left: Decoder, right: Decoder) -> bool:
     with torch.inference_mode():
         hidden = torch.eye(left.config.hidden_size)
         same_head = torch.equal(left.logits(hidden), right.logits(hidden))
-    pairs = zip(left._parameters.layers, right._parameters.layers, strict=True)
+    pairs = zip(left.parameters.layers, right.parameters.layers, strict=True)
     return same_head and all(
         torch.equal(a.qkv.weight, b.qkv.weight) and torch.equal(a.down.weight, b.down.weight) for a, b in pairs
     )
