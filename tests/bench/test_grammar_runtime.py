@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,8 @@ from ramify.bench.grammar_cases import Case
 from ramify.bench.grammar_judge import verdict
 from ramify.bench.grammar_runtime import run
 from ramify.bench.jump import Bench, compare, tasks
+from ramify.bench.mask_share import OBJECT, PERSON, measure
+from ramify.constrained import Vocabulary
 
 STRING = {"type": "string", "maxLength": 12}
 NODE = {"type": "object", "properties": {"value": {"type": "integer"}, "next": {"$ref": "#/$defs/node"}}}
@@ -141,3 +144,10 @@ def test_jumps_save_forwards_and_write_the_same_where_there_is_one_choice() -> N
     assert row["same texts"] == 2
     assert row["forwards/token on"] < 0.5 * row["forwards/token off"]
     assert row["forced %"] > 50
+
+
+def test_masks_are_timed_at_every_place_of_a_valid_object() -> None:
+    text = json.dumps(OBJECT)
+    assert verdict(PERSON, text) == "valid"
+    vocabulary = Vocabulary.from_tokens([*(bytes([byte]) for byte in range(256)), None], [256])
+    assert min(measure(vocabulary, list(text.encode()), batch=2, repeat=1)) > 0
