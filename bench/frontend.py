@@ -21,11 +21,13 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any
 
+import httpx
 import typer
 from rich.console import Console
 from rich.table import Table
 
 import ramify
+from ramify.bench.bare_relay import BareRelay
 from ramify.bench.raw_http import RawClient
 
 TARGET_REQUEST_MS = 1.5
@@ -59,6 +61,12 @@ def frontend_pids(runtime: ramify.Runtime) -> list[int]:
     children = Path(f"/proc/{runtime.pid}/task/{runtime.pid}/children").read_text().split()
     siblings = [pid for pid in children if b"ramify.runtime.sibling" in Path(f"/proc/{pid}/cmdline").read_bytes()]
     return [runtime.pid, *map(int, siblings)]
+
+
+def num_steps(url: str) -> float:
+    """Forwards since the core started."""
+    lines = httpx.get(f"{url}/metrics").text.splitlines()
+    return next(float(line.rpartition(" ")[2]) for line in lines if line.startswith("ramify_steps_total"))
 
 
 def text_of(draw: random.Random, num_words: int) -> str:
@@ -140,6 +148,72 @@ def measure_load(url: str, model: str, processors: Processors | None, figures: F
             figures.add(f"{num} streams: frontend CPU per token, requests included", cost)
 
 
+def measure_floor(figures: Figures) -> None:
+    with BareRelay() as relay:
+        processors = Processors([relay.pid])
+        relay.run(100, 0.0015)
+        costs = []
+        for _ in range(20):
+            before = processors.seconds()
+            relay.run(100, 0.0015)
+            costs.append((processors.seconds() - before) * 1e4)
+    cost = f"{min(costs):.0f} us at best, median {statistics.median(costs):.0f}"
+    figures.add("baseline: a bare relay from ZMQ to TCP, one event at a time: CPU per event", cost)
+
+
+async def drops(url: str, model: str, num: int) -> tuple[float, float, int]:
+    """Of `num` streams half are left after a few events. Seconds from the last that left until no more run than stay,
+    seconds from the last that stayed until every page is free or cached, and how many of those that stayed are whole.
+    """
+    body = {"model": model, "prompt": "Ada", "max_tokens": 1000, "ignore_eos": True, "stream": True}
+    left = stayed = 0.0
+
+    async def leaves(client: httpx.AsyncClient, seed: int) -> None:
+        nonlocal left
+        async with client.stream("POST", "/v1/completions", json=body | {"seed": seed}) as response:
+            lines = response.aiter_lines()
+            for _ in range(20):
+                await anext(lines)
+        left = time.perf_counter()
+
+    async def stays(client: httpx.AsyncClient, seed: int) -> bool:
+        nonlocal stayed
+        last = ""
+        async with client.stream("POST", "/v1/completions", json=body | {"seed": seed}) as response:
+            async for line in response.aiter_lines():
+                last = line or last
+        stayed = time.perf_counter()
+        return last == "data: [DONE]"
+
+    async def until(client: httpx.AsyncClient, num_running: int) -> float:
+        while True:
+            load = (await client.get("/get_server_info")).json()
+            free = load["num_free_pages"] + load["num_cached_pages"]
+            if load["num_running"] + load["num_waiting"] <= num_running and (num_running or free == load["num_pages"]):
+                return time.perf_counter()
+            await asyncio.sleep(0.005)
+
+    async with httpx.AsyncClient(base_url=url, timeout=600, limits=httpx.Limits(max_connections=None)) as client:
+        staying = [asyncio.ensure_future(stays(client, seed)) for seed in range(num // 2)]
+        await asyncio.gather(*(leaves(client, seed) for seed in range(num // 2, num)))
+        gone = await until(client, num // 2) - left
+        still = sum(not stay.done() for stay in staying)
+        assert still == num // 2, "those that stay ended too early to tell"
+        whole = await asyncio.gather(*staying)
+        return gone, await until(client, 0) - stayed, sum(whole)
+
+
+def measure_drops(url: str, model: str, figures: Figures) -> None:
+    results = [asyncio.run(drops(url, model, 64)) for _ in range(3)]
+    figures.add("64 streams, 32 left midway: those that stayed and are whole", f"{sum(r[2] for r in results)} of 96")
+    figures.add(
+        "64 streams, 32 left midway: until only the others run", f"{max(r[0] for r in results) * 1e3:.0f} ms at worst"
+    )
+    figures.add(
+        "after the last of them: until all pages are back", f"{max(r[1] for r in results) * 1e3:.0f} ms at worst"
+    )
+
+
 def measure_decisions(url: str, model: str, processors: Processors, figures: Figures) -> None:
     draw = random.Random(2)
     questions = [
@@ -162,14 +236,17 @@ def measure_decisions(url: str, model: str, processors: Processors, figures: Fig
     text = text_of(draw, 900)
     asyncio.run(ask(text_of(draw, 900)))
     alone = asyncio.run(plain(text_of(draw, 900)))
+    steps = num_steps(url)
     before = processors.seconds()
     start = time.perf_counter()
     answer = asyncio.run(ask(text))
     seconds = time.perf_counter() - start
+    steps = num_steps(url) - steps
     usage = answer["usage"]
     cached = usage["input_tokens_details"]["cached_tokens"] / usage["input_tokens"]
     figures.add("100 decisions over one input: input tokens", f"{usage['input_tokens']} ({cached:.0%} cached)")
     figures.add("100 decisions: time", f"{seconds * 1e3:.0f} ms ({seconds / alone:.1f}x one completion of that input)")
+    figures.add("100 decisions, 200 labels: forwards of the model", f"{steps:.0f}")
     figures.add("100 decisions: frontend CPU", f"{(processors.seconds() - before) * 1e3:.0f} ms")
 
 
@@ -177,6 +254,7 @@ def main(
     frontends: Annotated[int, typer.Option(help="processes")] = 1,
     url: Annotated[str | None, typer.Option(help="of another server, instead of starting ours")] = None,
     model: Annotated[str | None, typer.Option(help="the other server's model name")] = None,
+    only_drops: Annotated[bool, typer.Option(help="leave the load out: streams that are left, and decisions")] = False,
     out: Annotated[Path | None, typer.Option(help="write the table there too, as Markdown")] = None,
 ) -> None:
     figures = Figures()
@@ -187,7 +265,10 @@ def main(
         with ramify.Runtime(port=0, num_pages=8192, max_running=256, frontends=frontends) as runtime:
             assert runtime.url is not None
             processors = Processors(frontend_pids(runtime))
-            measure_load(runtime.url, runtime.info.name, processors, figures)
+            measure_floor(figures)
+            if not only_drops:
+                measure_load(runtime.url, runtime.info.name, processors, figures)
+            measure_drops(runtime.url, runtime.info.name, figures)
             measure_decisions(runtime.url, runtime.info.name, processors, figures)
     table = Table("what", "figure")
     for row in figures.rows:

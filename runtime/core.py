@@ -48,6 +48,9 @@ from .tokenizer import load_tokenizer
 logger = logging.getLogger("ramify.core")
 
 GRAMMAR_POLL_MS = 2  # how often to look again while the only work is a grammar that still compiles
+# Seconds that a thread may keep the interpreter when another waits for it. A step lets go of it and takes it back
+# dozens of times; at Python's 5 ms each, a grammar that compiles for a second would make everybody wait that second.
+SWITCH_INTERVAL = 1e-4
 GOODBYE_MS = 2000  # how long a core that cannot start waits for somebody to tell
 
 
@@ -148,11 +151,13 @@ def load(config: CoreConfig) -> Core:
         header = Header.of(config, facts, **shape, context_length=info.context_length)
         log = PlanLog(header, _open_log(config.log_plans))
         retokenise = log.retokenise(retokenise)
+    grammars = TimedGrammars(facts.token_bytes, facts.eos_ids, meter.measures, engine=config.grammar_backend)
+    grammars.warm_up()
     scheduler: Scheduler | LoggingScheduler = Scheduler(
         config,
         cache=cache,
         vocabulary=facts,
-        grammars=TimedGrammars(facts.token_bytes, facts.eos_ids, meter.measures, engine=config.grammar_backend),
+        grammars=grammars,
         context_length=info.context_length,
         retokenise=retokenise,
     )
@@ -209,6 +214,7 @@ def main() -> int:
         print(f"ramify core: cannot listen: {error}", file=sys.stderr)
         return 1
     try:
+        sys.setswitchinterval(SWITCH_INTERVAL)
         core = load(config.core)
         gc.collect()
         gc.freeze()  # what is there now stays: collections in the middle of a step need not walk it

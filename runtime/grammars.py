@@ -7,7 +7,10 @@ import re
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from threading import Lock
+
+import numpy as np
 
 from ..constrained import (
     Choices,
@@ -27,6 +30,11 @@ from .protocol.sampling import Constraint, ConstraintKind
 _GBNF_RULE = re.compile(r"^\s*[\w-]+\s*::=", re.MULTILINE)  # a Lark rule has one colon
 MAX_GRAMMARS = 256  # kept, the least recently used go first
 NUM_THREADS = 2
+_SMALL = (  # one of each kind of parser and automaton
+    Regex("[a-z]+"),
+    JsonSchema('{"type": "object", "properties": {"a": {"type": "integer"}}}'),
+    Grammar('start: "a" start | "b"', syntax="lark"),
+)
 
 
 class Grammars:
@@ -49,6 +57,7 @@ class Grammars:
             self._compile_source = backend(engine, vocabulary, whitespace=whitespace)
         except ImportError as error:
             raise RequestError(str(error), param="grammar_backend", code="missing_package") from None
+        self._num_words = -(-len(token_bytes) // 32)
         self._max_grammars = max_grammars
         self._threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="grammar")
         self._grammars: OrderedDict[Constraint, Future[MatcherSource]] = OrderedDict()
@@ -66,9 +75,21 @@ class Grammars:
                 self._grammars.popitem(last=False)
             return future
 
+    def warm_up(self) -> Future[None]:
+        """Load, beside everything else, what compiling and following grammars needs: the first to ask need not wait
+        for it."""
+        return self._threads.submit(self._load)
+
     def close(self) -> None:
         """What has not begun to compile never will."""
         self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def _load(self) -> None:
+        for source in _SMALL:
+            with suppress(GrammarError):  # not every engine has every kind
+                matcher = self._compile_source(source).matcher()
+                matcher.mask(np.full(self._num_words, -1, np.int32))
+                matcher.forced()
 
     def _compile(self, constraint: Constraint) -> MatcherSource:
         try:

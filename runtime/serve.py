@@ -8,6 +8,7 @@ standard output, in one line of JSON, a `StartReport`.
 from __future__ import annotations
 
 import asyncio
+import gc
 import shutil
 import signal
 import sys
@@ -109,6 +110,8 @@ async def _supervise(
             # A core that fails says why before it leaves; the message may still be on its way.
             await asyncio.wait({ready}, timeout=1.0)
         if ready.done():
+            gc.collect()
+            gc.freeze()  # what is there now stays: collections between tokens need not walk it
             on_start(Started(ready.result(), frontend.http_port, frontend.tcp_address))
             await asyncio.wait({*deaths, ended, drained}, return_when=asyncio.FIRST_COMPLETED)
         if drained.done() and not ended.done():

@@ -7,6 +7,7 @@ runs end; its lifeline ends it at once.
 from __future__ import annotations
 
 import asyncio
+import gc
 import signal
 import socket
 import sys
@@ -40,6 +41,8 @@ async def _serve(config: RuntimeConfig, index: int, listener: socket.socket | No
     frontend = Frontend(config, load_tokenizer(find_checkpoint(config.core.model)), index=index, listener=listener)
     try:
         await frontend.start()
+        gc.collect()
+        gc.freeze()  # as the first frontend does
         print("ready", flush=True)
         ending = asyncio.ensure_future(end.wait())
         draining = asyncio.ensure_future(drain.wait())

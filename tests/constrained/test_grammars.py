@@ -33,6 +33,13 @@ def test_each_kind_is_compiled(grammars: Grammars, constraint: Constraint, text:
     assert accepts(grammars.get(constraint).result(), text.encode())
 
 
+def test_warming_up_keeps_no_grammar(grammars: Grammars) -> None:
+    first = grammars.get(Constraint("regex", "a"))
+    grammars.get(Constraint("regex", "b"))
+    grammars.warm_up().result()
+    assert grammars.get(Constraint("regex", "a")) is first
+
+
 def test_equal_constraints_share_a_grammar_until_it_is_the_least_recently_used(grammars: Grammars) -> None:
     first = grammars.get(Constraint("regex", "a"))
     assert grammars.get(Constraint("regex", "a")) is first

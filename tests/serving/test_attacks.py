@@ -67,12 +67,20 @@ CHAT: dict[str, tuple[dict[str, Any], str, str]] = {
     "no messages": ({"messages": []}, "messages", "empty"),
     "messages are text": ({"messages": "hi"}, "messages", "list"),
     "messages are one": ({"messages": USER}, "messages", "list"),
-    "a message is null": ({"messages": [None]}, "messages", "messages.0"),
-    "a message without role": ({"messages": [{"content": "a"}]}, "role", "messages.0.role"),
-    "an unknown role": ({"messages": [USER, {"role": "robot", "content": "a"}]}, "role", "messages.1.role"),
+    "a message is null": ({"messages": [None]}, "messages[0]", "messages[0]"),
+    "a message without role": ({"messages": [{"content": "a"}]}, "messages[0].role", "messages[0].role"),
+    "an unknown role": (
+        {"messages": [USER, {"role": "robot", "content": "a"}]},
+        "messages[1].role",
+        "messages[1].role",
+    ),
     "no content": ({"messages": [{"role": "user"}]}, "messages", "messages[0]"),
-    "content is a number": ({"messages": [{"role": "user", "content": 5}]}, "content", "messages.0.content"),
-    "half a character": ({"messages": [{"role": "user", "content": "\ud800"}]}, "content", "not Unicode"),
+    "content is a number": (
+        {"messages": [{"role": "user", "content": 5}]},
+        "messages[0].content",
+        "messages[0].content",
+    ),
+    "half a character": ({"messages": [{"role": "user", "content": "\ud800"}]}, "messages[0].content", "not Unicode"),
     "an image": (
         {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:,"}}]}]},
         "messages",
@@ -104,10 +112,18 @@ CHAT: dict[str, tuple[dict[str, Any], str, str]] = {
     "a thousand stop strings": ({"stop": ["a" * 5000] * 1000}, "stop", "at most"),
     "top_logprobs alone": ({"top_logprobs": 2}, "top_logprobs", "logprobs"),
     "too many top_logprobs": ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", "20"),
-    "a tool that is nothing": ({"tools": [{}]}, "type", "tools.0.type"),
-    "a tool of another kind": ({"tools": [{"type": "web_search"}]}, "type", "function"),
-    "a tool without a name": ({"tools": [{"type": "function", "function": {}}]}, "name", "tools.0.function.name"),
-    "a tool with a bad name": ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "name", "pattern"),
+    "a tool that is nothing": ({"tools": [{}]}, "tools[0].type", "tools[0].type"),
+    "a tool of another kind": ({"tools": [{"type": "web_search"}]}, "tools[0].type", "function"),
+    "a tool without a name": (
+        {"tools": [{"type": "function", "function": {}}]},
+        "tools[0].function.name",
+        "Field required",
+    ),
+    "a tool with a bad name": (
+        {"tools": [{"type": "function", "function": {"name": "a b"}}]},
+        "tools[0].function.name",
+        "pattern",
+    ),
     "two tools of one name": ({"tools": [{"type": "function", "function": FUNCTION}] * 2}, "tools", "different"),
     "a forced tool with a bad schema": (
         {
@@ -119,7 +135,7 @@ CHAT: dict[str, tuple[dict[str, Any], str, str]] = {
     ),
     "an unknown tool choice": ({"tool_choice": "x" * 100_000}, "tool_choice", "auto"),
     "a choice of no tool": ({"tool_choice": "required"}, "tool_choice", "tools"),
-    "a schema that is a list": ({"response_format": schema([])}, "schema", "dictionary"),
+    "a schema that is a list": ({"response_format": schema([])}, "response_format.json_schema.schema", "dictionary"),
     "a schema that is itself": ({"response_format": schema({"$ref": "#"})}, "response_format", "itself"),
     "a schema from elsewhere": (
         {"response_format": schema({"$ref": "http://127.0.0.1:9/x"})},

@@ -181,7 +181,7 @@ def test_a_bias_decides(client: OpenAI, http: httpx.Client, model: str) -> None:
         ({"prompt": ""}, None),
         ({"prompt": []}, "prompt"),
         ({"prompt": [[]]}, None),
-        ({"prompt": [1 << 40]}, "prompt"),
+        ({"prompt": [1 << 40]}, "prompt[0]"),
         ({"prompt": [99999]}, "prompt"),
         ({"prompt": None}, "prompt"),
         ({"model": None}, "model"),

@@ -168,10 +168,10 @@ def test_a_conversation_may_be_decided_about(http: httpx.Client, model: str) -> 
     [
         ({"questions": []}, "questions"),
         ({"questions": QUESTIONS[:1] * 401}, "questions"),
-        ({"questions": [{"type": "oracle", "instructions": "a"}]}, "questions"),
+        ({"questions": [{"type": "oracle", "instructions": "a"}]}, "questions[0]"),
         ({"questions": [{**QUESTIONS[1], "choices": [{"value": "a"}]}]}, "questions[0].choices"),
-        ({"questions": [{**QUESTIONS[1], "choices": [{"value": 3}, {"value": "a"}]}]}, "value"),
-        ({"questions": [{**QUESTIONS[0], "hint": "a"}]}, "hint"),
+        ({"questions": [{**QUESTIONS[1], "choices": [{"value": 3}, {"value": "a"}]}]}, "questions[0].choices[0].value"),
+        ({"questions": [{**QUESTIONS[0], "hint": "a"}]}, "questions[0].hint"),
         ({"questions": [{**QUESTIONS[0], "instructions": " "}]}, "questions[0].instructions"),
         ({"input": ""}, "input"),
         ({"input": [{"type": "function_call_output", "call_id": "a", "output": "b"}]}, "input"),

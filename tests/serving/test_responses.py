@@ -179,11 +179,11 @@ def test_log_probabilities_are_included_when_asked_for(client: OpenAI, model: st
     [
         ({"input": ""}, "input"),
         ({"input": []}, "input"),
-        ({"input": [{"type": "telepathy"}]}, "input"),
+        ({"input": [{"type": "telepathy"}]}, "input[0]"),
         ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, "input"),
         ({"text": {"format": {"type": "json_schema", "name": "a", "schema": {"type": "no"}}}}, "text.format"),
         ({"text": {"format": {"type": "json_object"}}, "regex": "a"}, "regex"),
-        ({"tools": [{"type": "web_search"}]}, "type"),
+        ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"truncation": "auto"}, "truncation"),
         ({"max_output_tokens": 0}, "max_output_tokens"),

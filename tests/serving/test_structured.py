@@ -89,7 +89,7 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"regex": "(a"}, "regex", ""),
     ({"json_schema": "{"}, "json_schema", ""),
     ({"guided_choice": []}, "guided_choice", ""),
-    ({"response_format": {"type": "json_schema"}}, "json_schema", ""),
+    ({"response_format": {"type": "json_schema"}}, "response_format.json_schema", ""),
     ({"response_format": {"type": "yaml"}}, "response_format", "yaml"),
     ({"response_format": {"type": "json_object"}, "regex": "a"}, "regex", "response_format"),
     ({"structured_outputs": {"regex": "a", "choice": ["b"]}}, "structured_outputs.choice", "regex"),

@@ -164,7 +164,7 @@ def test_a_pydantic_tool_is_parsed(client: OpenAI, model: str) -> None:
     [
         (TOOLS, {"type": "function", "function": {"name": "nobody"}}, "tool_choice"),
         ([*TOOLS, TOOLS[0]], "auto", "tools"),
-        ([tool("no such name!", "", {})], "auto", "name"),
+        ([tool("no such name!", "", {})], "auto", "tools[0].function.name"),
         ([{"type": "function", "function": {"name": "a", "parameters": {"type": "nothing"}}}], "required", "tools"),
         (TOOLS, "perhaps", "tool_choice"),
     ],

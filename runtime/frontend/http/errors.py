@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from http import HTTPStatus
 from typing import Any
 
@@ -133,11 +133,10 @@ def explain(error: RequestValidationError) -> tuple[str, str | None]:
     )
     if detail["type"] == "json_invalid":
         return f"the body is no JSON: {detail.get('ctx', {}).get('error', detail['msg'])}", None
-    where = _printable(".".join(map(str, path)) or "body")
-    param = next((_printable(part) for part in reversed(path) if isinstance(part, str)), None)
+    param = _printable(_name(path)) or None
     if detail["type"] == "extra_forbidden":
-        return f"unknown parameter {where}", param
-    return f"{where}: {_printable(_complaint(detail))}", param
+        return f"unknown parameter {param}", param
+    return f"{param or 'body'}: {_printable(_complaint(detail))}", param
 
 
 def _complaint(detail: dict[str, Any]) -> str:
@@ -164,15 +163,21 @@ def _path(detail: dict[str, Any], body: Any) -> list[str | int]:
     """The way through the body to what is wrong: the validator's own way also names the alternatives of unions."""
     path: list[str | int] = []
     value = body
-    for part in detail["loc"][1:]:
+    way = detail["loc"][1:]
+    for index, part in enumerate(way, start=1):
         if (isinstance(value, dict) and part in value) or (
             isinstance(value, list) and isinstance(part, int) and part < len(value)
         ):
             value = value[part]
             path.append(part)
-        elif detail["type"] == "missing" and part == detail["loc"][-1]:
+        elif detail["type"] == "missing" and index == len(way):
             path.append(part)
     return path
+
+
+def _name(path: Sequence[str | int]) -> str:
+    """As OpenAI writes it: `messages[0].role`."""
+    return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path).removeprefix(".")
 
 
 def _printable(text: str) -> str:
