@@ -258,14 +258,14 @@ class Turn:
         return deltas
 
 
-def _between(before: str, schema: str, after: str) -> Constraint:
+def _between(before: str, value: Constraint, after: str) -> Constraint:
     """A JSON value between two texts."""
     if not before and not after:
-        return Constraint("json_schema", schema)
+        return value
     parts = [f'{{"type": "const_string", "value": {json.dumps(text)}}}' for text in (before, after)]
-    parts.insert(1, f'{{"type": "json_schema", "json_schema": {schema}}}')
+    parts.insert(1, f'{{"type": "json_schema", "json_schema": {value.source}}}')
     whole = f'{{"type": "structural_tag", "format": {{"type": "sequence", "elements": [{", ".join(parts)}]}}}}'
-    return Constraint("structural_tag", whole)
+    return Constraint("structural_tag", whole, value.order)
 
 
 def _marks(ask: Ask) -> list[str]:
