@@ -1,0 +1,191 @@
+"""Whether an object that has been begun can be ended: a state is kept only when a way to its end has been found.
+
+What is still asked for (required names, what they bring with them, numbers of members, parts that must fail) is met or
+not by which members come, in which order of no matter, with which truths of what is asked of their values. Those are
+gone through depth first, what is needed before what is not, and every state on a way that was found is remembered as
+one that can be ended. So a search that is given up refuses a step, and never one without which there is no other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from .errors import GrammarError
+from .formula import Formula, conj, evaluate
+from .schema_keys import Outcome
+from .schema_together import Together, Truths, restricted, together_of
+
+if TYPE_CHECKING:
+    from .schema_objects import ObjectContext, ObjectState
+
+MAX_STEPS = 2000  # members that a search tries
+_Key = tuple[int, int, int, bool]
+_NEVER = -1
+
+
+@dataclass(frozen=True)
+class Value:
+    """What a member's value must satisfy so that the object can be ended; the goals whose truths say how it goes on;
+    and these, where only one combination remains, so that nothing need be tracked.
+
+    Where goals of objects or arrays are too many to be combined, it may still be that the object cannot be ended.
+    """
+
+    need: Formula
+    goals: tuple[Formula, ...]
+    truths: Truths | None
+
+
+class Completion:
+    """Of the states of one context."""
+
+    def __init__(self, context: ObjectContext) -> None:
+        self.context = context
+        # Of a state, the names of a way to the end as bits; `_NEVER` when there is none.
+        self._ways: dict[_Key, int] = {}
+        self._asked: dict[_Key, None] = {}
+        self._relevant = 0
+        for required, requires in zip(context.required, context.requires, strict=True):
+            self._relevant |= required
+            for names, others in requires:
+                self._relevant |= names | others
+        self._least = max((part.least for part in context.parts), default=0)
+        self._limited = any(part.most is not None for part in context.parts)
+
+    def can_end(self, state: ObjectState) -> bool:
+        key = _key(state)
+        known = self._ways.get(key)
+        if known is None:
+            known = self._search(state, key)
+        return known != _NEVER
+
+    def can_end_after(self, state: ObjectState, member: ObjectState) -> bool:
+        """Whether the second can end, which the first becomes by one more member."""
+        way = self._ways.get(_key(state))
+        new = member.seen & ~state.seen
+        if way is not None and way != _NEVER and not way & new and self._is_neutral(state, member):
+            self._ways.setdefault(_key(member), way)
+        return self.can_end(member)
+
+    def _is_neutral(self, state: ObjectState, member: ObjectState) -> bool:
+        """Whether what is asked for remains the same."""
+        return (
+            state.alive == member.alive
+            and not (member.seen ^ state.seen) & self._relevant
+            and (state.count == member.count or (state.count >= self._least and not self._limited))
+            and not self.context.world.in_order
+        )
+
+    def _search(self, state: ObjectState, key: _Key) -> int:
+        world = self.context.world
+        if key in self._asked:
+            world.num_assumed += 1  # as in `World.satisfiable`
+            return _NEVER
+        if state.closing_result() is not None:
+            self._ways[key] = 0
+            return 0
+        assumed = world.num_assumed
+        self._asked[key] = None
+        failed: dict[_Key, None] = {}
+        found = self._walk(state, failed)
+        del self._asked[key]
+        if found:
+            return self._ways[key]
+        if assumed == world.num_assumed or world.is_settled:
+            self._ways |= dict.fromkeys(failed, _NEVER)
+            self._ways[key] = _NEVER
+        return _NEVER
+
+    def _walk(self, start: ObjectState, failed: dict[_Key, None]) -> bool:
+        """Depth first; `failed` gets the states of which all ways have been tried."""
+        path = [(start, self._steps(start))]
+        for _ in range(MAX_STEPS):
+            state, steps = path[-1]
+            step = next(steps, None)
+            if step is None:
+                failed[_key(state)] = None
+                path.pop()
+                if not path:
+                    return False
+                continue
+            key = _key(step)
+            way = self._ways.get(key)
+            if way is None and key not in failed and step.closing_result() is not None:
+                way = self._ways[key] = 0
+            if way is not None and way != _NEVER:
+                for before, _ in reversed(path):
+                    way |= step.seen & ~before.seen
+                    self._ways[_key(before)] = way
+                    step = before
+                return True
+            if way is None and key not in failed and all(key != _key(before) for before, _ in path):
+                path.append((step, self._steps(step)))
+        self.context.world.refused.append(GrammarError("what is asked of an object together is too complex"))
+        return False
+
+    def _steps(self, state: ObjectState) -> Iterator[ObjectState]:
+        """What a state may become by one more member that brings it on."""
+        tried: set[tuple[object, ...]] = set()
+        for outcome in state.candidates():
+            bit = self.context.keys.bit(outcome)
+            alike = (*self.context.goals(self.context.everything, outcome), bit & self._relevant)
+            if alike not in tried:
+                tried.add(alike)
+                for step in self.steps(state, outcome):
+                    if not self._is_neutral(state, step):
+                        yield step
+
+    def steps(self, state: ObjectState, outcome: Outcome) -> Iterator[ObjectState]:
+        """What a state may become by a member with this name, as its value may be."""
+        context = self.context
+        goals = context.goals(state.alive_after(outcome, context.keys.bit(outcome)), outcome)
+        together = self._together(goals)
+        for truths in _some_truths(together):
+            step = state.with_member(outcome, goals, dict(zip(together.goals, truths, strict=True)))
+            if not step.is_hopeless() and together.possible(truths):
+                yield step
+
+    def leads_on(self, state: ObjectState, outcome: Outcome) -> bool:
+        """Whether a member with this name may come."""
+        return any(self.can_end_after(state, step) for step in self.steps(state, outcome))
+
+    def _together(self, goals: tuple[Formula, ...]) -> Together:
+        different = dict.fromkeys(goal for goal in goals if goal is not True and goal is not False)
+        return together_of(self.context.world, tuple(different))
+
+    def value(self, state: ObjectState, outcome: Outcome) -> Value:
+        """Of the value of a member with this name."""
+        context = self.context
+        goals = context.goals(state.alive_after(outcome, context.keys.bit(outcome)), outcome)
+        together = self._together(goals)
+        need = context.need(goals, outcome, state.seen)
+        if together.open is None:
+            return Value(need, together.goals, None)
+        marks = tuple(goal if isinstance(goal, bool) else (goal,) for goal in goals)
+        marked = context.need(marks, outcome, state.seen)
+        good: set[Truths] = set()
+        bad: set[Truths] = set()
+        for truths in (*together.known, *together.open):
+            known = dict(zip(together.goals, truths, strict=True))
+            if evaluate(marked, lambda mark: known[mark[0]]):  # noqa: B023
+                step = state.with_member(outcome, goals, known)
+                fits = not step.is_hopeless() and self.can_end_after(state, step)
+                (good if fits else bad).add(truths)
+        need = conj([need, restricted(together.goals, good, bad)])
+        return Value(need, together.goals, next(iter(good)) if len(good) == 1 else None)
+
+
+def _some_truths(together: Together) -> Iterator[Truths]:
+    yield from together.known
+    if together.open is not None:
+        yield from list(together.open)
+    else:
+        count = len(together.goals)
+        some = [tuple(n == at for n in range(count)) for at in range(count)]
+        yield from (truths for truths in [*some, (True,) * count, (False,) * count] if truths not in together.known)
+
+
+def _key(state: ObjectState) -> _Key:
+    return state.alive, state.seen, state.count, bool(state.others) and state.context.world.in_order
