@@ -149,14 +149,18 @@ class KeySpace:
         """Whether any text at all is a name, mentioned or of these kinds."""
         return self._are_all and len(kinds) == len(self.kinds) > 0
 
-    def start(self, automaton: Automaton, names: int, kinds: frozenset[Kind]) -> int | None:
-        """The number of the state after the opening quote; the result of a name is the number of its outcome."""
-        key = ("keys", self, names, kinds)
+    def start(
+        self, automaton: Automaton, names: int, kinds: frozenset[Kind], used: frozenset[str] = frozenset()
+    ) -> int | None:
+        """The number of the state after the opening quote; the result of a name is the number of its outcome. `used`
+        are other names that may not come again: whoever asks for the states refuses them, and here nothing leads only
+        to them."""
+        key = ("keys", self, names, kinds, used)
         if key not in automaton.memory:
-            automaton.memory[key] = self._start(automaton, names, kinds)
+            automaton.memory[key] = self._start(automaton, names, kinds, used)
         return automaton.memory[key]  # type: ignore[no-any-return]
 
-    def _start(self, automaton: Automaton, names: int, kinds: frozenset[Kind]) -> int | None:
+    def _start(self, automaton: Automaton, names: int, kinds: frozenset[Kind], used: frozenset[str]) -> int | None:
         if not kinds:
             allowed = [name for number, name in enumerate(self.names) if names >> number & 1]
             texts = [(text, self._pop(automaton, name)) for name in allowed for text in self._spelled[name]]
@@ -165,7 +169,7 @@ class KeySpace:
             base = automaton.block(("any key",), _any_key)
             table = any_string()
         else:
-            made = self._product(names, kinds)
+            made = self._product(names, kinds, self._many)
             if made is None:
                 return None
             table, base = (
@@ -173,6 +177,7 @@ class KeySpace:
                 automaton.block(("keys block", self, names & self._many_bits, kinds), lambda: made[1]),
             )
         texts = []
+        ends = [spelling[:-1] for name in used for spelling in spellings(name)[:1]]
         for number, name in enumerate(self.names):
             if name not in self._many:
                 text = self._spelled[name][0]
@@ -180,6 +185,13 @@ class KeySpace:
                     texts.append((text, self._pop(automaton, name)))
                 elif table.accepts(text[:-1]):
                     texts.append((text, DEAD))
+                    ends.append(text[:-1])
+        if any(_leads_nowhere(table, text) for text in ends):
+            apart = [name for name in (*self.names, *sorted(used)) if spellings(name)]
+            told_apart = self._product(names, kinds, apart)
+            if told_apart is None:
+                return None
+            return START + automaton.block(("keys apart", self, names, kinds, used), lambda: told_apart[1])
         if not texts:
             return base + START
         return literal_states(automaton.tables, sorted(texts), base, table)
@@ -187,13 +199,16 @@ class KeySpace:
     def _pop(self, automaton: Automaton, name: str) -> int:
         return automaton.pop(1 + self._number[name])
 
-    def _product(self, names: int, kinds: frozenset[Kind]) -> tuple[Dfa, Block] | None:
+    def _product(self, names: int, kinds: frozenset[Kind], apart: list[str]) -> tuple[Dfa, Block] | None:
+        """Other names by their kind, beside some names that are told apart; those that are unknown are refused."""
         tests = list(self._tests)
-        many = [string_dfa(StringPart(texts=frozenset([name]))) for name in self._many]
+        many = [string_dfa(StringPart(texts=frozenset([name]))) for name in apart]
 
         def label(accepted: tuple[bool, ...]) -> int:
-            for name, found in zip(self._many, accepted[len(tests) :], strict=True):
+            for name, found in zip(apart, accepted[len(tests) :], strict=True):
                 if found:
+                    if name not in self._number:
+                        return -1
                     return 1 + self._number[name] if names >> self._number[name] & 1 else -1
             kind = frozenset(test for test, passed in zip(tests, accepted, strict=False) if passed)
             return self._numbers[kind] if kind in kinds else -1
@@ -204,6 +219,12 @@ class KeySpace:
         table, class_of, labels = made
         dfa = Dfa(table, class_of, labels >= 0)
         return dfa, Block(table, class_of, labels, closing=QUOTE, plain=plain_states(dfa), loops=looping_states(dfa))
+
+
+def _leads_nowhere(table: Dfa, text: bytes) -> bool:
+    """Whether no other accepted text begins with this one."""
+    state = table.walk(START, text)
+    return state != DEAD and not table.table[state].any()
 
 
 def _any_key() -> Block:

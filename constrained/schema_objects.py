@@ -21,6 +21,7 @@ from .schema_values import SPACES, Results, ValueStart, results_of
 from .schema_world import World
 
 CLOSE, COMMA, COLON = 0x7D, 0x2C, 0x3A
+ANOTHER = "\udc00"  # among the other names: that there has been one, where the order matters; no name is half a pair
 
 
 @dataclass(frozen=True)
@@ -214,7 +215,18 @@ class ObjectState:
         if context.steady and not context.world.in_order and keys.is_everything(context.possible[1]):
             # A name may go on anywhere, so one set of states serves, and frames refuse the names that have come.
             return keys.start(automaton, *context.possible)
-        return keys.start(automaton, *self._allowed())
+        used = self.others - {ANOTHER} if context.world.in_order else self.others
+        return keys.start(automaton, *self._allowed(), used if self.counts_names else frozenset())
+
+    @property
+    def counts_names(self) -> bool:
+        """Where it will matter how many different names there are, or whether a member is written over."""
+        context, count = self.context, self.count
+        least = max((part.least for part in context.parts), default=0)
+        most = max((part.most for part in context.parts if part.most is not None), default=-1)
+        if context.exact and count <= most:
+            return True  # so many different names that a maximum is exceeded, which may be what is asked for
+        return context.overwritable or count + 1 < least or (count < least and bool(self.others))
 
     def candidates(self) -> Iterator[Outcome]:
         """The names that may come as far as their order goes, those that are needed first, and the kinds of others."""
@@ -311,7 +323,7 @@ class ObjectState:
         bit = context.keys.bit(outcome)
         others = self.others
         if context.world.in_order and not bit & ((1 << context.keys.num_mentioned) - 1):
-            others |= {""}
+            others |= {ANOTHER}
         return ObjectState(context, alive, self.seen | bit, min(self.count + 1, context.num_counted), others, "after")
 
     def is_hopeless(self) -> bool:
@@ -361,13 +373,8 @@ class KeyFrame(Frame):
 
     @property
     def guarded(self) -> bool:  # type: ignore[override]
-        """Where it will matter how many different names there are, or whether a member is written over."""
-        context = self.context
-        least = max((part.least for part in context.parts), default=0)
-        most = max((part.most for part in context.parts if part.most is not None), default=-1)
-        if context.exact and self.count <= most:
-            return True  # so many different names that a maximum is exceeded, which may be what is asked for
-        return context.overwritable or self.count + 1 < least or (self.count < least and bool(self.others))
+        """Other names that have come may not come again."""
+        return ObjectState(self.context, self.alive, self.seen, self.count, self.others).counts_names
 
     def after(self, automaton: Automaton, result: int, text: bytes) -> State | None:
         outcome, others = self.context.keys.outcomes[result], self.others
