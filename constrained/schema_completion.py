@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from .errors import GrammarError
 from .formula import Formula, conj, evaluate
 from .schema_keys import Outcome
+from .schema_parts import ObjectPart
 from .schema_together import Together, Truths, restricted, together_of
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 MAX_STEPS = 2000  # members that a search tries
 _Key = tuple[int, int, int, bool]
+_Goals = tuple[int, tuple[tuple[Formula, int], ...]]
 _NEVER = -1
 
 
@@ -46,6 +48,8 @@ class Completion:
         # Of a state, the names of a way to the end as bits; `_NEVER` when there is none.
         self._ways: dict[_Key, int] = {}
         self._asked: dict[_Key, None] = {}
+        self._goals: dict[Outcome, _Goals] = {}
+        self._hopeless: dict[tuple[int, int], bool] = {}
         self._relevant = 0
         for required, requires in zip(context.required, context.requires, strict=True):
             self._relevant |= required
@@ -129,8 +133,7 @@ class Completion:
         """What a state may become by one more member that brings it on."""
         tried: set[tuple[object, ...]] = set()
         for outcome in state.candidates():
-            bit = self.context.keys.bit(outcome)
-            alike = (*self.context.goals(self.context.everything, outcome), bit & self._relevant)
+            alike = (*self._under(outcome), self.context.keys.bit(outcome) & self._relevant)
             if alike not in tried:
                 tried.add(alike)
                 for step in self.steps(state, outcome):
@@ -139,27 +142,57 @@ class Completion:
 
     def steps(self, state: ObjectState, outcome: Outcome) -> Iterator[ObjectState]:
         """What a state may become by a member with this name, as its value may be."""
-        context = self.context
-        goals = context.goals(state.alive_after(outcome, context.keys.bit(outcome)), outcome)
-        together = self._together(goals)
+        bit = self.context.keys.bit(outcome)
+        certain, open_goals = self._at(state, outcome)
+        together = together_of(self.context.world, tuple(goal for goal, _ in open_goals))
         for truths in _some_truths(together):
-            step = state.with_member(outcome, goals, dict(zip(together.goals, truths, strict=True)))
-            if not step.is_hopeless() and together.possible(truths):
-                yield step
+            alive = certain + sum(parts for (_, parts), truth in zip(open_goals, truths, strict=True) if truth)
+            if not self._is_hopeless(alive, state.seen | bit) and together.possible(truths):
+                yield state.with_member(outcome, alive)
 
     def leads_on(self, state: ObjectState, outcome: Outcome) -> bool:
         """Whether a member with this name may come."""
         return any(self.can_end_after(state, step) for step in self.steps(state, outcome))
 
-    def _together(self, goals: tuple[Formula, ...]) -> Together:
-        different = dict.fromkeys(goal for goal in goals if goal is not True and goal is not False)
-        return together_of(self.context.world, tuple(different))
+    def _under(self, outcome: Outcome) -> _Goals:
+        """What is asked of the value under a name: the parts that hold whatever it is, and each goal's parts."""
+        found = self._goals.get(outcome)
+        if found is None:
+            certain, asked = 0, dict[Formula, int]()
+            for number, goal in enumerate(self.context.goals(self.context.everything, outcome)):
+                if goal is True:
+                    certain |= 1 << number
+                elif goal is not False:
+                    asked[goal] = asked.get(goal, 0) | 1 << number
+            found = self._goals[outcome] = certain, tuple(asked.items())
+        return found
+
+    def _at(self, state: ObjectState, outcome: Outcome) -> _Goals:
+        """The same of the parts that may still hold when the name has come."""
+        alive = state.alive_after(outcome, self.context.keys.bit(outcome))
+        certain, asked = self._under(outcome)
+        return certain & alive, tuple((goal, parts & alive) for goal, parts in asked if parts & alive)
+
+    def _is_hopeless(self, alive: int, seen: int) -> bool:
+        """Whether nothing that may come makes what is asked for true."""
+        context = self.context
+        settled = context.settled(alive, seen)
+        found = self._hopeless.get((alive, settled))
+        if found is None:
+            hopes: dict[ObjectPart, bool | None] = {}
+            for number, part in enumerate(context.parts):
+                hopes[part] = True if settled >> number & 1 else None if alive >> number & 1 else False
+            found = evaluate(context.formulas[0], hopes.__getitem__) is False
+            self._hopeless[alive, settled] = found
+        return found
 
     def value(self, state: ObjectState, outcome: Outcome) -> Value:
         """Of the value of a member with this name."""
         context = self.context
-        goals = context.goals(state.alive_after(outcome, context.keys.bit(outcome)), outcome)
-        together = self._together(goals)
+        bit = context.keys.bit(outcome)
+        certain, open_goals = self._at(state, outcome)
+        together = together_of(context.world, tuple(goal for goal, _ in open_goals))
+        goals = context.goals(state.alive_after(outcome, bit), outcome)
         need = context.need(goals, outcome, state.seen)
         if together.open is None:
             return Value(need, together.goals, None)
@@ -170,8 +203,9 @@ class Completion:
         for truths in (*together.known, *together.open):
             known = dict(zip(together.goals, truths, strict=True))
             if evaluate(marked, lambda mark: known[mark[0]]):  # noqa: B023
-                step = state.with_member(outcome, goals, known)
-                fits = not step.is_hopeless() and self.can_end_after(state, step)
+                alive = certain + sum(parts for (_, parts), truth in zip(open_goals, truths, strict=True) if truth)
+                fits = not self._is_hopeless(alive, state.seen | bit)
+                fits = fits and self.can_end_after(state, state.with_member(outcome, alive))
                 (good if fits else bad).add(truths)
         need = conj([need, restricted(together.goals, good, bad)])
         return Value(need, together.goals, next(iter(good)) if len(good) == 1 else None)

@@ -127,17 +127,29 @@ class ObjectContext:
 
     def cannot_fail(self, number: int, seen: int) -> bool:
         """Whether a part holds whatever members come after these."""
+        names = self._settling[number]
+        return names is not None and not names & ~seen
+
+    @cached_property
+    def _settling(self) -> list[int | None]:
+        """Of each part, the names after which it cannot fail any more; None where it always can."""
+        return [self._settles(number) for number in range(len(self.parts))]
+
+    def _settles(self, number: int) -> int | None:
         part = self.parts[number]
         if part.most is not None or part.least or part.name_goals or self.requires[number]:
-            return False
-        if self.required[number] & ~seen:
-            return False
+            return None
         for local in part.locals:
             if local.additional is not True or any(goal is not True for goal in local.patterns.values()):
-                return False
-            if any(goal is not True and not seen & self.keys.bits([n]) for n, goal in local.properties.items()):
-                return False
-        return True
+                return None
+        asked = [name for local in part.locals for name, goal in local.properties.items() if goal is not True]
+        return self.required[number] | self.keys.bits(asked)
+
+    def settled(self, alive: int, seen: int) -> int:
+        """Those of some parts that cannot fail."""
+        return sum(
+            1 << number for number in range(len(self.parts)) if alive >> number & 1 and self.cannot_fail(number, seen)
+        )
 
     def needed(self, number: int, seen: int) -> int:
         """The names that a part requires beside those seen."""
@@ -232,16 +244,21 @@ class ObjectState:
         """The names that may come as far as their order goes, those that are needed first, and the kinds of others."""
         context = self.context
         keys = context.keys
-        needed, first = 0, 0
+        first, nearest, needed = 0, 0, 0
         if context.world.in_order:
             first = len(keys.names) if self.others else self.seen.bit_length()
             first = min(first, keys.num_mentioned)
         else:
+            # Those first that the part needs which is nearest to its end, then those of any part.
             for number in range(len(context.parts)):
-                if self.alive >> number & 1:
-                    needed |= context.needed(number, self.seen)
+                if self.alive >> number & 1 and (names := context.needed(number, self.seen)):
+                    needed |= names
+                    if not nearest or names.bit_count() < nearest.bit_count():
+                        nearest = names
         numbers = [number for number in range(first, len(keys.names)) if not self.seen >> number & 1]
-        for number in sorted(numbers, key=lambda number: not needed >> number & 1):
+        if needed:
+            numbers.sort(key=lambda number: (not nearest >> number & 1, not needed >> number & 1))
+        for number in numbers:
             if keys.can_be_spelled(number):
                 yield keys.named[number]
         for kind in keys.kinds:
@@ -292,11 +309,11 @@ class ObjectState:
 
     def _can_come(self, number: int, names: int) -> bool:
         context = self.context
-        world, part = context.world, context.parts[number]
+        keys, part = context.keys, context.parts[number]
         while names:
             low = (names & -names).bit_length() - 1
             names &= names - 1
-            if not world.satisfiable(part.name_goal(world, context.keys.names[low])):
+            if not context.world.satisfiable(keys.goal(part, keys.named[low])):
                 return False
         return True
 
@@ -308,33 +325,23 @@ class ObjectState:
             known = {**dict.fromkeys(member.tracked, True), **known}
         elif truths:
             known = {**known, **dict(zip(member.tracked, truths, strict=True))}
-        state = self.with_member(outcome, member.goals, known)
+        alive = 0
+        for number, goal in enumerate(member.goals):
+            if goal is True or (goal is not False and known.get(goal, False)):
+                alive |= 1 << number
+        state = self.with_member(outcome, alive)
         if not context.plain:
             return state if context.completion.can_end_after(self, state) else None
         return state if context.simple or state.is_possible(truths is not None) else None
 
-    def with_member(self, outcome: Outcome, goals: tuple[Formula, ...], known: Mapping[Formula, bool]) -> ObjectState:
-        """After a member for whose value these goals hold."""
+    def with_member(self, outcome: Outcome, alive: int) -> ObjectState:
+        """After a member after which these parts may hold."""
         context = self.context
-        alive = 0
-        for number, goal in enumerate(goals):
-            if goal is True or (goal is not False and known.get(goal, False)):
-                alive |= 1 << number
         bit = context.keys.bit(outcome)
         others = self.others
         if context.world.in_order and not bit & ((1 << context.keys.num_mentioned) - 1):
             others |= {ANOTHER}
         return ObjectState(context, alive, self.seen | bit, min(self.count + 1, context.num_counted), others, "after")
-
-    def is_hopeless(self) -> bool:
-        """Whether nothing that may come makes what is asked for true."""
-        context = self.context
-        hopes: dict[ObjectPart, bool | None] = {}
-        for number, part in enumerate(context.parts):
-            hopes[part] = None if self.alive >> number & 1 else False
-            if hopes[part] is None and context.exact and context.cannot_fail(number, self.seen):
-                hopes[part] = True
-        return evaluate(context.formulas[0], hopes.__getitem__) is False
 
     def is_possible(self, closely: bool) -> bool:
         """Whether it may end well: False only when it cannot."""
