@@ -10,10 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import reduce
+from operator import or_
 from typing import TYPE_CHECKING
 
 from .errors import GrammarError
-from .formula import Formula, conj, evaluate
+from .formula import And, Formula, One, Or, conj, evaluate, forced
 from .schema_keys import Outcome
 from .schema_parts import ObjectPart
 from .schema_together import Together, Truths, restricted, together_of
@@ -49,6 +51,7 @@ class Completion:
         self._ways: dict[_Key, int] = {}
         self._asked: dict[_Key, None] = {}
         self._goals: dict[Outcome, _Goals] = {}
+        self._breaks: dict[int, list[Outcome]] = {}
         self._hopeless: dict[tuple[int, int], bool] = {}
         self._relevant = 0
         for required, requires in zip(context.required, context.requires, strict=True):
@@ -132,13 +135,67 @@ class Completion:
     def _steps(self, state: ObjectState) -> Iterator[ObjectState]:
         """What a state may become by one more member that brings it on."""
         tried: set[tuple[object, ...]] = set()
-        for outcome in state.candidates():
+        for outcome in self._obliged(state) or state.candidates(self._wanted(state, self.context.formulas[0]) or 0):
             alike = (*self._under(outcome), self.context.keys.bit(outcome) & self._relevant)
             if alike not in tried:
                 tried.add(alike)
                 for step in self.steps(state, outcome):
                     if not self._is_neutral(state, step):
                         yield step
+
+    def _obliged(self, state: ObjectState) -> list[Outcome]:
+        """Names of which one must come sooner or later, so it may as well now: the fewest. Empty when none is known."""
+        context = self.context
+        if context.world.in_order:
+            return []
+        hopes = self._hopes(state.alive, context.settled(state.alive, state.seen))
+        fewest: list[Outcome] = []
+        for part, holds in forced(context.formulas[0], hopes.__getitem__):
+            number = context.index[part]
+            names = context.needed(number, state.seen)
+            if holds and names:
+                return [context.keys.named[(names & -names).bit_length() - 1]]
+            if not holds and not names and state.count >= part.least:
+                breaking = [o for o in self._breaking(number) if not context.keys.bit(o) & state.seen]
+                if breaking and (not fewest or len(breaking) < len(fewest)):
+                    fewest = breaking
+        return fewest
+
+    def _wanted(self, state: ObjectState, formula: Formula) -> int | None:
+        """Few names with which a formula seems to come true; None where it seems that it cannot."""
+        context = self.context
+        if isinstance(formula, bool):
+            return 0 if formula else None
+        if isinstance(formula, And | Or | One):
+            names = [self._wanted(state, part) for part in formula.parts]
+            if isinstance(formula, And):
+                return None if None in names else reduce(or_, names, 0)
+            return min((n for n in names if n is not None), key=lambda n: (n.bit_count(), n), default=None)
+        if isinstance(formula, ObjectPart):
+            number = context.index[formula]
+            return context.needed(number, state.seen) if state.alive >> number & 1 else None
+        part = formula.part
+        if isinstance(part, One) or not state.alive >> context.index[part] & 1:
+            return 0
+        number = context.index[part]
+        if context.needed(number, state.seen):
+            return 0
+        breaking = [bit for o in self._breaking(number) if (bit := context.keys.bit(o)) and not bit & state.seen]
+        return None if context.cannot_fail(number, state.seen) else breaking[0] if breaking else 0
+
+    def _breaking(self, number: int) -> list[Outcome]:
+        """The names that a part can fail by; empty when it can by others, too."""
+        found = self._breaks.get(number)
+        if found is None:
+            context = self.context
+            part, keys = context.parts[number], context.keys
+            outcomes = [
+                *(outcome for outcome in keys.named if keys.can_be_spelled(outcome.number or 0)),
+                *(keys.other(kind) for kind in keys.kinds),
+            ]
+            found = [outcome for outcome in outcomes if keys.goal(part, outcome) is not True]
+            found = self._breaks[number] = [] if part.most is not None or part.requires else found
+        return found
 
     def steps(self, state: ObjectState, outcome: Outcome) -> Iterator[ObjectState]:
         """What a state may become by a member with this name, as its value may be."""
@@ -179,12 +236,15 @@ class Completion:
         settled = context.settled(alive, seen)
         found = self._hopeless.get((alive, settled))
         if found is None:
-            hopes: dict[ObjectPart, bool | None] = {}
-            for number, part in enumerate(context.parts):
-                hopes[part] = True if settled >> number & 1 else None if alive >> number & 1 else False
-            found = evaluate(context.formulas[0], hopes.__getitem__) is False
+            found = evaluate(context.formulas[0], self._hopes(alive, settled).__getitem__) is False
             self._hopeless[alive, settled] = found
         return found
+
+    def _hopes(self, alive: int, settled: int) -> dict[ObjectPart, bool | None]:
+        return {
+            part: True if settled >> number & 1 else None if alive >> number & 1 else False
+            for number, part in enumerate(self.context.parts)
+        }
 
     def value(self, state: ObjectState, outcome: Outcome) -> Value:
         """Of the value of a member with this name."""

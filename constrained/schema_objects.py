@@ -240,24 +240,16 @@ class ObjectState:
             return True  # so many different names that a maximum is exceeded, which may be what is asked for
         return context.overwritable or count + 1 < least or (count < least and bool(self.others))
 
-    def candidates(self) -> Iterator[Outcome]:
-        """The names that may come as far as their order goes, those that are needed first, and the kinds of others."""
+    def candidates(self, wanted: int = 0) -> Iterator[Outcome]:
+        """The names that may come as far as their order goes, those that are wanted first, and the kinds of others."""
         context = self.context
-        keys = context.keys
-        first, nearest, needed = 0, 0, 0
+        keys, first = context.keys, 0
         if context.world.in_order:
             first = len(keys.names) if self.others else self.seen.bit_length()
-            first = min(first, keys.num_mentioned)
-        else:
-            # Those first that the part needs which is nearest to its end, then those of any part.
-            for number in range(len(context.parts)):
-                if self.alive >> number & 1 and (names := context.needed(number, self.seen)):
-                    needed |= names
-                    if not nearest or names.bit_count() < nearest.bit_count():
-                        nearest = names
+            first, wanted = min(first, keys.num_mentioned), 0
         numbers = [number for number in range(first, len(keys.names)) if not self.seen >> number & 1]
-        if needed:
-            numbers.sort(key=lambda number: (not nearest >> number & 1, not needed >> number & 1))
+        if wanted:
+            numbers.sort(key=lambda number: not wanted >> number & 1)
         for number in numbers:
             if keys.can_be_spelled(number):
                 yield keys.named[number]
