@@ -100,9 +100,8 @@ class Turn:
             yield Delta(reasoning=splitter.feed(piece.text)[0], logprobs=piece.logprobs)
         yield Delta(reasoning=splitter.finish()[0])
         self.num_reasoning_tokens = self.num_completion_tokens
-        ended, asked = self._steps.ended, self._ask.sampling
-        if ended.type != "stop" or ended.matched in (*asked.stop, *asked.stop_token_ids):
-            self.finish = ended
+        if self._steps.ended.type != "stop" or self._steps.ended_by_wish(CLOSE):
+            self.finish = self._steps.ended
             return
         self._steps.keep()
         self._steps.write(f"{CLOSE}\n\n")
