@@ -169,6 +169,11 @@ class ArrayPart:
         return tuple(local.contains for local in self.locals if local.contains is not None)
 
     @cached_property
+    def num_kinds(self) -> int:
+        """From this index less one on, items differ no more."""
+        return 1 + max(len(local.first) for local in self.locals)
+
+    @cached_property
     def num_alike(self) -> int:
         """From this index on, items differ no more; lengths matter no more either, but for a maximum."""
         return max(max(len(local.first), local.least, (local.most or -1) + 1) for local in self.locals)
@@ -178,7 +183,7 @@ class ArrayPart:
 
     def has_values(self, world: World) -> bool:
         """False only if no array at all satisfies it."""
-        num_kinds = 1 + max(len(local.first) for local in self.locals)
+        num_kinds = self.num_kinds
         most = FAR if self.most is None else self.most
         for index in range(num_kinds):
             if index < most and not world.satisfiable(self.goal(index)):
