@@ -35,7 +35,7 @@ class MatcherSource(Protocol):
     def matcher(self) -> OutputMatcher: ...
 
 
-Compile = Callable[[Constraint], MatcherSource]
+Compile = Callable[[Constraint, PropertyOrder], MatcherSource]
 
 
 class Peer(Protocol):
@@ -103,16 +103,11 @@ class PeerMatcher:
         return b"" if self._ended else self._peer.forced()
 
 
-def backend(
-    name: BackendName,
-    vocabulary: Vocabulary,
-    *,
-    whitespace: WhitespacePolicy = "bounded",
-    order: PropertyOrder = "any",
-) -> Compile:
-    """What compiles constraints to grammars with matchers. Raises ImportError, with the package that is missing."""
+def backend(name: BackendName, vocabulary: Vocabulary, *, whitespace: WhitespacePolicy = "bounded") -> Compile:
+    """What compiles constraints to grammars with matchers. A peer has an order of properties of its own, whichever is
+    asked for. Raises ImportError, with the package that is missing."""
     if name == "native":
-        return lambda constraint: compile_constraint(constraint, vocabulary, whitespace=whitespace, order=order)
+        return lambda constraint, order: compile_constraint(constraint, vocabulary, whitespace=whitespace, order=order)
     try:
         module = import_module(f".backend_{name}", __package__)
         compile_one: Callable[[Constraint], Callable[[], Peer]] = module.compiler(vocabulary, whitespace == "any")
@@ -120,7 +115,7 @@ def backend(
         raise ImportError(
             f"the grammar backend {name!r} needs a package that is not installed: {error.name}"
         ) from error
-    return lambda constraint: PeerGrammar(vocabulary, compile_one(constraint))
+    return lambda constraint, _order: PeerGrammar(vocabulary, compile_one(constraint))
 
 
 def not_supported(name: str, constraint: Constraint) -> GrammarError:

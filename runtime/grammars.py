@@ -87,13 +87,13 @@ class Grammars:
     def _load(self) -> None:
         for source in _SMALL:
             with suppress(GrammarError):  # not every engine has every kind
-                matcher = self._compile_source(source).matcher()
+                matcher = self._compile_source(source, "any").matcher()
                 matcher.mask(np.full(self._num_words, -1, np.int32))
                 matcher.forced()
 
     def _compile(self, constraint: Constraint) -> MatcherSource:
         try:
-            return self._compile_source(_source(constraint))
+            return self._compile_source(_source(constraint), constraint.order)
         except GrammarError as error:
             raise _invalid(constraint.kind, str(error)) from None
 

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from ..protocol.sampling import LogprobParams, SamplingParams, TokenLogprob
+from ..protocol.sampling import Constraint, LogprobParams, SamplingParams, TokenLogprob
 from .tools.formats import ToolFormat
 
 
 @dataclass(frozen=True, kw_only=True)
 class Calling:
-    """Which tools may be called, and how. `schemas` has the JSON schema of each tool's arguments."""
+    """Which tools may be called, and how. `schemas` has what each tool's arguments must match."""
 
     format: ToolFormat
-    schemas: Mapping[str, str]
+    schemas: Mapping[str, Constraint]
     forced: bool = False  # the answer is a call
     strict: bool = False  # a call that the model opens itself must be held to its schema
     exact: bool = False  # and is: the schemas can be compiled, and it shows when a call begins

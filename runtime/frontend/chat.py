@@ -7,12 +7,14 @@ or a model wrote: it cannot trim it, and nothing has to be rendered twice. Knows
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from ..protocol.errors import RequestError
 from .prefix import common_prefix_length
 
+_ENDED = frozenset({"system", "user", "assistant"})  # whose messages end whatever comes next
 _ROLE = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,63}")
 
 
@@ -60,7 +62,11 @@ class Chat:
         return Chat((*self.roles, role), is_open=True, lead=lead), text[known:]
 
     def end(self, template: Template | None) -> tuple[Chat, str]:
-        """Close the open message: the chat after it, and the text after its content, as if it were the last one."""
+        """Close the open message: the chat after it, and the text after its content, as if it were the last one.
+
+        Of a tool's, what is certain of that text: some templates put neighbouring results into one message. The rest
+        comes with the next message.
+        """
         if not self.is_open:
             raise RequestError("no role to end: none is open", param="role")
         assert template is not None
@@ -69,6 +75,9 @@ class Chat:
             tail = _after(rendered, len(self.roles) - 1) or ""
         except RequestError:
             tail = ""  # only complete with the next message, whose begin then brings it
+        if self.roles[-1] not in _ENDED:
+            with suppress(RequestError):  # a template that takes no other there
+                tail = tail[: common_prefix_length(tail, self._before_content(template, self.roles[-1]))]
         return Chat(self.roles, tail=tail), tail
 
     def without_lead(self) -> Chat:

@@ -41,10 +41,10 @@ class SchemaCheck:
             return str(error)
         return None
 
-    async def check_tool(self, name: str, schema: str) -> None:
+    async def check_tool(self, name: str, arguments: Constraint) -> None:
         """The same for the arguments of a tool. The error names it."""
         try:
-            await self.check(Constraint("json_schema", schema))
+            await self.check(arguments)
         except RequestError as error:
             if error.code != "invalid_grammar":
                 raise

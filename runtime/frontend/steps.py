@@ -59,6 +59,13 @@ class Steps:
         special = self._generator.tokenizer.special_ids.get(mark)
         return self.ended.type == "stop" and self.ended.matched in ((mark,) if special is None else (mark, special))
 
+    def ended_by_wish(self, *marks: str) -> bool:
+        """Whether a stop of the client's ended it: neither one of `marks` nor an end of sequence."""
+        asked, matched = self._ask.sampling, self.ended.matched
+        if matched in (*asked.stop, *asked.stop_token_ids):
+            return True
+        return isinstance(matched, str) and not any(map(self.ended_at, marks))
+
     def begin(self, text: str, sampling: SamplingParams) -> None:
         """Go on after `text`, which is ours."""
         self.write(text)
@@ -119,6 +126,7 @@ class Steps:
             self._ask.sampling,
             constraint=constraint,
             stop=(),
+            stop_regex=(),
             stop_token_ids=(),
             ignore_eos=False,
             min_new_tokens=0,

@@ -100,9 +100,8 @@ class Turn:
             yield Delta(reasoning=splitter.feed(piece.text)[0], logprobs=piece.logprobs)
         yield Delta(reasoning=splitter.finish()[0])
         self.num_reasoning_tokens = self.num_completion_tokens
-        ended, asked = self._steps.ended, self._ask.sampling
-        if ended.type != "stop" or ended.matched in (*asked.stop, *asked.stop_token_ids):
-            self.finish = ended
+        if self._steps.ended.type != "stop" or self._steps.ended_by_wish(CLOSE):
+            self.finish = self._steps.ended
             return
         self._steps.keep()
         self._steps.write(f"{CLOSE}\n\n")
@@ -258,14 +257,14 @@ class Turn:
         return deltas
 
 
-def _between(before: str, schema: str, after: str) -> Constraint:
+def _between(before: str, value: Constraint, after: str) -> Constraint:
     """A JSON value between two texts."""
     if not before and not after:
-        return Constraint("json_schema", schema)
+        return value
     parts = [f'{{"type": "const_string", "value": {json.dumps(text)}}}' for text in (before, after)]
-    parts.insert(1, f'{{"type": "json_schema", "json_schema": {schema}}}')
+    parts.insert(1, f'{{"type": "json_schema", "json_schema": {value.source}}}')
     whole = f'{{"type": "structural_tag", "format": {{"type": "sequence", "elements": [{", ".join(parts)}]}}}}'
-    return Constraint("structural_tag", whole)
+    return Constraint("structural_tag", whole, value.order)
 
 
 def _marks(ask: Ask) -> list[str]:

@@ -10,6 +10,7 @@ import msgspec
 from .errors import RequestError
 
 ConstraintKind = Literal["regex", "json_schema", "choices", "grammar", "structural_tag"]
+PropertyOrder = Literal["any", "schema"]
 MAX_STOPS = 64
 MAX_STOP_REGEX = 4096  # characters
 MAX_TOP_LOGPROBS = 64
@@ -18,10 +19,11 @@ MAX_ASKED_LOGPROBS = 1024
 
 class Constraint(msgspec.Struct, frozen=True):
     """What the output must match. `source` is the user's text: a pattern, a JSON schema as JSON text (key order kept),
-    a JSON list of choices, a grammar."""
+    a JSON list of choices, a grammar. `order` is that of the properties of JSON objects: any, or the schema's."""
 
     kind: ConstraintKind
     source: str
+    order: PropertyOrder = "any"
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

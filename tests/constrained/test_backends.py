@@ -51,7 +51,7 @@ def compiler(name: BackendName) -> Compile:
 @pytest.mark.parametrize(("name", "constraint", "text"), [c for c in CASES if not isinstance(c[1], StructuralTag)])
 @pytest.mark.parametrize("seed", range(4))
 def test_a_peers_masks_are_ours(name: BackendName, constraint: Constraint, text: str, seed: int) -> None:
-    ours, theirs = (compiler(each)(constraint).matcher() for each in ("native", name))
+    ours, theirs = (compiler(each)(constraint, "any").matcher() for each in ("native", name))
     rng = random.Random(seed)
     masks = np.zeros((2, VOCABULARY.num_words), np.int32)
     for byte in [*text.encode()][: rng.randrange(len(text.encode()) + 1)]:
@@ -74,7 +74,7 @@ def test_a_peers_masks_are_ours(name: BackendName, constraint: Constraint, text:
 
 @pytest.mark.parametrize(("name", "constraint", "text"), CASES)
 def test_a_step_back_is_as_if_never_taken(name: BackendName, constraint: Constraint, text: str) -> None:
-    matcher = compiler(name)(constraint).matcher()
+    matcher = compiler(name)(constraint, "any").matcher()
     data = text.encode()
     before = np.zeros((len(data) + 1, VOCABULARY.num_words), np.int32)
     for position, byte in enumerate(data):
@@ -95,7 +95,7 @@ def test_a_step_back_is_as_if_never_taken(name: BackendName, constraint: Constra
 
 @pytest.mark.parametrize("name", ["llguidance", "xgrammar"])
 def test_forced_bytes_begin_with_ours(name: BackendName) -> None:
-    forced = [compiler(each)(SCHEMA).matcher().forced() for each in ("native", name)]
+    forced = [compiler(each)(SCHEMA, "any").matcher().forced() for each in ("native", name)]
     assert forced[0] == b'{"a":'
     assert forced[0].startswith(forced[1])
     assert forced[1]
@@ -118,7 +118,7 @@ def test_forced_bytes_begin_with_ours(name: BackendName) -> None:
 )
 def test_what_a_peer_does_not_know_is_refused(name: BackendName, constraint: Constraint) -> None:
     with pytest.raises(GrammarError, match=name):
-        compiler(name)(constraint)
+        compiler(name)(constraint, "any")
 
 
 def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -33,6 +33,14 @@ def test_each_kind_is_compiled(grammars: Grammars, constraint: Constraint, text:
     assert accepts(grammars.get(constraint).result(), text.encode())
 
 
+def test_the_order_of_properties_is_part_of_a_constraint(grammars: Grammars) -> None:
+    schema = '{"type": "object", "properties": {"a": {"const": 1}, "b": {"const": 2}}}'
+    in_any, in_schema = (grammars.get(Constraint("json_schema", schema, order)).result() for order in ("any", "schema"))
+    for text, in_order in (('{"a": 1, "b": 2}', True), ('{"b": 2, "a": 1}', False)):
+        assert accepts(in_any, text.encode())
+        assert accepts(in_schema, text.encode()) is in_order
+
+
 def test_warming_up_keeps_no_grammar(grammars: Grammars) -> None:
     first = grammars.get(Constraint("regex", "a"))
     grammars.get(Constraint("regex", "b"))

@@ -124,6 +124,16 @@ def test_a_grammar_begins_after_the_thinking() -> None:
     serving(say, check, reasoning_parser="think")
 
 
+@pytest.mark.parametrize("stop", [{"stop": " me"}, {"stop_regex": " m[aeiou]"}])
+def test_a_stop_of_the_clients_ends_the_answer_in_its_thinking_too(stop: dict[str, str]) -> None:
+    async def check(built: House, client: httpx.AsyncClient) -> None:
+        whole, _ = await both(client, {"response_format": FORMAT, **stop})
+        assert (whole["content"], whole["reasoning"], whole["finish_reason"]) == ("", "Let", "stop")
+        assert all(request.sampling.constraint is None for request in built.core.requests)
+
+    serving(lambda prompt, _: "Let me see.\n</think>\n\n42", check, reasoning_parser="think")
+
+
 def test_thinking_that_never_ends_is_cut_at_the_limit() -> None:
     async def check(built: House, client: httpx.AsyncClient) -> None:
         whole, usage = await both(client, {"response_format": FORMAT, "max_tokens": 8})

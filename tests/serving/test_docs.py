@@ -36,7 +36,8 @@ def test_what_is_said_to_be_refused_is(http: httpx.Client, model: str, field: st
     chat = http.post("/v1/chat/completions", json={"model": model, "messages": [], field: ["audio"]})
     completion = http.post("/v1/completions", json={"model": model, "prompt": "a", field: ["audio"]})
     for response in (chat, completion):
-        assert (response.status_code, response.json()["error"]["param"]) == (400, field)
+        assert response.status_code == 400
+        assert response.json()["error"]["param"] in (field, f"{field}[0]")
 
 
 def document(http: httpx.Client) -> dict[str, Any]:

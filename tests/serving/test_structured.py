@@ -70,7 +70,27 @@ def test_a_pydantic_model_comes_back(client: OpenAI, model: str) -> None:
 
     answer = client.chat.completions.parse(model=model, messages=CHAT, response_format=Place, max_tokens=100)
     assert isinstance(answer.choices[0].message.parsed, Place)
-    assert list(json.loads(answer.choices[0].message.content)) == ["kind", "sure"]  # in the schema's order
+
+
+@pytest.mark.parametrize("names", [["kind", "sure"], ["sure", "kind"]])
+def test_a_strict_schema_is_followed_in_its_order(client: OpenAI, model: str, names: list[str]) -> None:
+    properties = {name: {"type": "boolean"} for name in names}
+    schema = {"type": "object", "properties": properties, "required": names, "additionalProperties": False}
+    named: Any = {"name": "place", "schema": schema, "strict": True}
+    chat = client.chat.completions.create(
+        model=model,
+        messages=CHAT,
+        response_format={"type": "json_schema", "json_schema": named},
+        n=8,
+        seed=1,
+        temperature=1.3,
+        max_tokens=100,
+    )
+    response = client.responses.create(
+        model=model, input="Is it far?", text={"format": {"type": "json_schema", **named}}, max_output_tokens=100
+    )
+    answers = [choice.message.content for choice in chat.choices] + [response.output_text]
+    assert [list(json.loads(answer)) for answer in answers] == [names] * 9
 
 
 WRONG: list[tuple[dict[str, Any], str, str]] = [

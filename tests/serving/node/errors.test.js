@@ -10,7 +10,7 @@ for (const [what, more, param] of [
   ["a temperature out of range", { temperature: 9 }, "temperature"],
   ["a choice of tools without tools", { tool_choice: "required" }, "tool_choice"],
   ["no message", { messages: [] }, "messages"],
-  ["a role that nobody knows", { messages: [{ role: "robot", content: "a" }] }, "role"],
+  ["a role that nobody knows", { messages: [{ role: "robot", content: "a" }] }, "messages[0].role"],
   ["a bias of something that is no token", { logit_bias: { paris: 1 } }, "logit_bias"],
   ["a field that nobody knows", { colour: "red" }, "colour"],
 ]) {

@@ -6,12 +6,12 @@ OpenAI's `response_format`; vLLM's `structured_outputs` and `guided_*`; SGLang's
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import ConfigDict, Field
 
 from ....protocol.errors import RequestError
-from ....protocol.sampling import Constraint, ConstraintKind
+from ....protocol.sampling import Constraint, ConstraintKind, PropertyOrder
 from ..bodies import Body, Many, Text
 
 Schema = dict[str, Any] | bool
@@ -29,7 +29,7 @@ class NamedSchema(Body):
     name: Annotated[Text, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
     description: Text | None = None
     schema_: Annotated[Schema, Field(alias="schema")]
-    strict: bool = True  # either way the answer matches
+    strict: bool = False  # the answer matches either way; a strict one has the properties in the schema's order
 
 
 class JsonSchemaFormat(Body):
@@ -58,6 +58,15 @@ class StructuredOutputs(Body):
     json_object: bool = False
 
 
+class Asked(NamedTuple):
+    """What one field asks for. `source` None: nothing."""
+
+    field: str
+    kind: ConstraintKind
+    source: Any
+    order: PropertyOrder = "any"
+
+
 class ConstraintFields(Body):
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
@@ -72,55 +81,55 @@ class ConstraintFields(Body):
 
     def constraint(self) -> tuple[Constraint, str] | None:
         """The constraint and the field that asks for it. Raises RequestError for two at once, and one not Unicode."""
-        given = [(field, kind, source) for field, kind, source in self._asked() if source is not None]
+        given = [asked for asked in self._asked() if asked.source is not None]
         if not given:
             return None
         if len(given) > 1:
-            names = " and ".join(field for field, _, _ in given)
-            raise RequestError(f"{names} exclude one another: an output has one constraint", param=given[1][0])
+            names = " and ".join(asked.field for asked in given)
+            raise RequestError(f"{names} exclude one another: an output has one constraint", param=given[1].field)
         return self.as_constraint(*given[0])
 
     @staticmethod
-    def as_constraint(field: str, kind: ConstraintKind, source: Any) -> tuple[Constraint, str]:
+    def as_constraint(
+        field: str, kind: ConstraintKind, source: Any, order: PropertyOrder = "any"
+    ) -> tuple[Constraint, str]:
         """Raises RequestError for text that is not Unicode."""
         text = source if isinstance(source, str) else json.dumps(source, ensure_ascii=False)
         try:
             text.encode()
         except UnicodeEncodeError:  # JSON can say half a character
             raise RequestError(f"{field} holds text that is not Unicode", param=field) from None
-        return Constraint(kind, text), field
+        return Constraint(kind, text, order), field
 
-    def _asked(self) -> list[tuple[str, ConstraintKind, Any]]:
+    def _asked(self) -> list[Asked]:
         structured = self.structured_outputs or StructuredOutputs()
-        outputs: list[tuple[str, ConstraintKind, Any]] = [
-            ("json", "json_schema", structured.json_),
-            ("json_object", "json_schema", '{"type": "object"}' if structured.json_object else None),
-            ("regex", "regex", structured.regex),
-            ("choice", "choices", structured.choice),
-            ("grammar", "grammar", structured.grammar),
-            ("structural_tag", "structural_tag", structured.structural_tag),
-        ]
+        any_object = '{"type": "object"}' if structured.json_object else None
         return [
-            ("response_format", *_of_format(self.response_format)),
-            *((f"structured_outputs.{name}", kind, source) for name, kind, source in outputs),
-            ("guided_json", "json_schema", self.guided_json),
-            ("guided_regex", "regex", self.guided_regex),
-            ("guided_choice", "choices", self.guided_choice),
-            ("guided_grammar", "grammar", self.guided_grammar),
-            ("regex", "regex", self.regex),
-            ("ebnf", "grammar", self.ebnf),
-            ("json_schema", "json_schema", self.json_schema),
-            ("structural_tag", "structural_tag", self.structural_tag),
+            _of_format("response_format", self.response_format),
+            Asked("structured_outputs.json", "json_schema", structured.json_),
+            Asked("structured_outputs.json_object", "json_schema", any_object),
+            Asked("structured_outputs.regex", "regex", structured.regex),
+            Asked("structured_outputs.choice", "choices", structured.choice),
+            Asked("structured_outputs.grammar", "grammar", structured.grammar),
+            Asked("structured_outputs.structural_tag", "structural_tag", structured.structural_tag),
+            Asked("guided_json", "json_schema", self.guided_json),
+            Asked("guided_regex", "regex", self.guided_regex),
+            Asked("guided_choice", "choices", self.guided_choice),
+            Asked("guided_grammar", "grammar", self.guided_grammar),
+            Asked("regex", "regex", self.regex),
+            Asked("ebnf", "grammar", self.ebnf),
+            Asked("json_schema", "json_schema", self.json_schema),
+            Asked("structural_tag", "structural_tag", self.structural_tag),
         ]
 
 
-def _of_format(asked: ResponseFormat | None) -> tuple[ConstraintKind, Any]:
+def _of_format(field: str, asked: ResponseFormat | None) -> Asked:
     match asked:
         case JsonObjectFormat():
-            return "json_schema", '{"type": "object"}'
-        case JsonSchemaFormat():
-            return "json_schema", asked.json_schema.schema_
+            return Asked(field, "json_schema", '{"type": "object"}')
+        case JsonSchemaFormat(json_schema=named):
+            return Asked(field, "json_schema", named.schema_, "schema" if named.strict else "any")
         case StructuralTagFormat():
-            return "structural_tag", asked.model_dump()
+            return Asked(field, "structural_tag", asked.model_dump())
         case _:
-            return "json_schema", None
+            return Asked(field, "json_schema", None)

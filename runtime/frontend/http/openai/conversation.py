@@ -91,7 +91,7 @@ class Conversations:
         """With `exact` set. Raises RequestError for a schema that cannot be compiled, and has to be."""
         if not (called.forced or called.strict or called.format.is_marked):
             return called
-        checks = (self._schemas.check_tool(name, schema) for name, schema in called.schemas.items())
+        checks = (self._schemas.check_tool(name, arguments) for name, arguments in called.schemas.items())
         try:
             await together(checks)
         except RequestError as error:

@@ -37,6 +37,7 @@ class GenerationFields(ConstraintFields):
     logit_bias: dict[str, float] = Field(default_factory=dict)
     seed: int | None = None
     stop: Text | Many[Text] = Field(default_factory=list)
+    stop_regex: Text | Many[Text] = Field(default_factory=list)
     stop_token_ids: TokenIds = Field(default_factory=list)
     min_tokens: Annotated[int, Field(ge=0)] = 0
     ignore_eos: bool = False
@@ -86,6 +87,7 @@ class GenerationFields(ConstraintFields):
             logit_bias={token_id(key): bias for key, bias in self.logit_bias.items()},
             seed=secrets.randbits(62) if self.seed is None else self.seed,
             stop=(self.stop,) if isinstance(self.stop, str) else tuple(self.stop),
+            stop_regex=(self.stop_regex,) if isinstance(self.stop_regex, str) else tuple(self.stop_regex),
             stop_token_ids=tuple(self.stop_token_ids),
             ignore_eos=self.ignore_eos,
             skip_special_tokens=self.skip_special_tokens,

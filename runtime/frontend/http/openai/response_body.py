@@ -8,7 +8,7 @@ from pydantic import Field
 
 from ....protocol.core import ModelInfo
 from ....protocol.errors import RequestError
-from ....protocol.sampling import Constraint, LogprobParams
+from ....protocol.sampling import Constraint, LogprobParams, PropertyOrder
 from ..bodies import Body, Many, Text
 from .chat_body import Effort
 from .constraints import JsonObjectFormat, Schema, TextFormat
@@ -24,7 +24,7 @@ class FlatSchemaFormat(Body):
     name: Annotated[Text, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
     description: Text | None = None
     schema_: Annotated[Schema, Field(alias="schema")]
-    strict: bool = True
+    strict: bool = False
 
 
 class TextWish(Body):
@@ -89,8 +89,10 @@ class ResponseBody(GenerationFields):
             return asked
         if asked is not None:
             raise RequestError(f"text.format and {asked[1]} exclude one another", param=asked[1])
-        schema: Schema = {"type": "object"} if isinstance(wanted, JsonObjectFormat) else wanted.schema_
-        return self.as_constraint("text.format", "json_schema", schema)
+        if isinstance(wanted, JsonObjectFormat):
+            return self.as_constraint("text.format", "json_schema", {"type": "object"})
+        order: PropertyOrder = "schema" if wanted.strict else "any"
+        return self.as_constraint("text.format", "json_schema", wanted.schema_, order)
 
     def chat_tools(self) -> list[Tool]:
         return [Tool(type="function", function=Function(**tool.model_dump(exclude={"type"}))) for tool in self.tools]

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from ....protocol.errors import RequestError
+from ....protocol.sampling import Constraint
 from ...ask import Calling
 from ...tools.formats import ToolFormat
 from ..bodies import Body, Many, Text
@@ -87,8 +88,8 @@ def _chosen(choice: ToolChoice | None, names: list[str]) -> tuple[list[str], Lit
     return list(dict.fromkeys(wanted)), mode  # type: ignore[return-value]
 
 
-def _schema(function: Function) -> str:
-    """Arguments are always an object."""
+def _schema(function: Function) -> Constraint:
+    """Arguments are always an object; a strict function's come in the schema's order."""
     schema = NO_ARGUMENTS if function.parameters is None else function.parameters
     if "type" not in schema:
         schema = {"type": "object", **schema}
@@ -97,4 +98,4 @@ def _schema(function: Function) -> str:
         text.encode()
     except UnicodeEncodeError:  # JSON can say half a character
         raise RequestError(f"tool {function.name!r} holds text that is not Unicode", param="tools") from None
-    return text
+    return Constraint("json_schema", text, "schema" if function.strict else "any")
