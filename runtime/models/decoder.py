@@ -15,6 +15,8 @@ import torch.nn.functional as F
 
 from ... import kernels
 from ...kernels import AttentionLayout, KvCache
+from ..parallel.group import ALONE
+from ..parallel.shard import Shard
 from .config import ModelConfig
 from .parameters import DecoderParameters, LayerParameters, num_parameters
 from .rope import Rope
@@ -35,8 +37,9 @@ class DecoderInputs:
 class Decoder:
     """A model on its device, ready to run."""
 
-    def __init__(self, config: ModelConfig, parameters: DecoderParameters) -> None:
-        self.config = config
+    def __init__(self, config: ModelConfig, parameters: DecoderParameters, shard: Shard = ALONE.shard) -> None:
+        """`config` is the whole model's; `shard` says which part of it the parameters are."""
+        self.config = shard.local(config)
         self.dtype = parameters.norm_E.dtype
         self.device = parameters.norm_E.device
         self.rope = Rope(config.rope, config.head_dim, device=self.device, dtype=self.dtype)
@@ -56,7 +59,8 @@ class Decoder:
         config, eps = self.config, self.config.norm_eps
         captured: dict[int, torch.Tensor] = {}
         wanted_O = inputs.wanted_O
-        residual = F.embedding(inputs.ids_T, self.parameters.embedding_VE)
+        rows, embedding = self.parameters.rows, self.parameters.embedding_VE
+        residual = F.embedding(inputs.ids_T, embedding) if rows is None else rows.embed(inputs.ids_T, embedding)
         x = kernels.rms_norm(residual, self.parameters.layers[0].input_norm_E, eps)
         for index, layer in enumerate(self.parameters.layers):
             if index:
@@ -75,7 +79,8 @@ class Decoder:
 
     def logits(self, hidden_OE: torch.Tensor) -> torch.Tensor:
         """float32 [O, V]."""
-        return self.parameters.head(hidden_OE).float()
+        rows, head = self.parameters.rows, self.parameters.head
+        return (head(hidden_OE) if rows is None else rows.logits(hidden_OE, head.weight)).float()
 
     def _attention(
         self, x_TE: torch.Tensor, layer: LayerParameters, inputs: DecoderInputs, kv: KvCache, layout: AttentionLayout

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 
+from ..parallel.group import ALONE, Group
 from .config import read_config
 from .decoder import Decoder
 from .errors import CheckpointError
@@ -23,8 +24,10 @@ def load_model(
     dtype: torch.dtype,
     quantize: Kind | None = None,
     on_progress: Progress | None = None,
+    group: Group = ALONE,
 ) -> Decoder:
-    """The decoder of the Hugging Face checkpoint in directory `path`, its weights as `dtype` on `device`.
+    """The decoder of the Hugging Face checkpoint in directory `path`, its weights as `dtype` on `device`; of `group`'s
+    rank the part, and nothing else is read.
 
     `quantize` rounds the linear layers of a dense checkpoint, tensor by tensor as they are read; embeddings, head and
     norms stay. Raises CheckpointError when the directory, its config.json or its safetensors cannot be served, or
@@ -36,12 +39,24 @@ def load_model(
             raise CheckpointError(
                 path, f"holds {config.quantisation.scheme.kind} weights already: quantize {quantize!r} asks too much"
             )
-        config = replace(config, quantisation=while_loading(quantize, int4_group_size(*config.linear_inputs)))
+        sizes = config.linear_inputs
+        if group.shard.num_slices > 1:
+            sizes = (sizes[0], *(size // group.shard.num_slices for size in sizes[1:]))
+        config = replace(config, quantisation=while_loading(quantize, int4_group_size(*sizes)))
     try:
-        parameters = allocate(config, device=device, dtype=dtype)
+        parameters = allocate(config, device=device, dtype=dtype, group=group)
     except ValueError as error:
         raise CheckpointError(path, str(error)) from None
-    load_weights(path, destinations(parameters, config), on_progress)
+    load_weights(path, destinations(parameters, config, group), on_progress)
     for linear in parameters.linears():
         linear.finish()
+    return Decoder(config, parameters, group.shard)
+
+
+def load_ends(path: Path, *, device: torch.device, dtype: torch.dtype) -> Decoder:
+    """The model without its layers: embedding, final norm and head, whole. For what stands beside a model of which
+    this rank holds but a part."""
+    config = replace(read_config(path), num_layers=0, windows=(), quantisation=None)
+    parameters = allocate(config, device=device, dtype=dtype)
+    load_weights(path, destinations(parameters, config), everything=False)
     return Decoder(config, parameters)
