@@ -40,6 +40,8 @@ class Decoder:
     def __init__(self, config: ModelConfig, parameters: DecoderParameters, shard: Shard = ALONE.shard) -> None:
         """`config` is the whole model's; `shard` says which part of it the parameters are."""
         self.config = shard.local(config)
+        self.whole_config = config
+        self.kv_heads = shard.kv_part(config)  # those of `whole_config` that are computed here
         self.dtype = parameters.norm_E.dtype
         self.device = parameters.norm_E.device
         self.rope = Rope(config.rope, config.head_dim, device=self.device, dtype=self.dtype)

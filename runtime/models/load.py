@@ -56,7 +56,8 @@ def load_model(
 def load_ends(path: Path, *, device: torch.device, dtype: torch.dtype) -> Decoder:
     """The model without its layers: embedding, final norm and head, whole. For what stands beside a model of which
     this rank holds but a part."""
-    config = replace(read_config(path), num_layers=0, windows=(), quantisation=None)
-    parameters = allocate(config, device=device, dtype=dtype)
-    load_weights(path, destinations(parameters, config), everything=False)
+    config = read_config(path)
+    ends = replace(config, num_layers=0, windows=())
+    parameters = allocate(ends, device=device, dtype=dtype)
+    load_weights(path, destinations(parameters, ends), everything=False)
     return Decoder(config, parameters)

@@ -122,9 +122,7 @@ def allocate(
     return DecoderParameters(embedding, layers, tensor(E), head, vocabulary)
 
 
-def destinations(
-    parameters: DecoderParameters, config: ModelConfig, group: Group = ALONE
-) -> dict[str, Destination]:
+def destinations(parameters: DecoderParameters, config: ModelConfig, group: Group = ALONE) -> dict[str, Destination]:
     """Every checkpoint tensor by its Hugging Face name; those of quantised layers by their format's. `config` is the
     whole model's."""
     parts: dict[str, Destination] = {}

@@ -1,5 +1,5 @@
-"""Linear layers of which a rank holds some slices, as one linear layer each. Knows nothing of what a slice's weights are
-made of: any kind of layer may be cut, as its `Destination`s say which of their axes follow its outputs and its inputs.
+"""Linear layers of which a rank holds some slices, as one linear layer each. Knows nothing of what a slice's weights
+are made of: any kind of layer may be cut, as its `Destination`s say which of their axes follow its outputs and inputs.
 
 Legend: T tokens.
 """
@@ -128,8 +128,8 @@ class RowLinear:
 def joined(
     destinations: Sequence[Destination], axis: int | None, places: Sequence[int], num_pieces: int
 ) -> Destination:
-    """One destination for a stored tensor that is cut along `axis` into `num_pieces`, of which piece `places[i]` goes to
-    `destinations[i]`: only the stretch from the first to the last of them is read. Without an axis each gets it all."""
+    """One destination for a stored tensor that is cut along `axis` into `num_pieces`, of which piece `places[i]` goes
+    to `destinations[i]`: only the stretch from the first to the last is read. Without an axis each gets it all."""
     first = destinations[0]
     if axis is None:
 

@@ -37,6 +37,11 @@ class Shard:
         """Key/value heads of this rank. Where they are fewer than ranks, several ranks hold the same one."""
         return max(1, config.num_kv_heads // self.size)
 
+    def kv_part(self, config: ModelConfig) -> slice:
+        """Which of the model's key/value heads those are."""
+        start, count = self.rank * config.num_kv_heads // self.size, self.kv_heads(config)
+        return slice(start, start + count)
+
     def local(self, config: ModelConfig) -> ModelConfig:
         """The config with the heads that this rank computes; what is whole on every rank is unchanged."""
         return replace(config, num_heads=self.heads(config), num_kv_heads=self.kv_heads(config))

@@ -26,7 +26,7 @@ from ..speculation.source import DraftSource, DraftStep
 from ..speculation.tree import DraftTree
 from .collectives import join
 from .messages import Begin, RankFailed, RankReady, RankReport, Step, ToRank, plan_address
-from .start import RENDEZVOUS, rank_group
+from .start import RENDEZVOUS, place_of
 
 
 @dataclass(frozen=True)
@@ -56,9 +56,10 @@ def serve(config: RuntimeConfig, rank: int) -> None:
         return NoGuesses(begin.captures) if begin.captures else None
 
     path = find_checkpoint(config.core.model)
-    place = rank_group(config.core, path, rank)
+    place = place_of(config.core, path, rank)
     group = join(place.shard, place.device, f"{config.serve.socket_dir}/{RENDEZVOUS}", ordered=place.ordered)
-    engine = build_engine(config.core, path, make_source=source, group=group)
+    core = msgspec.structs.replace(config.core, device=str(place.device))
+    engine = build_engine(core, path, make_source=source, group=group)
     while True:
         step = decoder.decode(socket.recv())
         assert isinstance(step, Step), "after Begin there are steps"
