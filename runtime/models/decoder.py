@@ -41,6 +41,7 @@ class Decoder:
         """`config` is the whole model's; `shard` says which part of it the parameters are."""
         self.config = shard.local(config)
         self.whole_config = config
+        self._head_slices = shard.heads_of_slices(config)
         self.kv_heads = shard.kv_part(config)  # those of `whole_config` that are computed here
         self.dtype = parameters.norm_E.dtype
         self.device = parameters.norm_E.device
@@ -99,4 +100,10 @@ class Decoder:
             qk = kernels.apply_rope(qk, inputs.cos_T1D, inputs.sin_T1D)
             q, k = qk[:, :H], qk[:, H:]
         kernels.store_kv(k, v, kv, inputs.slots_T)
-        return kernels.paged_attention(q, kv, layout, self._scale).view(T, -1)
+        if len(self._head_slices) == 1 or q.is_cuda:  # there, a head is computed by itself
+            return kernels.paged_attention(q, kv, layout, self._scale).view(T, -1)
+        parts = [
+            kernels.paged_attention(q[:, own].contiguous(), kv.heads(own_kv), layout, self._scale)
+            for own, own_kv in self._head_slices
+        ]
+        return torch.cat(parts, dim=1).view(T, -1)

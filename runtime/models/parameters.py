@@ -15,6 +15,7 @@ import torch
 
 from ..parallel.group import ALONE, Group
 from ..parallel.linears import ColumnLinear, RowLinear, Section
+from ..parallel.mlp import DividedMlp
 from ..parallel.vocabulary import VocabularyRows
 from .config import ModelConfig
 from .experts import make_experts
@@ -81,7 +82,8 @@ def allocate(
     def dense(index: int, block: str, size: int, bias: bool) -> DenseMlp:
         halves = [Section(size, group.shard.num_slices)] * 2
         gate_up = columns(index, f"{block}.gate_proj {block}.up_proj", halves, E, bias)
-        return DenseMlp(gate_up, rows(index, f"{block}.down_proj", E, size, bias), size, E, block)
+        down = rows(index, f"{block}.down_proj", E, size, bias)
+        return (DividedMlp if cut else DenseMlp)(gate_up, down, size, E, block)
 
     def mlp(index: int) -> Mlp:
         experts = config.experts

@@ -36,12 +36,12 @@ class ColumnLinear:
         self._shard = shard
         self._sections = tuple(sections)
         self._sizes = [section.rows // section.num_pieces for section in sections]
-        self._slices = [make(sum(self._sizes)) for _ in shard.slices]
+        self.slices = tuple(make(sum(self._sizes)) for _ in shard.slices)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        if len(self._slices) == 1:
-            return self._slices[0](x)
-        columns = [linear(x).split(self._sizes, dim=1) for linear in self._slices]
+        if len(self.slices) == 1:
+            return self.slices[0](x)
+        columns = [linear(x).split(self._sizes, dim=1) for linear in self.slices]
         outputs: list[torch.Tensor] = []
         for number, section in enumerate(self._sections):
             # Slices that hold the same piece have computed the same.
@@ -56,7 +56,7 @@ class ColumnLinear:
         """Of the whole layer's rows."""
         number, own_start = self._find(start, size)
         section = self._sections[number]
-        slices = [linear.pieces(own_start, self._sizes[number]) for linear in self._slices]
+        slices = [linear.pieces(own_start, self._sizes[number]) for linear in self.slices]
         places = [section.piece(index, self._shard) for index in self._shard.slices]
         return {
             name: joined([pieces[name] for pieces in slices], slices[0][name].outputs, places, section.num_pieces)
@@ -75,12 +75,12 @@ class ColumnLinear:
         raise AssertionError(f"no section begins at row {start}")
 
     def finish(self) -> None:
-        for linear in self._slices:
+        for linear in self.slices:
             linear.finish()
 
     @property
     def nbytes(self) -> int:
-        return sum(linear.nbytes for linear in self._slices)
+        return sum(linear.nbytes for linear in self.slices)
 
 
 class RowLinear:
@@ -92,24 +92,24 @@ class RowLinear:
         self._group = group
         self._bias = bias
         self._size = inputs // group.shard.num_slices
-        self._slices = [make(self._size) for _ in group.shard.slices]
+        self.slices = tuple(make(self._size) for _ in group.shard.slices)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        y = self._group.sum(self.partial(x))
-        return y if self._bias is None else y + self._bias
-
-    def partial(self, x: torch.Tensor) -> torch.Tensor:
-        """This rank's summand, without the bias."""
-        if len(self._slices) == 1:
-            return self._slices[0](x)
+        if len(self.slices) == 1:
+            return self.total([self.slices[0](x)])
         # A slice's inputs lie as they would if they were alone: their strides must not choose another product.
         parts = [part.contiguous() for part in x.split(self._size, dim=1)]
-        return tree_sum([linear(part) for linear, part in zip(self._slices, parts, strict=True)])
+        return self.total([linear(part) for linear, part in zip(self.slices, parts, strict=True)])
+
+    def total(self, products: Sequence[torch.Tensor]) -> torch.Tensor:
+        """What the layer gives when its slices give `products`."""
+        y = self._group.sum(tree_sum(products))
+        return y if self._bias is None else y + self._bias
 
     def pieces(self, start: int, size: int) -> dict[str, Destination]:
         """Of the whole layer's rows."""
         shard = self._group.shard
-        slices = [linear.pieces(start, size) for linear in self._slices]
+        slices = [linear.pieces(start, size) for linear in self.slices]
         pieces = {
             name: joined([own[name] for own in slices], slices[0][name].inputs, list(shard.slices), shard.num_slices)
             for name in slices[0]
@@ -117,12 +117,12 @@ class RowLinear:
         return {**pieces, **bias_piece(self._bias, start, size)}
 
     def finish(self) -> None:
-        for linear in self._slices:
+        for linear in self.slices:
             linear.finish()
 
     @property
     def nbytes(self) -> int:
-        return sum(linear.nbytes for linear in self._slices) + total_bytes(self._bias)
+        return sum(linear.nbytes for linear in self.slices) + total_bytes(self._bias)
 
 
 def joined(

@@ -42,6 +42,16 @@ class Shard:
         start, count = self.rank * config.num_kv_heads // self.size, self.kv_heads(config)
         return slice(start, start + count)
 
+    def heads_of_slices(self, config: ModelConfig) -> list[tuple[slice, slice]]:
+        """Of each slice of this rank, which of the rank's query heads and of its key/value heads it has."""
+        num_heads, num_kv = config.num_heads // self.num_slices, max(1, config.num_kv_heads // self.num_slices)
+        first = self.kv_part(config).start
+        found = []
+        for place, index in enumerate(self.slices):
+            kv = index * config.num_kv_heads // self.num_slices - first
+            found.append((slice(place * num_heads, (place + 1) * num_heads), slice(kv, kv + num_kv)))
+        return found
+
     def local(self, config: ModelConfig) -> ModelConfig:
         """The config with the heads that this rank computes; what is whole on every rank is unchanged."""
         return replace(config, num_heads=self.heads(config), num_kv_heads=self.kv_heads(config))
