@@ -247,7 +247,8 @@ def main() -> int:
         return 1
     try:
         loop(link, core, ranks)
-    except RuntimeFailed as error:
+    except RuntimeFailed as error:  # of another rank
+        print(f"ramify core: {error}", file=sys.stderr)
         link.fail(error)
         return 1
     except Exception as error:

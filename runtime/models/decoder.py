@@ -41,11 +41,14 @@ class Decoder:
         """`config` is the whole model's; `shard` says which part of it the parameters are."""
         self.config = shard.local(config)
         self.whole_config = config
-        self._head_slices = shard.heads_of_slices(config)
         self.kv_heads = shard.kv_part(config)  # those of `whole_config` that are computed here
         self.dtype = parameters.norm_E.dtype
         self.device = parameters.norm_E.device
         self.rope = Rope(config.rope, config.head_dim, device=self.device, dtype=self.dtype)
+        # Slices whose number is fixed attend one by one, as their heads do that are alone on a rank. A CUDA kernel
+        # computes each head by itself anyway.
+        one_by_one = shard.ordered and self.device.type == "cpu"
+        self._head_slices = shard.heads_of_slices(config) if one_by_one else None
         self.num_parameters = num_parameters(config)
         self.parameters = parameters
         self._scale = config.head_dim**-0.5
@@ -100,7 +103,7 @@ class Decoder:
             qk = kernels.apply_rope(qk, inputs.cos_T1D, inputs.sin_T1D)
             q, k = qk[:, :H], qk[:, H:]
         kernels.store_kv(k, v, kv, inputs.slots_T)
-        if len(self._head_slices) == 1 or q.is_cuda:  # there, a head is computed by itself
+        if self._head_slices is None:
             return kernels.paged_attention(q, kv, layout, self._scale).view(T, -1)
         parts = [
             kernels.paged_attention(q[:, own].contiguous(), kv.heads(own_kv), layout, self._scale)

@@ -19,13 +19,10 @@ PATIENCE = 300
 
 @dataclass(frozen=True)
 class ProcessGroup:
-    """`ordered`: sums are the same bits for any number of ranks, see `shard`."""
-
     shard: Shard
-    ordered: bool = False
 
     def sum(self, x: torch.Tensor) -> torch.Tensor:
-        if self.ordered:
+        if self.shard.ordered:
             return tree_sum(self.gather(x).unbind())
         x = x.contiguous()
         dist.all_reduce(x)
@@ -43,7 +40,7 @@ class ProcessGroup:
         return x
 
 
-def join(shard: Shard, device: torch.device, rendezvous: str, *, ordered: bool = False) -> ProcessGroup:
+def join(shard: Shard, device: torch.device, rendezvous: str) -> ProcessGroup:
     """Meet the other ranks at the file `rendezvous`, which nobody else may reach. Waits until all are there."""
     loopback = next((name for _, name in socket.if_nameindex() if name.startswith("lo")), None)
     if loopback is not None:
@@ -56,4 +53,4 @@ def join(shard: Shard, device: torch.device, rendezvous: str, *, ordered: bool =
         timeout=timedelta(seconds=PATIENCE),
         device_id=device if device.type == "cuda" else None,
     )
-    return ProcessGroup(shard, ordered)
+    return ProcessGroup(shard)

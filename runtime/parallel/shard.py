@@ -22,6 +22,7 @@ class Shard:
     rank: int = 0
     size: int = 1  # ranks
     num_slices: int = 1  # of the whole model; `size` divides it
+    ordered: bool = False  # the number of slices does not depend on that of ranks, nor do the bits of any sum
 
     @property
     def slices(self) -> range:
@@ -74,7 +75,7 @@ def cut(config: ModelConfig, *, rank: int, size: int, ordered: bool) -> Shard:
             "which the ranks must share evenly",
             param="tp",
         )
-    return Shard(rank, size, num_slices)
+    return Shard(rank, size, num_slices, ordered=True)
 
 
 def indivisible(config: ModelConfig, count: int) -> str | None:

@@ -22,7 +22,6 @@ class Place:
 
     shard: Shard
     device: torch.device
-    ordered: bool  # sums do not depend on the number of ranks
 
 
 def place_of(config: CoreConfig, path: Path, rank: int) -> Place:
@@ -43,4 +42,4 @@ def place_of(config: CoreConfig, path: Path, rank: int) -> Place:
                 param="tp",
             )
         device = torch.device("cuda", first + rank)
-    return Place(shard, device, config.deterministic)
+    return Place(shard, device)

@@ -57,7 +57,7 @@ def serve(config: RuntimeConfig, rank: int) -> None:
 
     path = find_checkpoint(config.core.model)
     place = place_of(config.core, path, rank)
-    group = join(place.shard, place.device, f"{config.serve.socket_dir}/{RENDEZVOUS}", ordered=place.ordered)
+    group = join(place.shard, place.device, f"{config.serve.socket_dir}/{RENDEZVOUS}")
     core = msgspec.structs.replace(config.core, device=str(place.device))
     engine = build_engine(core, path, make_source=source, group=group)
     while True:
