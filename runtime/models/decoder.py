@@ -18,6 +18,7 @@ from ...kernels import AttentionLayout, KvCache
 from ..parallel.group import ALONE
 from ..parallel.shard import Shard
 from .config import ModelConfig
+from .packed import pack
 from .parameters import DecoderParameters, LayerParameters, num_parameters
 from .rope import Rope
 
@@ -51,6 +52,9 @@ class Decoder:
         self._head_slices = shard.heads_of_slices(config) if one_by_one else None
         self.num_parameters = num_parameters(config)
         self.parameters = parameters
+        # Beside the weight itself, which the embedding often is.
+        rows, head = parameters.rows, parameters.head
+        self.head = pack(head) if rows is None else rows.head([pack(part) for part in rows.parts(head.weight)])
         self._scale = config.head_dim**-0.5
 
     def hidden(self, inputs: DecoderInputs, kv: Sequence[KvCache]) -> torch.Tensor:
@@ -85,8 +89,7 @@ class Decoder:
 
     def logits(self, hidden_OE: torch.Tensor) -> torch.Tensor:
         """float32 [O, V]."""
-        rows, head = self.parameters.rows, self.parameters.head
-        return (head(hidden_OE) if rows is None else rows.logits(hidden_OE, head.weight)).float()
+        return self.head(hidden_OE).float()
 
     def _attention(
         self, x_TE: torch.Tensor, layer: LayerParameters, inputs: DecoderInputs, kv: KvCache, layout: AttentionLayout

@@ -8,10 +8,12 @@ Legend: T tokens, O outputs, E hidden size, V vocabulary, R rows of this rank, N
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 import torch
 import torch.nn.functional as F
 
-from ..models.linear import Destination
+from ..models.linear import DenseLinear, Destination, Linear
 from .group import Group
 
 _ALIGNMENT = 16  # rows
@@ -46,9 +48,16 @@ class VocabularyRows:
         x_TE = F.embedding(own_T.masked_fill(others_T, 0), table_RE)
         return self._group.sum(x_TE.masked_fill(others_T[:, None], 0))
 
-    def logits(self, hidden_OE: torch.Tensor, table_RE: torch.Tensor) -> torch.Tensor:
-        """[O, V], the same on every rank."""
-        parts = [F.linear(hidden_OE, slice_RE) for slice_RE in table_RE.split(self._per_slice)]
-        own_OR = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
-        logits_NOR = self._group.gather(own_OR)
-        return logits_NOR.transpose(0, 1).flatten(1)[:, : self._vocab_size]
+    def parts(self, table_RE: torch.Tensor) -> list[DenseLinear]:
+        """The head's products, a slice's each."""
+        return [DenseLinear(slice_RE) for slice_RE in table_RE.split(self._per_slice)]
+
+    def head(self, parts: Sequence[Linear]) -> Callable[[torch.Tensor], torch.Tensor]:
+        """From hidden states [O, E] to logits [O, V], the same on every rank."""
+
+        def logits(hidden_OE: torch.Tensor) -> torch.Tensor:
+            own_OR = torch.cat([part(hidden_OE) for part in parts], dim=1)
+            logits_NOR = self._group.gather(own_OR)
+            return logits_NOR.transpose(0, 1).flatten(1)[:, : self._vocab_size]
+
+        return logits
