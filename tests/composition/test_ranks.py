@@ -56,9 +56,9 @@ def test_ranks_leave_outputs_as_they_are(expected: dict[str, Got], shape: dict[s
     source = trees if "prefill_budget" in shape else None
     got, stats, _ = run(FEW, engine=engine(config, size, source), **settings)
     check(got, expected)
-    assert (stats.num_accepted_tokens > 20) == (shape["speculative"] != "off")
+    assert (stats.num_accepted_tokens > 5) == (shape["speculative"] != "off")
     if settings["num_pages"] == 20:
-        assert stats.num_evicted_pages + stats.num_demoted_pages > 10
+        assert stats.num_evicted_pages + stats.num_demoted_pages > 5
 
 
 def test_in_order_the_same_bits_come_of_any_number_of_ranks() -> None:
