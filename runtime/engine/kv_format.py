@@ -63,9 +63,9 @@ def choose_scales(config: CoreConfig, path: Path, model: Decoder, dtype: torch.d
         return ChosenScales(None, "none")
     file = path / FILE_NAME if config.kv_scales is None else Path(config.kv_scales)
     if config.kv_scales is not None or file.is_file():
-        return ChosenScales(read_ranges(file, model.config).scales(dtype), str(file))
-    if (stored := checkpoint_scales(path, model.config, dtype)) is not None:
-        return ChosenScales(stored, "checkpoint")
+        return ChosenScales(read_ranges(file, model.whole_config).scales(dtype).heads(model.kv_heads), str(file))
+    if (stored := checkpoint_scales(path, model.whole_config, dtype)) is not None:
+        return ChosenScales(stored.heads(model.kv_heads), "checkpoint")
     ranges = measure(model, random_texts(model.config))
     logger.warning(
         "KV in %s with scales measured on %d RANDOM tokens: neither %s nor the checkpoint has any. "

@@ -26,6 +26,10 @@ class KvScales:
     k_LK: torch.Tensor
     v_LK: torch.Tensor
 
+    def heads(self, part: slice) -> KvScales:
+        """Those of some heads."""
+        return KvScales(self.k_LK[:, part], self.v_LK[:, part])
+
     def to(self, device: torch.device) -> KvScales:
         return KvScales(self.k_LK.to(device), self.v_LK.to(device))
 
