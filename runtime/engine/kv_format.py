@@ -1,5 +1,5 @@
 """What keys and values are stored as: the dtype that a setting asks for, and where the scales of eight-bit ones come
-from. docs/decisions/0010."""
+from. docs/decisions/0010-scales-before-the-first-token.md"""
 
 from __future__ import annotations
 

@@ -1,0 +1,148 @@
+"""What keys and values in few bits cost and give on the model that ships: perplexity, right answers, agreement with the
+unquantised cache, memory and speed.
+
+    python -P bench/kv_quality.py [--cases N] [--documents N] [--repeat N] [--out FILE]
+
+Cases and documents are those of `examples/demo_model/evaluate.py`, held out from training; scales are measured on
+documents of the training's kind, or on random tokens as at a start without scales. Speeds are medians of interleaved
+runs, given as float32's time over the other's: above 1 is faster.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import statistics
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+import msgspec
+import torch
+import typer
+
+sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "examples" / "demo_model")]
+
+import evaluate  # noqa: E402
+import offline  # noqa: E402
+from corpus.mix import SKILLS, cases, cases_of  # noqa: E402
+from quantised import Greedy, right  # noqa: E402
+
+from ramify.runtime.checkpoint import SHIPPED_MODEL  # noqa: E402
+from ramify.runtime.core import Core, load  # noqa: E402
+from ramify.runtime.engine.kv_pool import PAGE_SIZE, bytes_per_page  # noqa: E402
+from ramify.runtime.engine.kv_ranges import KvRanges, measure, random_texts, write_ranges  # noqa: E402
+from ramify.runtime.models.config import read_config  # noqa: E402
+from ramify.runtime.models.load import load_model  # noqa: E402
+from ramify.runtime.protocol.config import CoreConfig, KvDtypeName  # noqa: E402
+from ramify.runtime.quantize.perplexity import perplexity  # noqa: E402
+
+SEED, CALIBRATION_SEED = 31, 5
+SCENARIOS = (
+    offline.Scenario("single stream, 1.5k context", 1, 1500, 64),
+    offline.Scenario("batch 8, 1k context", 8, 1000, 24, num_shared=992),
+    offline.Scenario("prefill 1k", 1, 1024, 1, counts="prompt"),
+)
+Scales = Literal["text", "random"]
+
+
+@dataclass(frozen=True)
+class Kind:
+    dtype: KvDtypeName
+    scales: Scales | None = None  # measured on what
+
+    def __str__(self) -> str:
+        return self.dtype if self.scales is None else f"{self.dtype}, {self.scales}"
+
+
+KINDS = (
+    Kind("fp32"),
+    Kind("bf16"),
+    Kind("fp8", "text"),
+    Kind("fp8", "random"),
+    Kind("int8", "text"),
+    Kind("int8", "random"),
+)
+
+
+def ranges(num_documents: int) -> dict[Scales, KvRanges]:
+    model = load_model(SHIPPED_MODEL, device=torch.device("cpu"), dtype=torch.float32)
+    encode = evaluate.AutoTokenizer.from_pretrained(SHIPPED_MODEL).encode
+    documents = itertools.islice(cases(CALIBRATION_SEED, held_out=False, wide=True), num_documents)
+    texts = [encode(case.document) for case in documents]
+    return {"text": measure(model, texts), "random": measure(model, random_texts(model.config))}
+
+
+def agreement(answers: list[str], exact: list[str]) -> tuple[float, float]:
+    """In percent: the answers that are the same, and the part of an answer, on average, up to the first difference."""
+    same, parts = 0, []
+    for ours, theirs in zip(answers, exact, strict=True):
+        same += ours == theirs
+        common = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(ours, theirs, strict=False)))
+        parts.append(common / max(1, len(ours), len(theirs)))
+    return 100 * same / len(exact), 100 * statistics.mean(parts)
+
+
+def main(
+    num_cases: Annotated[int, typer.Option("--cases", help="per skill")] = 100,
+    num_documents: Annotated[int, typer.Option("--documents", help="of the perplexity")] = 600,
+    repeat: Annotated[int, typer.Option(help="runs of each speed")] = 5,
+    out: Annotated[Path | None, typer.Option(help="write the table there too")] = None,
+) -> None:
+    logging.getLogger("ramify").setLevel(logging.ERROR)
+    documents = [case.document for case in itertools.islice(cases(SEED, held_out=True, wide=True), num_documents)]
+    encode = evaluate.AutoTokenizer.from_pretrained(SHIPPED_MODEL).encode
+    tokens = [token for text in documents for token in encode(text, add_special_tokens=False)]
+    prompts = [case.prompt for skill in SKILLS if skill != "react" for case in cases_of(skill, SEED + 1, num_cases)]
+    columns: dict[Kind, dict[str, str]] = {}
+    cores: dict[Kind, Core] = {}
+    exact: list[str] = []
+    baseline = 0.0
+    with tempfile.TemporaryDirectory() as folder:
+        for name, measured in ranges(100).items():
+            write_ranges(measured, Path(folder) / name)
+        for kind in KINDS:
+            scales = None if kind.scales is None else str(Path(folder) / kind.scales)
+            cores[kind] = load(
+                CoreConfig(device="cpu", dtype="float32", speculative="off", kv_dtype=kind.dtype, kv_scales=scales)
+            )
+    config = read_config(SHIPPED_MODEL)
+    for kind, core in cores.items():
+        found = perplexity(core.engine, tokens, 512)
+        baseline = baseline or found
+        shares = right(core, num_cases)
+        answers = Greedy(core)(prompts, one_line=False)
+        exact = exact or answers
+        same, part = agreement(answers, exact)
+        dtype = core.engine._pool.dtype
+        columns[kind] = {
+            "bytes of a token": f"{bytes_per_page(config, dtype) // PAGE_SIZE:,}",
+            "tokens in 1 GiB": f"{core.info.num_slots:,}",
+            "perplexity": f"{found:.5f}",
+            "- more than fp32's": f"{found / baseline - 1:+.4%}",
+            "same greedy answer as fp32": f"{same:.1f} %",
+            "- the same up to the first difference": f"{part:.1f} %",
+            "right, all skills": f"{statistics.mean(shares.values()):.1f} %",
+        } | {f"- {skill}": f"{share:.0f} %" for skill, share in shares.items()}
+        print(kind, msgspec.json.encode(columns[kind]).decode(), flush=True)
+    for scenario in SCENARIOS:
+        batch = offline.prompts(scenario, config.vocab_size, 0)
+        seconds: dict[Kind, list[float]] = {kind: [] for kind in KINDS}
+        for _ in range(repeat):
+            for kind, core in cores.items():
+                seconds[kind].append(offline.run_ramify(core.engine, core.scheduler, scenario, batch))
+        exact_seconds = statistics.median(seconds[KINDS[0]])
+        for kind in KINDS:
+            columns[kind][f"speed, {scenario.name}"] = f"{exact_seconds / statistics.median(seconds[kind]):.2f}"
+    lines = [f"| | {' | '.join(map(str, KINDS))} |", "|---|" + "---:|" * len(KINDS)]
+    lines += [f"| {row} | " + " | ".join(columns[kind][row] for kind in KINDS) + " |" for row in columns[KINDS[0]]]
+    table = "\n".join(lines) + "\n"
+    print(table)
+    if out is not None:
+        out.write_text(table, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    typer.run(main)
