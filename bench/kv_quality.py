@@ -28,7 +28,7 @@ sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "exa
 import evaluate  # noqa: E402
 import offline  # noqa: E402
 from corpus.mix import SKILLS, cases, cases_of  # noqa: E402
-from quantised import Greedy, right  # noqa: E402
+from quantised_skills import SEED, Answers, Greedy, answers, change  # noqa: E402
 
 from ramify.runtime.checkpoint import SHIPPED_MODEL  # noqa: E402
 from ramify.runtime.core import Core, load  # noqa: E402
@@ -39,7 +39,7 @@ from ramify.runtime.models.load import load_model  # noqa: E402
 from ramify.runtime.protocol.config import CoreConfig, KvDtypeName  # noqa: E402
 from ramify.runtime.quantize.perplexity import perplexity  # noqa: E402
 
-SEED, CALIBRATION_SEED = 31, 5
+CALIBRATION_SEED = 5
 SCENARIOS = (
     offline.Scenario("single stream, 1.5k context", 1, 1500, 64),
     offline.Scenario("batch 8, 1k context", 8, 1000, 24, num_shared=992),
@@ -75,10 +75,10 @@ def ranges(num_documents: int) -> dict[Scales, KvRanges]:
     return {"text": measure(model, texts), "random": measure(model, random_texts(model.config))}
 
 
-def agreement(answers: list[str], exact: list[str]) -> tuple[float, float]:
+def agreement(texts: list[str], exact: list[str]) -> tuple[float, float]:
     """In percent: the answers that are the same, and the part of an answer, on average, up to the first difference."""
     same, parts = 0, []
-    for ours, theirs in zip(answers, exact, strict=True):
+    for ours, theirs in zip(texts, exact, strict=True):
         same += ours == theirs
         common = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(ours, theirs, strict=False)))
         parts.append(common / max(1, len(ours), len(theirs)))
@@ -99,6 +99,7 @@ def main(
     columns: dict[Kind, dict[str, str]] = {}
     cores: dict[Kind, Core] = {}
     exact: list[str] = []
+    dense: Answers = {}
     baseline = 0.0
     with tempfile.TemporaryDirectory() as folder:
         for name, measured in ranges(100).items():
@@ -112,10 +113,12 @@ def main(
     for kind, core in cores.items():
         found = perplexity(core.engine, tokens, 512)
         baseline = baseline or found
-        shares = right(core, num_cases)
-        answers = Greedy(core)(prompts, one_line=False)
-        exact = exact or answers
-        same, part = agreement(answers, exact)
+        right = answers(core, num_cases)
+        dense = dense or right
+        every = change(list(itertools.chain(*dense.values())), list(itertools.chain(*right.values())))
+        texts = Greedy(core)(prompts, one_line=False)
+        exact = exact or texts
+        same, part = agreement(texts, exact)
         dtype = core.engine._pool.dtype
         columns[kind] = {
             "bytes of a token": f"{bytes_per_page(config, dtype) // PAGE_SIZE:,}",
@@ -124,8 +127,9 @@ def main(
             "- more than fp32's": f"{found / baseline - 1:+.4%}",
             "same greedy answer as fp32": f"{same:.1f} %",
             "- the same up to the first difference": f"{part:.1f} %",
-            "right, all skills": f"{statistics.mean(shares.values()):.1f} %",
-        } | {f"- {skill}": f"{share:.0f} %" for skill, share in shares.items()}
+            "right answers lost, won": f"-{every.lost}, +{every.won} of {every.cases}",
+            "- in points": f"{every.points:+.1f} ± {every.margin:.1f}",
+        } | {f"right, {skill}": f"{100 * statistics.mean(shares):.0f} %" for skill, shares in right.items()}
         print(kind, msgspec.json.encode(columns[kind]).decode(), flush=True)
     for scenario in SCENARIOS:
         batch = offline.prompts(scenario, config.vocab_size, 0)

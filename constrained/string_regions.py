@@ -1,0 +1,138 @@
+"""Which of several demands on a string can hold together, and the texts of which that is true where they are few.
+
+Character automata are walked side by side. Knows automata; no states and no bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from .alphabet import Alphabet, common_alphabet
+from .budget import Budget
+from .char_dfa import DEAD, START, CharDfa, length_chars, trimmed_chars
+from .errors import GrammarError
+from .expression import choice, literal
+from .schema_strings import StringPart
+from .subset import char_dfa
+
+Truths = tuple[bool, ...]
+MAX_STATES = 20_000
+
+
+@dataclass(frozen=True, eq=False)
+class Regions:
+    """Several automata side by side: S states, the dead one first, in which any text goes on, and by state what of
+    them accept there."""
+
+    alphabet: Alphabet
+    rows: list[list[int]]  # [S, classes]
+    passed: list[Truths | None]  # [S]
+
+    @property
+    def truths(self) -> list[Truths]:
+        """What a text can pass together, and the others not."""
+        return list(dict.fromkeys(truths for truths in self.passed if truths is not None))
+
+    def chars(self, truths: Truths) -> CharDfa:
+        """The texts that pass just these."""
+        return trimmed_chars(self.alphabet, self.rows, [passed == truths for passed in self.passed])
+
+
+def regions(tests: Sequence[CharDfa], budget: Budget) -> Regions:
+    """Raises GrammarError beyond the budget, or when there are too many states."""
+    alphabet, columns = length_chars(0, None).alphabet, list[tuple[int, ...]]()
+    for test in tests:
+        alphabet, old, new = common_alphabet(alphabet, test.alphabet)
+        columns = [*(tuple(column[label] for label in old) for column in columns), new]
+    tables = [test.table[:, list(column)].tolist() for test, column in zip(tests, columns, strict=True)]
+    ends = [test.accepting.tolist() for test in tests]
+    start = (START,) * len(tests)
+    numbers, states = {start: START}, [start]
+    rows, passed = [[DEAD] * alphabet.num_classes], list[Truths | None]([None])
+    for state in states:
+        if len(states) % 64 == 0:
+            budget.check(len(states))
+        if len(states) > MAX_STATES:
+            raise GrammarError("what is asked of a string is too complex in combination")
+        row = []
+        for target in zip(*(table[at] for table, at in zip(tables, state, strict=True)), strict=True):
+            number = numbers.get(target)
+            if number is None:
+                number = numbers[target] = len(numbers) + START
+                states.append(target)
+            row.append(number)
+        rows.append(row)
+        passed.append(tuple(end[at] for end, at in zip(ends, state, strict=True)))
+    return Regions(alphabet, rows, passed)
+
+
+def chars_of(part: StringPart, budget: Budget) -> CharDfa:
+    """Everything that is asked. Raises GrammarError when it is too complex."""
+    if part.texts is not None:
+        return char_dfa(choice(literal(text) for text in sorted(part.texts)), budget)
+    chars = part.chars()
+    if part.least or part.most is not None or chars is None:
+        lengths = length_chars(part.least, part.most, budget)
+        chars = lengths if chars is None else chars.intersect(lengths, budget)
+    return chars
+
+
+def string_combinations(parts: Sequence[StringPart]) -> Iterable[Truths]:
+    """The truths that the parts can have of one string. Raises GrammarError when that is too complex."""
+    if all(part.texts is not None for part in parts):
+        listed = frozenset[str]().union(*(part.texts or () for part in parts))
+        return {tuple(text in (part.texts or ()) for part in parts): None for text in listed} | {
+            tuple(False for _ in parts): None
+        }
+    if len(parts) == 1:
+        # That there are such strings has been found out when it was made. Lengths alone always leave some out.
+        chars = parts[0].chars()
+        leaves_some = parts[0].least or parts[0].most is not None or chars is None or not chars.complement().is_empty
+        return [(True,), (False,)] if leaves_some else [(True,)]
+    budget = Budget()
+    return regions([chars_of(part, budget) for part in parts], budget).truths
+
+
+def likely_texts(parts: Sequence[StringPart]) -> Iterator[str]:
+    """Texts of which some combination of the parts is likely to hold: each one's shortest, and a few beside."""
+    yield from ("", "a", "~", "0")
+    for part in parts:
+        if part.texts is not None:
+            yield from part.texts
+        elif (chars := part.chars()) is None:
+            yield "a" * max(part.least, 1)
+        elif (text := chars.witness()) is not None:
+            yield text
+
+
+def few_texts(chars: CharDfa, most: int) -> list[str] | None:
+    """All that are accepted, shortest first; None when they are more than `most`."""
+    table, accepting = chars.table, chars.accepting
+    found: list[str] = []
+    frontier = [("", START)]
+    members = [_letters(chars, label, most) for label in range(chars.alphabet.num_classes)]
+    for _ in range(chars.num_states):
+        found += [text for text, state in frontier if accepting[state]]
+        longer: list[tuple[str, int]] = []
+        for text, state in frontier:
+            for label in np.flatnonzero(table[state] != DEAD).tolist():
+                letters = members[label]
+                if letters is None or len(longer) + len(letters) > most:
+                    return None
+                longer += [(text + letter, int(table[state, label])) for letter in letters]
+        if not longer:
+            return found if len(found) <= most else None
+        frontier = longer
+    return None  # longer than there are states, so there is a circle
+
+
+def _letters(chars: CharDfa, label: int, most: int) -> list[str] | None:
+    """A class's characters, but for halves of surrogate pairs; None when they are too many."""
+    ranges = chars.alphabet.members(label)
+    if sum(last - first + 1 for first, last in ranges) > most + 0x800:
+        return None
+    letters = [chr(c) for first, last in ranges for c in range(first, last + 1) if not 0xD800 <= c <= 0xDFFF]
+    return letters if len(letters) <= most else None
