@@ -15,11 +15,11 @@ import logging
 import statistics
 import sys
 import tempfile
+from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
-import msgspec
 import torch
 import typer
 
@@ -85,22 +85,68 @@ def agreement(texts: list[str], exact: list[str]) -> tuple[float, float]:
     return 100 * same / len(exact), 100 * statistics.mean(parts)
 
 
-def main(
-    num_cases: Annotated[int, typer.Option("--cases", help="per skill")] = 100,
-    num_documents: Annotated[int, typer.Option("--documents", help="of the perplexity")] = 600,
-    repeat: Annotated[int, typer.Option(help="runs of each speed")] = 5,
-    out: Annotated[Path | None, typer.Option(help="write the table there too")] = None,
-) -> None:
-    logging.getLogger("ramify").setLevel(logging.ERROR)
+Rows = dict[str, list[str]]  # a cell for each kind
+
+
+def sizes(cores: dict[Kind, Core]) -> Rows:
+    config = read_config(SHIPPED_MODEL)
+    per_token = [bytes_per_page(config, core.engine._pool.dtype) // PAGE_SIZE for core in cores.values()]
+    return {
+        "bytes of a token": [f"{number:,}" for number in per_token],
+        "tokens in 1 GiB": [f"{core.info.num_slots:,}" for core in cores.values()],
+    }
+
+
+def quality(cores: dict[Kind, Core], num_cases: int, num_documents: int) -> Rows:
     documents = [case.document for case in itertools.islice(cases(SEED, held_out=True, wide=True), num_documents)]
     encode = evaluate.AutoTokenizer.from_pretrained(SHIPPED_MODEL).encode
     tokens = [token for text in documents for token in encode(text, add_special_tokens=False)]
     prompts = [case.prompt for skill in SKILLS if skill != "react" for case in cases_of(skill, SEED + 1, num_cases)]
-    columns: dict[Kind, dict[str, str]] = {}
-    cores: dict[Kind, Core] = {}
+    rows: Rows = defaultdict(list)
     exact: list[str] = []
     dense: Answers = {}
     baseline = 0.0
+    for core in cores.values():
+        found = perplexity(core.engine, tokens, 512)
+        baseline = baseline or found
+        texts = Greedy(core)(prompts, one_line=False)
+        exact = exact or texts
+        same, part = agreement(texts, exact)
+        right = answers(core, num_cases)
+        dense = dense or right
+        every = change(list(itertools.chain(*dense.values())), list(itertools.chain(*right.values())))
+        rows["perplexity"].append(f"{found:.5f}")
+        rows["- more than fp32's"].append(f"{found / baseline - 1:+.4%}")
+        rows["same greedy answer as fp32"].append(f"{same:.1f} %")
+        rows["- the same up to the first difference"].append(f"{part:.1f} %")
+        rows["right answers lost, won"].append(f"-{every.lost}, +{every.won} of {every.cases}")
+        rows["- in points"].append(f"{every.points:+.1f} ± {every.margin:.1f}")
+        for skill, shares in right.items():
+            rows[f"right, {skill}"].append(f"{100 * statistics.mean(shares):.0f} %")
+    return rows
+
+
+def speeds(cores: dict[Kind, Core], repeat: int) -> Rows:
+    rows: Rows = {}
+    for scenario in SCENARIOS:
+        batch = offline.prompts(scenario, read_config(SHIPPED_MODEL).vocab_size, 0)
+        seconds: dict[Kind, list[float]] = {kind: [] for kind in KINDS}
+        for _ in range(repeat):
+            for kind, core in cores.items():
+                seconds[kind].append(offline.run_ramify(core.engine, core.scheduler, scenario, batch))
+        medians = [statistics.median(seconds[kind]) for kind in KINDS]
+        rows[f"speed, {scenario.name}"] = [f"{medians[0] / median:.2f}" for median in medians]
+    return rows
+
+
+def main(
+    num_cases: Annotated[int, typer.Option("--cases", help="per skill; 0: no quality")] = 100,
+    num_documents: Annotated[int, typer.Option("--documents", help="of the perplexity")] = 600,
+    repeat: Annotated[int, typer.Option(help="runs of each speed; 0: none")] = 5,
+    out: Annotated[Path | None, typer.Option(help="write the table there too")] = None,
+) -> None:
+    logging.getLogger("ramify").setLevel(logging.ERROR)
+    cores: dict[Kind, Core] = {}
     with tempfile.TemporaryDirectory() as folder:
         for name, measured in ranges(100).items():
             write_ranges(measured, Path(folder) / name)
@@ -109,39 +155,13 @@ def main(
             cores[kind] = load(
                 CoreConfig(device="cpu", dtype="float32", speculative="off", kv_dtype=kind.dtype, kv_scales=scales)
             )
-    config = read_config(SHIPPED_MODEL)
-    for kind, core in cores.items():
-        found = perplexity(core.engine, tokens, 512)
-        baseline = baseline or found
-        right = answers(core, num_cases)
-        dense = dense or right
-        every = change(list(itertools.chain(*dense.values())), list(itertools.chain(*right.values())))
-        texts = Greedy(core)(prompts, one_line=False)
-        exact = exact or texts
-        same, part = agreement(texts, exact)
-        dtype = core.engine._pool.dtype
-        columns[kind] = {
-            "bytes of a token": f"{bytes_per_page(config, dtype) // PAGE_SIZE:,}",
-            "tokens in 1 GiB": f"{core.info.num_slots:,}",
-            "perplexity": f"{found:.5f}",
-            "- more than fp32's": f"{found / baseline - 1:+.4%}",
-            "same greedy answer as fp32": f"{same:.1f} %",
-            "- the same up to the first difference": f"{part:.1f} %",
-            "right answers lost, won": f"-{every.lost}, +{every.won} of {every.cases}",
-            "- in points": f"{every.points:+.1f} ± {every.margin:.1f}",
-        } | {f"right, {skill}": f"{100 * statistics.mean(shares):.0f} %" for skill, shares in right.items()}
-        print(kind, msgspec.json.encode(columns[kind]).decode(), flush=True)
-    for scenario in SCENARIOS:
-        batch = offline.prompts(scenario, config.vocab_size, 0)
-        seconds: dict[Kind, list[float]] = {kind: [] for kind in KINDS}
-        for _ in range(repeat):
-            for kind, core in cores.items():
-                seconds[kind].append(offline.run_ramify(core.engine, core.scheduler, scenario, batch))
-        exact_seconds = statistics.median(seconds[KINDS[0]])
-        for kind in KINDS:
-            columns[kind][f"speed, {scenario.name}"] = f"{exact_seconds / statistics.median(seconds[kind]):.2f}"
+    rows = sizes(cores)
+    if num_cases:
+        rows |= quality(cores, num_cases, num_documents)
+    if repeat:
+        rows |= speeds(cores, repeat)
     lines = [f"| | {' | '.join(map(str, KINDS))} |", "|---|" + "---:|" * len(KINDS)]
-    lines += [f"| {row} | " + " | ".join(columns[kind][row] for kind in KINDS) + " |" for row in columns[KINDS[0]]]
+    lines += [f"| {row} | {' | '.join(cells)} |" for row, cells in rows.items()]
     table = "\n".join(lines) + "\n"
     print(table)
     if out is not None:
