@@ -25,7 +25,7 @@ def load_model(
     quantize: Kind | None = None,
     on_progress: Progress | None = None,
 ) -> Decoder:
-    """The decoder of the Hugging Face checkpoint in directory `path`, or of the GGUF file `path`, its weights as `dtype`
+    """The decoder of the Hugging Face checkpoint in directory `path` or of the GGUF file `path`, its weights as `dtype`
     on `device`.
 
     `quantize` rounds the linear layers of a dense checkpoint, tensor by tensor as they are read; embeddings, head and
