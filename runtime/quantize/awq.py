@@ -18,8 +18,8 @@ def input_factors(
 ) -> torch.Tensor:
     """float32 [C]: what to multiply the columns of the weight with, and divide the inputs by, before rounding.
 
-    They are `mean_C`, the inputs' mean absolute values, to the power between 0 and 1 that leaves the least squared error
-    of the outputs over the inputs that `hessian_CC` was made of.
+    They are `mean_C`, the inputs' mean absolute values, to the power between 0 and 1 that leaves the least squared
+    error of the outputs over the inputs that `hessian_CC` was made of.
     """
     weight_NC, mean_C = weight_NC.float(), mean_C.float().clamp_min(1e-4)
     best, least = torch.ones_like(mean_C), float("inf")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import Literal
 
 import numpy as np
@@ -20,6 +21,7 @@ from ..engine.kv_pool import PAGE_SIZE, KvMemory
 from ..models.decoder import Decoder
 from ..models.linear import DenseLinear, Destination, Linear
 from ..models.mlp import DenseMlp
+from ..models.packed import PackedLinear
 from ..models.parameters import LayerParameters
 from ..scheduler.plan import Row
 from .awq import input_factors
@@ -68,13 +70,13 @@ class Rounded:
 def rounded_layers(
     model: Decoder, texts: Sequence[Sequence[int]], method: Method, group_size: int
 ) -> Iterator[Rounded]:
-    """Every layer, in order. `model` is dense, has no mixtures, and is changed on the way."""
+    """Every layer, in order. `model` is dense and has no mixtures; its norms and biases are changed on the way."""
     states_TE = F.embedding(
         torch.tensor([token for text in texts for token in text], device=model.device), model.parameters.embedding_VE
     )
-    bounds = np.cumsum([0, *map(len, texts)]).tolist()
-    windows = list(zip(bounds, bounds[1:], strict=False))
-    for index, layer in enumerate(model.parameters.layers):
+    windows = list(pairwise(np.cumsum([0, *map(len, texts)]).tolist()))
+    for index, stored in enumerate(model.parameters.layers):
+        layer = _unpacked(stored)
         qkv, o, gate_up, down = (Inputs(linear) for linear in (layer.qkv, layer.o, *_mlp(layer)))
         watched = replace(layer, qkv=qkv, o=o, mlp=replace(_dense_mlp(layer), gate_up=gate_up, down=down))
         _run(model, index, watched, states_TE, windows)
@@ -116,11 +118,18 @@ def _run(
     """The layer's outputs, of each window by itself.
 
     A decoder of two layers computes them: its embedding is the states, its first layer this one, and the second's
-    input is what is wanted. Of the second, attention alone is computed, and thrown away.
+    input is what is wanted. Of the second, attention alone is computed, and thrown away; so is the head.
     """
     config = replace(model.config, num_layers=2, windows=(model.config.windows[index],) * 2)
-    parameters = replace(model.parameters, embedding_VE=states_TE, layers=(layer, model.parameters.layers[index]))
-    one = Decoder(config, parameters)
+    one = Decoder(
+        config,
+        replace(
+            model.parameters,
+            embedding_VE=states_TE,
+            layers=(layer, model.parameters.layers[index]),
+            head=DenseLinear(states_TE[:1]),
+        ),
+    )
     outputs = []
     for start, end in windows:
         pages = list(range(-(-(end - start) // PAGE_SIZE)))
@@ -158,6 +167,17 @@ def _changed(index: int, layer: LayerParameters) -> dict[str, torch.Tensor]:
         f"{prefix}.post_attention_layernorm.weight": layer.post_norm_E,
     }
     return changed if bias is None else changed | {f"{prefix}.mlp.up_proj.bias": bias[len(bias) // 2 :]}
+
+
+def _unpacked(layer: LayerParameters) -> LayerParameters:
+    """The layer in a form that can be changed: of one layer at a time, since it takes its room twice."""
+
+    def dense(linear: Linear) -> Linear:
+        return linear.dense() if isinstance(linear, PackedLinear) else linear
+
+    mlp = _dense_mlp(layer)
+    mlp = replace(mlp, gate_up=dense(mlp.gate_up), down=dense(mlp.down))
+    return replace(layer, qkv=dense(layer.qkv), o=dense(layer.o), mlp=mlp)
 
 
 def _hessian(inputs: Inputs) -> torch.Tensor:

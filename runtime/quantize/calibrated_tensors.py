@@ -18,15 +18,15 @@ from .calibrated import Method, rounded_layers
 from .groups import packed
 
 Written = dict[str, dict[str, torch.Tensor]]  # by the name of the tensor that they take the place of
-MOST_TOKENS = 1 << 16  # of the text; more change little
+MOST_TOKENS = 1 << 15  # of the text; more change little
 WINDOW = 512  # tokens that are read together
 
 
 def calibrated_tensors(
     path: Path, config: ModelConfig, method: Method, text: str, group_size: int, on_progress: Progress | None = None
 ) -> Written:
-    """Raises CheckpointError when the model has mixtures of experts, RequestError naming `calibration` when the text has
-    fewer tokens than a window. The whole dense model is loaded; on a CUDA device, when there is one."""
+    """Raises CheckpointError when the model has mixtures of experts, RequestError naming `calibration` when the text
+    has fewer tokens than a window. The whole dense model is loaded; on a CUDA device, when there is one."""
     if config.experts is not None:
         raise CheckpointError(path, f"{method} rounds no mixtures of experts; int4-rtn, int8 and fp8 do")
     tokens = Tokenizer.from_file(str(path / "tokenizer.json")).encode(text, add_special_tokens=False).ids[:MOST_TOKENS]
