@@ -25,8 +25,8 @@ def load_model(
     quantize: Kind | None = None,
     on_progress: Progress | None = None,
 ) -> Decoder:
-    """The decoder of the Hugging Face checkpoint in directory `path` or of the GGUF file `path`, its weights as `dtype`
-    on `device`.
+    """The decoder of the Hugging Face checkpoint in directory `path`, or of the GGUF file `path`, its weights as
+    `dtype` on `device`.
 
     `quantize` rounds the linear layers of a dense checkpoint, tensor by tensor as they are read; embeddings, head and
     norms stay. Raises CheckpointError when the directory, its config.json or its safetensors cannot be served, or
