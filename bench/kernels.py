@@ -46,13 +46,14 @@ class Shape:
     def __init__(
         self, num_rows: int, num_keys: int, num_queries: int, stored: torch.dtype, *, tree: bool = False
     ) -> None:
+        from ramify.kernels.kv_cache import KvCache
         from ramify.kernels.triton import paged_rows
 
         pages = -(-num_keys // PAGE_SIZE)
         table_RP = torch.randperm(num_rows * pages, device="cuda").view(num_rows, pages)
         k, v = (torch.randn(num_rows * pages * PAGE_SIZE, K, D, device="cuda").to(stored) for _ in range(2))
         scale_K = torch.ones(K, device="cuda") if stored.itemsize == 1 else None
-        self.kv = paged_rows.KvCache(k, v, scale_K, scale_K)
+        self.kv = KvCache(k, v, scale_K, scale_K)
         own = torch.arange(num_queries, device="cuda")
         self.rows = paged_rows.PagedRows(
             page_table_RP=table_RP.int(),

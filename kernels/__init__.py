@@ -6,6 +6,7 @@ must agree with it. Knows tensors and slots; knows nothing of models, requests o
 
 from __future__ import annotations
 
+from .kv_cache import KvCache
 from .reference.attention import paged_attention, store_kv
 from .reference.layers import add_rms_norm, apply_rope, rms_norm, silu_and_mul
 from .reference.layout import AttentionLayout, RowSpan, attention_layout
@@ -15,6 +16,7 @@ from .reference.trees import compact_kv, walk_trees
 
 __all__ = [
     "AttentionLayout",
+    "KvCache",
     "RowSpan",
     "add_rms_norm",
     "apply_penalties",

@@ -14,8 +14,9 @@ import torch
 import triton
 import triton.language as tl
 
+from ..kv_cache import KvCache
 from .flash import attend, start
-from .paged_rows import KvCache, PagedRows
+from .paged_rows import PagedRows, product_dtype
 from .tables import Tile
 
 
@@ -88,7 +89,7 @@ def chunk_attention(
         D=D,
         BLOCK_D=max(16, triton.next_power_of_2(D)),
         BLOCK_M=max(16, triton.next_power_of_2(tiles.num_tokens * (H // K))),
-        PRODUCT=kv.product_dtype(),
+        PRODUCT=product_dtype(kv.k_SKD.dtype),
         num_warps=tiles.tile.num_warps,
         num_stages=tiles.tile.num_stages,
     )

@@ -1,6 +1,6 @@
 """What the attention kernels know of a step's rows, as tensors on the device. Knows no page's contents.
 
-Legend: T tokens of the step, R rows, P pages of the longest row, S slots, K key/value heads, D head size.
+Legend: T tokens of the step, R rows, P pages of the longest row.
 """
 
 from __future__ import annotations
@@ -30,18 +30,10 @@ class PagedRows:
     window: int | None  # a position sees this many positions, itself included
 
 
-@dataclass(frozen=True)
-class KvCache:
-    """A layer's keys and values. Quantised ones times their head's scale are the values meant."""
-
-    k_SKD: torch.Tensor
-    v_SKD: torch.Tensor
-    k_scale_K: torch.Tensor | None = None  # float32
-    v_scale_K: torch.Tensor | None = None
-
-    def product_dtype(self) -> tl.dtype:
-        """Of the matrix products. Eight-bit values become float16 by one instruction for two, bfloat16 by several."""
-        return _PRODUCTS.get(self.k_SKD.dtype, tl.float16)
+def product_dtype(kv_dtype: torch.dtype) -> tl.dtype:
+    """Of the matrix products with a cache of `kv_dtype`. Eight-bit values become float16 by one instruction for two,
+    bfloat16 by several."""
+    return _PRODUCTS.get(kv_dtype, tl.float16)
 
 
 _PRODUCTS = {torch.bfloat16: tl.bfloat16, torch.float32: tl.float32}

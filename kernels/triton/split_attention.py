@@ -14,8 +14,9 @@ import torch
 import triton
 import triton.language as tl
 
+from ..kv_cache import KvCache
 from .flash import attend, start
-from .paged_rows import MAX_TREE, KvCache, PagedRows
+from .paged_rows import MAX_TREE, PagedRows, product_dtype
 from .splits import Splits
 from .tables import split_tile
 
@@ -80,7 +81,7 @@ def split_attention(
         BLOCK_D=block_d,
         BLOCK_M=block_m,
         BLOCK_R=triton.next_power_of_2(R + 1),
-        PRODUCT=kv.product_dtype(),
+        PRODUCT=product_dtype(kv.k_SKD.dtype),
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,
     )

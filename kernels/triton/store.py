@@ -9,7 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
-from .paged_rows import KvCache
+from ..kv_cache import KvCache
 
 _FP8_MAX = 448.0  # e4m3
 

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 
 import torch
 
+from ...kernels import KvCache
 from ..models.config import ModelConfig
-from ..models.decoder import KvLayer
 from ..scheduler.plan import PageCopy
 
 PAGE_SIZE = 16  # slots
@@ -30,6 +30,10 @@ class KvMemory:
         self.k_LSKD = torch.empty(shape, device=device, dtype=dtype)
         self.v_LSKD = torch.empty(shape, device=device, dtype=dtype)
 
+    def layers(self) -> tuple[KvCache, ...]:
+        """What the decoder computes with, one for each layer."""
+        return tuple(map(KvCache, self.k_LSKD.unbind(), self.v_LSKD.unbind()))
+
     def page(self, page: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values of one page, [L, PAGE_SIZE, K, D] each."""
         slots = slice(page * PAGE_SIZE, (page + 1) * PAGE_SIZE)
@@ -43,7 +47,7 @@ class KvPool:
     def __init__(self, memory: KvMemory, host: KvMemory | None = None) -> None:
         self.num_pages = memory.num_pages
         self.num_host_pages = 0 if host is None else host.num_pages
-        self.layers: tuple[KvLayer, ...] = tuple(zip(memory.k_LSKD.unbind(), memory.v_LSKD.unbind(), strict=True))
+        self.layers = memory.layers()
         self.memories = (memory.k_LSKD, memory.v_LSKD)  # [L, S, ...] each
         self._memory = memory
         self._host = host

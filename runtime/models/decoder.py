@@ -2,7 +2,7 @@
 requests, and nothing of what becomes of its logits.
 
 Legend: T tokens of the step, O outputs wanted, L layers, E hidden size, V vocabulary, H query heads, K key/value heads,
-D head size, S slots.
+D head size.
 """
 
 from __future__ import annotations
@@ -14,12 +14,10 @@ import torch
 import torch.nn.functional as F
 
 from ... import kernels
-from ...kernels import AttentionLayout
+from ...kernels import AttentionLayout, KvCache
 from .config import ModelConfig
 from .parameters import DecoderParameters, LayerParameters, num_parameters
 from .rope import Rope
-
-KvLayer = tuple[torch.Tensor, torch.Tensor]  # keys and values of a layer, [S, K, D] each
 
 
 @dataclass(frozen=True)
@@ -46,12 +44,12 @@ class Decoder:
         self.parameters = parameters
         self._scale = config.head_dim**-0.5
 
-    def hidden(self, inputs: DecoderInputs, kv: Sequence[KvLayer]) -> torch.Tensor:
+    def hidden(self, inputs: DecoderInputs, kv: Sequence[KvCache]) -> torch.Tensor:
         """Final hidden states [O, E] of the wanted tokens; the KV of all tokens is written to `kv`, one per layer."""
         return self.hidden_and_features(inputs, kv, ())[0]
 
     def hidden_and_features(
-        self, inputs: DecoderInputs, kv: Sequence[KvLayer], captures: Sequence[int]
+        self, inputs: DecoderInputs, kv: Sequence[KvCache], captures: Sequence[int]
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """As `hidden`, and [T, len(captures) * E] states of *all* tokens on the way, side by side; None when there are
         no captures. Capture i < L is the input of layer i before its norm, L the final hidden state."""
@@ -80,7 +78,7 @@ class Decoder:
         return self.parameters.head(hidden_OE).float()
 
     def _attention(
-        self, x_TE: torch.Tensor, layer: LayerParameters, inputs: DecoderInputs, kv: KvLayer, layout: AttentionLayout
+        self, x_TE: torch.Tensor, layer: LayerParameters, inputs: DecoderInputs, kv: KvCache, layout: AttentionLayout
     ) -> torch.Tensor:
         """[T, H * D], before the output projection."""
         T, H, K = x_TE.shape[0], self.config.num_heads, self.config.num_kv_heads
@@ -93,5 +91,5 @@ class Decoder:
         else:
             qk = kernels.apply_rope(qk, inputs.cos_T1D, inputs.sin_T1D)
             q, k = qk[:, :H], qk[:, H:]
-        kernels.store_kv(k, v, *kv, inputs.slots_T)
-        return kernels.paged_attention(q, *kv, layout, self._scale).view(T, -1)
+        kernels.store_kv(k, v, kv, inputs.slots_T)
+        return kernels.paged_attention(q, kv, layout, self._scale).view(T, -1)

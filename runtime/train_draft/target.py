@@ -39,8 +39,7 @@ class Target:
             self._memory = self._room(num_pages)
         lengths = [len(ids) for ids in texts]
         inputs = decoder_inputs(rows, self.model, np.arange(sum(lengths)))
-        layers = list(zip(self._memory.k_LSKD.unbind(), self._memory.v_LSKD.unbind(), strict=True))
-        final_NE, captured_NC = self.model.hidden_and_features(inputs, layers, self._captures)
+        final_NE, captured_NC = self.model.hidden_and_features(inputs, self._memory.layers(), self._captures)
         assert captured_NC is not None
         captured_BTC, final_BTE = (
             torch.nn.utils.rnn.pad_sequence(list(torch.split(states, lengths)), batch_first=True)

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ramify.kernels import RowSpan, attention_layout, paged_attention, store_kv
+from ramify.kernels import KvCache, RowSpan, attention_layout, paged_attention, store_kv
 
 PAGE_SIZE = 4
 CPU = torch.device("cpu")
@@ -49,13 +49,13 @@ def test_attention_over_shuffled_pages_equals_the_naive_loops(
         pages = np.array([shuffled.pop() for _ in range(-(-length // PAGE_SIZE))])
         k_LKD, v_LKD = torch.randn(2, length, kv_heads, head_dim, generator=generator)
         slots = [int(pages[p // PAGE_SIZE]) * PAGE_SIZE + p % PAGE_SIZE for p in range(length)]
-        store_kv(k_LKD, v_LKD, k_SKD, v_SKD, torch.tensor(slots))
+        store_kv(k_LKD, v_LKD, KvCache(k_SKD, v_SKD), torch.tensor(slots))
         spans.append(RowSpan(first, count, pages))
         sequences.append((k_LKD, v_LKD))
     q_THD = torch.randn(sum(n for _, n in rows), kv_heads * group, head_dim, generator=generator)
 
     layout = attention_layout(spans, page_size=PAGE_SIZE, window=window, dtype=torch.float32, device=CPU)
-    got = paged_attention(q_THD, k_SKD, v_SKD, layout, scale=0.3)
+    got = paged_attention(q_THD, KvCache(k_SKD, v_SKD), layout, scale=0.3)
 
     want = []
     for (first, count), (k_LKD, v_LKD) in zip(rows, sequences, strict=True):
@@ -71,5 +71,5 @@ def test_a_row_that_holds_nan_spoils_no_other() -> None:
     v_SKD[0] = float("nan")
     spans = [RowSpan(9, 1, np.array([0, 1, 2])), RowSpan(3, 1, np.array([5])), RowSpan(2, 1, np.array([6]))]
     layout = attention_layout(spans, page_size=PAGE_SIZE, window=None, dtype=torch.float32, device=CPU)
-    out_THD = paged_attention(torch.randn(3, 2, 8), k_SKD, v_SKD, layout, scale=1.0)
+    out_THD = paged_attention(torch.randn(3, 2, 8), KvCache(k_SKD, v_SKD), layout, scale=1.0)
     assert out_THD.isnan().any(-1).any(-1).tolist() == [True, False, False]

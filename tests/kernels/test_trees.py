@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ramify.kernels import RowSpan, attention_layout, compact_kv, paged_attention, store_kv, walk_trees
+from ramify.kernels import KvCache, RowSpan, attention_layout, compact_kv, paged_attention, store_kv, walk_trees
 
 PAGE_SIZE = 4
 CPU = torch.device("cpu")
@@ -26,11 +26,9 @@ def path(tree: list[int], node: int) -> list[int]:
     return [] if node < 0 else [*path(tree, tree[node]), node]
 
 
-def attend(
-    q_THD: torch.Tensor, spans: list[RowSpan], k_SKD: torch.Tensor, v_SKD: torch.Tensor, window: int | None
-) -> torch.Tensor:
+def attend(q_THD: torch.Tensor, spans: list[RowSpan], kv: KvCache, window: int | None) -> torch.Tensor:
     layout = attention_layout(spans, page_size=PAGE_SIZE, window=window, dtype=torch.float32, device=CPU)
-    return paged_attention(q_THD, k_SKD, v_SKD, layout, scale=0.3)
+    return paged_attention(q_THD, kv, layout, scale=0.3)
 
 
 @given(
@@ -44,7 +42,7 @@ def test_a_node_sees_what_it_would_see_at_the_end_of_its_path(
 ) -> None:
     generator = torch.Generator().manual_seed(seed)
     shuffled = random.Random(seed).sample(range(100), 100)
-    k_SKD, v_SKD = torch.full((2, 100 * PAGE_SIZE, 2, 6), float("nan"))
+    kv = KvCache(*torch.full((2, 100 * PAGE_SIZE, 2, 6), float("nan")))
     spans, queries, want = [], [], []
     for first, count, tree in rows:
         length = first + count + len(tree)
@@ -52,18 +50,18 @@ def test_a_node_sees_what_it_would_see_at_the_end_of_its_path(
         k_LKD, v_LKD = torch.randn(2, length, 2, 6, generator=generator)
         q_NHD = torch.randn(count + len(tree), 4, 6, generator=generator)
         slots = [int(pages[p // PAGE_SIZE]) * PAGE_SIZE + p % PAGE_SIZE for p in range(length)]
-        store_kv(k_LKD, v_LKD, k_SKD, v_SKD, torch.tensor(slots))
+        store_kv(k_LKD, v_LKD, kv, torch.tensor(slots))
         spans.append(RowSpan(first, count + len(tree), pages, tree))
         queries.append(q_NHD)
         for place in range(count + len(tree)):
             # A sequence of its own: the tokens before, then the nodes on the way, nothing else.
             way = path(tree, place - count)
             seen = [*range(first + min(place + 1, count)), *(first + count + node for node in way)]
-            alone_k, alone_v = torch.full((2, 20 * PAGE_SIZE, 2, 6), float("nan"))
-            store_kv(k_LKD[seen], v_LKD[seen], alone_k, alone_v, torch.arange(len(seen)))
+            alone = KvCache(*torch.full((2, 20 * PAGE_SIZE, 2, 6), float("nan")))
+            store_kv(k_LKD[seen], v_LKD[seen], alone, torch.arange(len(seen)))
             span = RowSpan(len(seen) - 1, 1, np.arange(-(-len(seen) // PAGE_SIZE)))
-            want.append(attend(q_NHD[place : place + 1], [span], alone_k, alone_v, window))
-    got = attend(torch.cat(queries), spans, k_SKD, v_SKD, window)
+            want.append(attend(q_NHD[place : place + 1], [span], alone, window))
+    got = attend(torch.cat(queries), spans, kv, window)
     torch.testing.assert_close(got, torch.cat(want), atol=1e-5, rtol=1e-4)
 
 

@@ -9,9 +9,10 @@ from collections.abc import Iterator
 
 import torch
 
+from ramify.kernels.kv_cache import KvCache
 from ramify.kernels.triton import layers, logits, sampling, store, tables
 from ramify.kernels.triton.chunk_attention import chunk_attention, query_tiles
-from ramify.kernels.triton.paged_rows import KvCache, PagedRows
+from ramify.kernels.triton.paged_rows import PagedRows
 from ramify.kernels.triton.split_attention import split_attention
 from ramify.kernels.triton.splits import make_splits
 
