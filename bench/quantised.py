@@ -1,125 +1,171 @@
-"""What few bits cost and give on the model that ships: perplexity, right answers and speed, beside the dense model.
+"""What few bits cost and give: right answers and perplexity on the model that ships; bytes and speed there and on a
+bigger model of random weights.
 
     python -P bench/quantised.py [--cases N] [--repeat N] [--out FILE]
 
-Cases and documents are those of `examples/demo_model/evaluate.py`, held out from training. Speeds are medians of
-interleaved runs, given as the dense model's time over the other's: above 1 is faster.
+Quantised models compute in bfloat16, and their baseline is the dense model in bfloat16; float32 is shown beside it.
+Speeds are medians of interleaved runs, given as the baseline's time over the other's: above 1 is faster.
 """
 
 from __future__ import annotations
 
 import itertools
+import multiprocessing
+import re
 import statistics
 import sys
-import time
+import tempfile
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal, NamedTuple
 
 import torch
+import transformers
 import typer
 
-sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "examples" / "demo_model")]
+sys.path.insert(0, str(Path(__file__).parent))
 
-import evaluate  # noqa: E402
-import offline  # noqa: E402
-from corpus.mix import SKILLS, cases, cases_of  # noqa: E402
+import offline
+import quantised_skills
+from corpus.mix import cases
 
-from ramify.runtime.checkpoint import SHIPPED_MODEL  # noqa: E402
-from ramify.runtime.core import Core, load  # noqa: E402
-from ramify.runtime.models.load import load_model  # noqa: E402
-from ramify.runtime.protocol.config import CoreConfig  # noqa: E402
-from ramify.runtime.protocol.core import Generate, Tokens  # noqa: E402
-from ramify.runtime.protocol.sampling import SamplingParams  # noqa: E402
-from ramify.runtime.quantize.perplexity import perplexity  # noqa: E402
+from ramify.runtime.checkpoint import SHIPPED_MODEL
+from ramify.runtime.core import Core, load
+from ramify.runtime.models.load import load_model
+from ramify.runtime.protocol.config import CoreConfig, QuantizeName
+from ramify.runtime.quantize.perplexity import perplexity
 
-KINDS = (None, "int8", "int4", "fp8")
-SEED = 31
+
+class Kind(NamedTuple):
+    dtype: Literal["bfloat16", "float32"]
+    quantize: QuantizeName | None = None
+
+
+BASELINE = "bf16"
+KINDS = {
+    "bf16": Kind("bfloat16"),
+    "float32": Kind("float32"),
+    "int8": Kind("bfloat16", "int8"),
+    "int4": Kind("bfloat16", "int4"),
+    "fp8": Kind("bfloat16", "fp8"),
+}
 SCENARIOS = (
-    offline.Scenario("single stream", 1, 32, 64),
-    offline.Scenario("batch 8", 8, 32, 32),
-    offline.Scenario("prefill 1k", 1, 1024, 1, counts="prompt"),
+    offline.Scenario("single stream", 1, 32, 32),
+    offline.Scenario("batch 8", 8, 32, 16),
+    offline.Scenario("prefill 512", 1, 512, 1, counts="prompt"),
 )
+Rows = list[tuple[str, list[str]]]
 
 
-class Greedy(evaluate.Greedy):
-    """The evaluation's generator, with our engine and scheduler in the place of transformers."""
-
-    def __init__(self, core: Core) -> None:
-        self.core = core
-        self.tokenizer = evaluate.AutoTokenizer.from_pretrained(SHIPPED_MODEL)
-        self.ends = self.tokenizer.convert_tokens_to_ids([evaluate.EOS, evaluate.END])
-        self.newline = self.tokenizer.encode("\n", add_special_tokens=False)[0]
-
-    def __call__(self, prompts: list[str], one_line: bool, max_tokens: int = 160) -> list[str]:
-        ends = (*self.ends, self.newline) if one_line else tuple(self.ends)
-        sampling = SamplingParams(
-            max_new_tokens=max_tokens, temperature=0.0, ignore_eos=True, seed=0, stop_token_ids=ends
-        )
-        engine, scheduler = self.core.engine, self.core.scheduler
-        for index, prompt in enumerate(prompts):
-            ids = self.tokenizer.encode(prompt, add_special_tokens=True)
-            scheduler.handle(Generate(rid=str(index), tokens=ids, sampling=sampling), time.monotonic(), b"")
-        found: list[list[int]] = [[] for _ in prompts]
-        while (plan := scheduler.plan(time.monotonic())) is not None:
-            for message in scheduler.commit(plan, engine.run(plan), time.monotonic()):
-                assert isinstance(message, Tokens)
-                found[int(message.rid)] += message.ids
-        return [
-            self.tokenizer.decode(list(itertools.takewhile(lambda i: i not in ends, ids)), skip_special_tokens=True)
-            for ids in found
-        ]
+def bigger_model(folder: Path) -> Path:
+    """0.36 thousand million random numbers in Qwen2-0.5B's shape, with a small vocabulary."""
+    torch.manual_seed(0)
+    config = transformers.Qwen2Config(
+        vocab_size=2048,
+        hidden_size=896,
+        intermediate_size=4864,
+        num_hidden_layers=24,
+        num_attention_heads=14,
+        num_key_value_heads=2,
+        max_position_embeddings=2048,
+        tie_word_embeddings=True,
+    )
+    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    model.save_pretrained(folder)
+    for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
+        (folder / name).write_bytes((SHIPPED_MODEL / name).read_bytes())
+    return folder
 
 
-def right(core: Core, num_cases: int) -> dict[str, float]:
-    generate = Greedy(core)
-    shares = {}
-    for skill in SKILLS:
-        judge = evaluate.right_traces if skill == "react" else evaluate.right_answers
-        answers = judge(generate, cases_of(skill, SEED, num_cases))
-        shares[skill] = 100 * sum(answers) / len(answers)
-    return shares
+def core_of(path: Path, kind: Kind) -> Core:
+    return load(CoreConfig(model=str(path), device="cpu", dtype=kind.dtype, quantize=kind.quantize))
 
 
-def megabytes(kind: str | None) -> float:
-    """Of the layers that are quantised."""
-    model = load_model(SHIPPED_MODEL, device=torch.device("cpu"), dtype=torch.float32, quantize=kind)
-    return sum(linear.nbytes for linear in model.parameters.linears()) / 1e6
+def quality(num_cases: int, num_documents: int) -> Rows:
+    documents = [
+        case.document
+        for case in itertools.islice(cases(quantised_skills.SEED, held_out=True, wide=True), num_documents)
+    ]
+    encode = transformers.AutoTokenizer.from_pretrained(SHIPPED_MODEL).encode
+    tokens = [token for text in documents for token in encode(text, add_special_tokens=False)]
+    found, perplexities = {}, []
+    for name, kind in KINDS.items():
+        core = core_of(SHIPPED_MODEL, kind)
+        perplexities.append(f"{perplexity(core.engine, tokens, 512):.4f}")
+        found[name] = quantised_skills.answers(core, num_cases)
+    return [("perplexity", perplexities), *quantised_skills.skill_rows(found, BASELINE)]
+
+
+class Loaded(NamedTuple):
+    read: float  # megabytes of weights that a decode step reads: the layers', and the head's
+    peak: float  # megabytes by which the process's peak exceeds what it held before
+
+
+def loaded(path: Path, kind: Kind) -> Loaded:
+    """To be called in a fresh process. Mapped pages of the files, which the system may drop, are part of the peak."""
+    before = _resident("VmRSS")
+    model = load_model(path, device=torch.device("cpu"), dtype=getattr(torch, kind.dtype), quantize=kind.quantize)
+    peak = _resident("VmHWM") - before
+    linears = sum(linear.nbytes for linear in model.parameters.linears())
+    return Loaded((linears + model.parameters.head.nbytes) / 1e6, peak)
+
+
+def _resident(field: str) -> float:
+    found = re.search(rf"^{field}:\s+(\d+) kB", Path("/proc/self/status").read_text(encoding="utf-8"), re.MULTILINE)
+    assert found is not None
+    return int(found[1]) * 1024 / 1e6
+
+
+def costs(path: Path, repeat: int) -> Rows:
+    spawn = multiprocessing.get_context("spawn")
+    figures = []
+    for kind in KINDS.values():
+        with ProcessPoolExecutor(1, mp_context=spawn) as fresh:
+            figures.append(fresh.submit(loaded, path, kind).result())
+    rows = [
+        ("weights read for a token, MB", [f"{figure.read:,.2f}" for figure in figures]),
+        ("peak of loading, MB", [f"{figure.peak:,.0f}" for figure in figures]),
+    ]
+    cores = {name: core_of(path, kind) for name, kind in KINDS.items()}
+    vocab_size = cores[BASELINE].info.vocab_size
+    for scenario in SCENARIOS:
+        seconds: dict[str, list[float]] = {name: [] for name in KINDS}
+        for seed in range(repeat + 1):
+            batch = offline.prompts(scenario, vocab_size, seed)
+            for name, core in cores.items():
+                taken = offline.run_ramify(core.engine, core.scheduler, scenario, batch)
+                if seed:  # the first run warms up
+                    seconds[name].append(taken)
+        medians = {name: statistics.median(taken) for name, taken in seconds.items()}
+        rows.append((f"tok/s, {scenario.name}", [f"{scenario.work / taken:,.0f}" for taken in medians.values()]))
+        rows.append(("- against bf16", [f"{medians[BASELINE] / taken:.2f}" for taken in medians.values()]))
+    return rows
 
 
 def main(
-    num_cases: Annotated[int, typer.Option("--cases", help="per skill")] = 100,
+    num_cases: Annotated[int, typer.Option("--cases", help="per skill; 0: no answers and no perplexity")] = 400,
     num_documents: Annotated[int, typer.Option("--documents", help="of the perplexity")] = 300,
-    repeat: Annotated[int, typer.Option(help="runs of each speed")] = 5,
-    out: Annotated[Path | None, typer.Option(help="write the table there too")] = None,
+    repeat: Annotated[int, typer.Option(help="runs of each speed; 0: no bytes and no speeds")] = 5,
+    bigger: Annotated[bool, typer.Option(help="bytes and speeds of the bigger model too")] = True,
+    out: Annotated[Path | None, typer.Option(help="write the tables there too")] = None,
 ) -> None:
-    documents = [case.document for case in itertools.islice(cases(SEED, held_out=True, wide=True), num_documents)]
-    cores = {kind: load(CoreConfig(device="cpu", dtype="float32", quantize=kind)) for kind in KINDS}
-    encode = evaluate.AutoTokenizer.from_pretrained(SHIPPED_MODEL).encode
-    tokens = [token for text in documents for token in encode(text, add_special_tokens=False)]
-    columns: dict[str | None, dict[str, str]] = {}
-    exact: dict[str | None, dict[str, float]] = {}
-    for kind, core in cores.items():
-        exact[kind] = right(core, num_cases)
-        columns[kind] = {
-            "linear layers, MB": f"{megabytes(kind):.2f}",
-            "perplexity": f"{perplexity(core.engine, tokens, 512):.4f}",
-            "right, all skills": f"{statistics.mean(exact[kind].values()):.1f} %",
-        } | {f"- {skill}": f"{share:.0f} %" for skill, share in exact[kind].items()}
-    for scenario in SCENARIOS:
-        batch = offline.prompts(scenario, cores[None].info.vocab_size, 0)
-        seconds: dict[str | None, list[float]] = {kind: [] for kind in KINDS}
-        for _ in range(repeat):
-            for kind, core in cores.items():
-                seconds[kind].append(offline.run_ramify(core.engine, core.scheduler, scenario, batch))
-        dense = statistics.median(seconds[None])
-        for kind in KINDS:
-            columns[kind][f"speed, {scenario.name}"] = f"{dense / statistics.median(seconds[kind]):.2f}"
-    lines = ["| | float32 | int8 | int4 | fp8 |", "|---|---:|---:|---:|---:|"]
-    lines += [f"| {row} | " + " | ".join(columns[kind][row] for kind in KINDS) + " |" for row in columns[None]]
-    table = "\n".join(lines) + "\n"
-    print(table)
+    tables: dict[str, Rows] = {}
+    if num_cases:
+        tables[f"The model that ships: {num_cases} answers a skill"] = quality(num_cases, num_documents)
+    if repeat:
+        tables["The model that ships: bytes and speed"] = costs(SHIPPED_MODEL, repeat)
+        if bigger:
+            with tempfile.TemporaryDirectory() as folder:
+                tables["0.36B random weights: bytes and speed"] = costs(bigger_model(Path(folder)), repeat)
+    text = "\n".join(f"## {title}\n\n{_table(rows)}" for title, rows in tables.items())
+    print(text)
     if out is not None:
-        out.write_text(table, encoding="utf-8")
+        out.write_text(text, encoding="utf-8")
+
+
+def _table(rows: Rows) -> str:
+    head = f"| | {' | '.join(KINDS)} |\n|---|{'---:|' * len(KINDS)}\n"
+    return head + "".join(f"| {title} | {' | '.join(cells)} |\n" for title, cells in rows)
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from .kv_cache import KvCache
 from .reference.attention import paged_attention, store_kv
+from .reference.experts import choose_experts, combine_experts, group_by_expert, grouped_matmul, groups
 from .reference.layers import add_rms_norm, apply_rope, rms_norm, silu_and_mul
 from .reference.layout import AttentionLayout, RowSpan, attention_layout
 from .reference.logits import apply_penalties, apply_token_bitmask
@@ -23,8 +24,13 @@ __all__ = [
     "apply_rope",
     "apply_token_bitmask",
     "attention_layout",
+    "choose_experts",
+    "combine_experts",
     "compact_kv",
     "draw_tokens",
+    "group_by_expert",
+    "grouped_matmul",
+    "groups",
     "paged_attention",
     "rms_norm",
     "sampling_weights",

@@ -1,6 +1,7 @@
 """What a checkpoint's `config.json` says of its decoder, as data. Knows the supported families; opens no weights.
 
-A family is a row of `FAMILIES`: five architectures differ in biases, query/key norms and where windows come from.
+A family is a row of `FAMILIES`: seven architectures differ in biases, query/key norms, where windows come from
+and what their MLPs are.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from .errors import CheckpointError
+from .experts_config import MIXTRAL, QWEN2_MOE, QWEN3_MOE, ExpertFamily, ExpertsConfig, parse_experts
 from .fields import Fields
 from .quantised.config import parse_quantisation
 from .quantised.scheme import Quantisation
@@ -24,8 +26,10 @@ class Family(NamedTuple):
     o_bias: bool | Literal["config"]
     mlp_bias: bool | Literal["config"]
     qk_norm: bool
-    windows: Literal["none", "every layer", "by layer"]
+    windows: Literal["none", "every layer", "every layer if used", "by layer"]
     default_head_dim: int | None = None  # None: hidden_size / num_attention_heads
+    experts: ExpertFamily | None = None
+    bias_field: str = "attention_bias"
 
 
 FAMILIES = {
@@ -33,6 +37,13 @@ FAMILIES = {
     "MistralForCausalLM": Family(False, False, False, qk_norm=False, windows="every layer"),
     "Qwen2ForCausalLM": Family(True, False, False, qk_norm=False, windows="by layer"),
     "Qwen3ForCausalLM": Family("config", "config", False, qk_norm=True, windows="by layer", default_head_dim=128),
+    "MixtralForCausalLM": Family(False, False, False, qk_norm=False, windows="every layer", experts=MIXTRAL),
+    "Qwen2MoeForCausalLM": Family(
+        "config", False, False, qk_norm=False, windows="none", experts=QWEN2_MOE, bias_field="qkv_bias"
+    ),
+    "Qwen3MoeForCausalLM": Family(
+        "config", "config", False, qk_norm=True, windows="every layer if used", experts=QWEN3_MOE
+    ),
 }
 
 
@@ -41,7 +52,7 @@ class ModelConfig:
     architecture: str
     vocab_size: int
     hidden_size: int
-    intermediate_size: int
+    intermediate_size: int  # of dense MLPs
     num_layers: int
     num_heads: int
     num_kv_heads: int
@@ -55,12 +66,19 @@ class ModelConfig:
     mlp_bias: bool
     qk_norm: bool
     tied_embeddings: bool
+    experts: ExpertsConfig | None = None  # of the layers that are mixtures
     quantisation: Quantisation | None = None  # of what the checkpoint stores
 
     @property
     def linear_inputs(self) -> tuple[int, ...]:
         """The sizes that linear layers of attention and MLP take in."""
-        return (self.hidden_size, self.num_heads * self.head_dim, self.intermediate_size)
+        experts = self.experts
+        sizes = [self.hidden_size, self.num_heads * self.head_dim]
+        if experts is None or not all(experts.layers):
+            sizes.append(self.intermediate_size)
+        if experts is not None:
+            sizes += [experts.intermediate_size, *([experts.shared_size] if experts.shared_size is not None else [])]
+        return tuple(sizes)
 
 
 def read_config(path: Path) -> ModelConfig:
@@ -91,7 +109,8 @@ def parse_config(raw: dict[str, Any], file: Path) -> ModelConfig:
     fields.one_of("hidden_act", ("silu", "swish"), default="silu")
 
     def flag(rule: bool | Literal["config"], field: str) -> bool:
-        return fields.boolean(field, default=False) if rule == "config" else rule
+        # Only Qwen2-MoE has biases when the field that speaks of them is absent.
+        return fields.boolean(field, default=field == "qkv_bias") if rule == "config" else rule
 
     num_layers = fields.count("num_hidden_layers")
     hidden_size = fields.count("hidden_size")
@@ -121,11 +140,12 @@ def parse_config(raw: dict[str, Any], file: Path) -> ModelConfig:
         rope=rope,
         context_length=rope.context_length(max_positions),
         windows=_windows(fields, family, num_layers),
-        qkv_bias=flag(family.qkv_bias, "attention_bias"),
+        qkv_bias=flag(family.qkv_bias, family.bias_field),
         o_bias=flag(family.o_bias, "attention_bias"),
         mlp_bias=flag(family.mlp_bias, "mlp_bias"),
         qk_norm=family.qk_norm,
         tied_embeddings=fields.boolean("tie_word_embeddings", default=False),
+        experts=None if family.experts is None else parse_experts(fields, family.experts, num_layers),
         quantisation=parse_quantisation(fields.nested("quantization_config")),
     )
 
@@ -140,15 +160,20 @@ def _architecture(fields: Fields) -> str:
 
 
 def _windows(fields: Fields, family: Family, num_layers: int) -> tuple[int | None, ...]:
-    """Mistral: `sliding_window` everywhere. Qwen: only with `use_sliding_window`, on the layers that `layer_types`
-    names, or without it on those from `max_window_layers` on."""
-    if family.windows == "none" or fields.raw.get("sliding_window") is None:
+    """Mistral and Mixtral: `sliding_window` everywhere; Qwen3-MoE too, but only with `use_sliding_window`. Qwen, with
+    that: on the layers that `layer_types` names, or without it on those from `max_window_layers` on."""
+    used = fields.boolean("use_sliding_window", default=False)
+    if family.windows == "none":
+        if used:
+            raise fields.unsupported("use_sliding_window", f"for {fields.raw['architectures'][0]} true is")
+        return (None,) * num_layers
+    if fields.raw.get("sliding_window") is None:
+        return (None,) * num_layers
+    if not used and family.windows != "every layer":
         return (None,) * num_layers
     window = fields.count("sliding_window")
-    if family.windows == "every layer":
+    if family.windows != "by layer":
         return (window,) * num_layers
-    if not fields.boolean("use_sliding_window", default=False):
-        return (None,) * num_layers
     types = fields.raw.get("layer_types")
     if types is None:
         first = fields.count("max_window_layers", default=28, least=0)

@@ -68,7 +68,7 @@ class Decoder:
                 # Nobody reads the other tokens' hidden states, and their keys and values are all written.
                 x, residual, wanted_O = x[wanted_O], residual[wanted_O], None
             x, residual = kernels.add_rms_norm(layer.o(x), residual, layer.post_norm_E, eps)
-            x = layer.down(kernels.silu_and_mul(layer.gate_up(x)))
+            x = layer.mlp(x)
         hidden = captured[config.num_layers] = kernels.rms_norm(residual + x, self.parameters.norm_E, eps)
         features = torch.cat([captured[index] for index in captures], dim=-1) if captures else None
         return hidden if wanted_O is None else hidden[wanted_O], features

@@ -6,7 +6,7 @@ stored tensor must have, and puts it into its place. Nothing is held twice.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -22,7 +22,20 @@ class Destination(NamedTuple):
     dtypes: tuple[torch.dtype, ...] | None = None  # None: any of floating point, which is converted
 
 
-class Linear(Protocol):
+class Filled(Protocol):
+    """What is filled piece by piece."""
+
+    def finish(self) -> None:
+        """Called once, when every piece is in its place, before the first product."""
+        ...
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of what products read."""
+        ...
+
+
+class Linear(Filled, Protocol):
     """y = x W^T + b. Which numbers W is made of, only the layer knows."""
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
@@ -31,15 +44,6 @@ class Linear(Protocol):
 
     def pieces(self, start: int, size: int) -> dict[str, Destination]:
         """What must be stored for the rows [start, start + size), by the names' last part."""
-        ...
-
-    def finish(self) -> None:
-        """Called once, when every piece is in its place, before the first product."""
-        ...
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes that one product reads of the layer."""
         ...
 
 
@@ -68,6 +72,16 @@ def bias_piece(bias: torch.Tensor | None, start: int, size: int) -> dict[str, De
         return {}
     part = bias[start : start + size]
     return {"bias": Destination((size,), part.copy_)}
+
+
+def stacked(prefix: str, names_sizes: Sequence[tuple[str, int]], linear: Linear) -> dict[str, Destination]:
+    """Of a layer that is several of the checkpoint's, one below the other: each one's pieces, by their whole names."""
+    parts: dict[str, Destination] = {}
+    start = 0
+    for name, size in names_sizes:
+        parts |= {f"{prefix}.{name}.{last}": piece for last, piece in linear.pieces(start, size).items()}
+        start += size
+    return parts
 
 
 def total_bytes(*tensors: torch.Tensor | None) -> int:

@@ -14,7 +14,9 @@ from dataclasses import dataclass, replace
 import torch
 
 from .config import ModelConfig
-from .linear import DenseLinear, Destination, Linear
+from .experts import make_experts
+from .linear import DenseLinear, Destination, Filled, Linear, stacked
+from .mlp import DenseMlp, MixtureMlp, Mlp
 from .quantised.factory import make_linear
 
 
@@ -25,8 +27,7 @@ class LayerParameters:
     qk_norm_HD: torch.Tensor | None  # [H + K, D]: the query norm H times, then the key norm K times
     o: Linear  # H * D -> E
     post_norm_E: torch.Tensor
-    gate_up: Linear  # E -> 2I
-    down: Linear  # I -> E
+    mlp: Mlp
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,10 +37,11 @@ class DecoderParameters:
     norm_E: torch.Tensor
     head: DenseLinear  # E -> V; the embedding itself when tied
 
-    def linears(self) -> Iterator[Linear]:
+    def linears(self) -> Iterator[Filled]:
         """Those of the layers; the head is not among them, and never quantised."""
         for layer in self.layers:
-            yield from (layer.qkv, layer.o, layer.gate_up, layer.down)
+            yield from (layer.qkv, layer.o)
+            yield from layer.mlp.linears()
 
 
 def allocate(config: ModelConfig, *, device: torch.device | str, dtype: torch.dtype) -> DecoderParameters:
@@ -55,13 +57,29 @@ def allocate(config: ModelConfig, *, device: torch.device | str, dtype: torch.dt
         modules = [f"model.layers.{index}.{name}" for name in names.split()]
         return make_linear(config.quantisation, modules, out, inner, bias, device=device, dtype=dtype)
 
-    E, inter, H, K, D = (
-        config.hidden_size,
-        config.intermediate_size,
-        config.num_heads,
-        config.num_kv_heads,
-        config.head_dim,
-    )
+    def dense(index: int, block: str, size: int, bias: bool) -> DenseMlp:
+        gate_up = linear(index, f"{block}.gate_proj {block}.up_proj", 2 * size, E, bias)
+        return DenseMlp(gate_up, linear(index, f"{block}.down_proj", E, size, bias), size, E, block)
+
+    def mlp(index: int) -> Mlp:
+        experts = config.experts
+        if experts is None or not experts.layers[index]:
+            return dense(index, "mlp", config.intermediate_size, config.mlp_bias)
+        names, size = experts.names, experts.intermediate_size
+        each = [f"model.layers.{index}.{names.block}.experts.{n}" for n in range(experts.num_experts)]
+        gates_ups = [(f"{expert}.{names.gate}", f"{expert}.{names.up}") for expert in each]
+        downs = [(f"{expert}.{names.down}",) for expert in each]
+        shared = experts.shared_size
+        return MixtureMlp(
+            config=experts,
+            router_NE=tensor(experts.num_experts, E),
+            gate_up=make_experts(config.quantisation, gates_ups, 2 * size, E, device=device, dtype=dtype),
+            down=make_experts(config.quantisation, downs, E, size, device=device, dtype=dtype),
+            shared=None if shared is None else dense(index, f"{names.block}.shared_expert", shared, False),
+            shared_gate_1E=None if shared is None else tensor(1, E),
+        )
+
+    E, H, K, D = config.hidden_size, config.num_heads, config.num_kv_heads, config.head_dim
     embedding = tensor(config.vocab_size, E)
     layers = tuple(
         LayerParameters(
@@ -72,8 +90,7 @@ def allocate(config: ModelConfig, *, device: torch.device | str, dtype: torch.dt
             qk_norm_HD=tensor(H + K, D) if config.qk_norm else None,
             o=linear(index, "self_attn.o_proj", E, H * D, config.o_bias),
             post_norm_E=tensor(E),
-            gate_up=linear(index, "mlp.gate_proj mlp.up_proj", 2 * inter, E, config.mlp_bias),
-            down=linear(index, "mlp.down_proj", E, inter, config.mlp_bias),
+            mlp=mlp(index),
         )
         for index in range(config.num_layers)
     )
@@ -88,27 +105,19 @@ def destinations(parameters: DecoderParameters, config: ModelConfig) -> dict[str
     def whole(name: str, tensor: torch.Tensor) -> None:
         parts[name] = Destination(tuple(tensor.shape), tensor.copy_)
 
-    def stacked(prefix: str, names_sizes: list[tuple[str, int]], linear: Linear) -> None:
-        start = 0
-        for name, size in names_sizes:
-            for last, destination in linear.pieces(start, size).items():
-                parts[f"{prefix}.{name}.{last}"] = destination
-            start += size
-
     H, K, D = config.num_heads, config.num_kv_heads, config.head_dim
     whole("model.embed_tokens.weight", parameters.embedding_VE)
     for index, layer in enumerate(parameters.layers):
         prefix = f"model.layers.{index}"
         whole(f"{prefix}.input_layernorm.weight", layer.input_norm_E)
-        stacked(f"{prefix}.self_attn", [("q_proj", H * D), ("k_proj", K * D), ("v_proj", K * D)], layer.qkv)
+        heads = [("q_proj", H * D), ("k_proj", K * D), ("v_proj", K * D)]
+        parts |= stacked(f"{prefix}.self_attn", heads, layer.qkv)
         if layer.qk_norm_HD is not None:
             parts[f"{prefix}.self_attn.q_norm.weight"] = Destination((D,), layer.qk_norm_HD[:H].copy_)
             parts[f"{prefix}.self_attn.k_norm.weight"] = Destination((D,), layer.qk_norm_HD[H:].copy_)
-        stacked(f"{prefix}.self_attn", [("o_proj", config.hidden_size)], layer.o)
+        parts |= stacked(f"{prefix}.self_attn", [("o_proj", config.hidden_size)], layer.o)
         whole(f"{prefix}.post_attention_layernorm.weight", layer.post_norm_E)
-        size = config.intermediate_size
-        stacked(f"{prefix}.mlp", [("gate_proj", size), ("up_proj", size)], layer.gate_up)
-        stacked(f"{prefix}.mlp", [("down_proj", config.hidden_size)], layer.down)
+        parts |= layer.mlp.destinations(prefix)
     whole("model.norm.weight", parameters.norm_E)
     if not config.tied_embeddings:
         whole("lm_head.weight", parameters.head.weight)

@@ -9,7 +9,17 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
-from transformers import LlamaConfig, MistralConfig, PretrainedConfig, PreTrainedModel, Qwen2Config, Qwen3Config
+from transformers import (
+    LlamaConfig,
+    MistralConfig,
+    MixtralConfig,
+    PretrainedConfig,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen2MoeConfig,
+    Qwen3Config,
+    Qwen3MoeConfig,
+)
 
 _SIZES = {
     "vocab_size": 203,
@@ -35,6 +45,7 @@ _LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }
+_EXPERTS = {"num_experts": 7, "num_experts_per_tok": 3, "moe_intermediate_size": 24}
 _YARN = {"factor": 4.0, "original_max_position_embeddings": 64, "beta_fast": 4.0, "beta_slow": 0.5}
 
 CONFIGS: dict[str, Callable[[], PretrainedConfig]] = {
@@ -61,6 +72,19 @@ CONFIGS: dict[str, Callable[[], PretrainedConfig]] = {
         sliding_window=30,
         layer_types=["sliding_attention", "full_attention", "sliding_attention"],
         **_rope("yarn", **_YARN),
+    ),
+    "mixtral": lambda: MixtralConfig(**_SIZES, num_local_experts=5, num_experts_per_tok=2),
+    "mixtral, window": lambda: MixtralConfig(
+        **_SIZES, num_local_experts=3, num_experts_per_tok=3, head_dim=24, sliding_window=17
+    ),
+    "qwen3 moe": lambda: Qwen3MoeConfig(
+        **_SIZES, **_EXPERTS, norm_topk_prob=True, use_sliding_window=True, sliding_window=25
+    ),
+    "qwen3 moe, some layers dense": lambda: Qwen3MoeConfig(
+        **_SIZES | {"num_hidden_layers": 5}, **_EXPERTS, head_dim=24, decoder_sparse_step=2, mlp_only_layers=[3]
+    ),
+    "qwen2 moe": lambda: Qwen2MoeConfig(
+        **_SIZES, **_EXPERTS, shared_expert_intermediate_size=40, mlp_only_layers=[0], sliding_window=None
     ),
 }
 

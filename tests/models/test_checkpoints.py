@@ -38,7 +38,7 @@ def parameters_equal(left: Decoder, right: Decoder) -> bool:
         same_head = torch.equal(left.logits(hidden), right.logits(hidden))
     pairs = zip(left.parameters.layers, right.parameters.layers, strict=True)
     return same_head and all(
-        torch.equal(a.qkv.weight, b.qkv.weight) and torch.equal(a.down.weight, b.down.weight) for a, b in pairs
+        torch.equal(a.qkv.weight, b.qkv.weight) and torch.equal(a.mlp.down.weight, b.mlp.down.weight) for a, b in pairs
     )
 
 

@@ -33,6 +33,11 @@ NAMES = [
     "qwen2, windows",
     "qwen3",
     "qwen3, layer types",
+    "mixtral",
+    "mixtral, window",
+    "qwen3 moe",
+    "qwen3 moe, some layers dense",
+    "qwen2 moe",
 ]
 TOLERANCE = 1e-4
 every_family = pytest.mark.parametrize("name", NAMES)

@@ -21,7 +21,7 @@ from ramify.runtime.models.errors import CheckpointError
 from ramify.runtime.models.load import load_model
 from ramify.runtime.models.quantised import nibbles
 from ramify.runtime.models.quantised.bytewise import BytewiseLinear
-from ramify.runtime.models.quantised.rounding import fp8_rows, int4_groups, int8_rows
+from ramify.runtime.models.quantised.rounding import fp8_as_bfloat16, fp8_rows, int4_groups, int8_rows
 from ramify.runtime.models.quantised.scheme import Scheme
 from ramify.runtime.quantize.write import LINEAR, write_quantised
 from ramify.runtime.scheduler.plan import Row
@@ -284,7 +284,7 @@ def test_an_ignored_layer_stays_dense(dense: Path, tmp_path: Path) -> None:
     path = changed(dense, tmp_path / "packed", pack, quantization_config=config)
     layer = load_model(path, device=torch.device("cpu"), dtype=torch.float32).parameters.layers[1]
     weights = load_file(dense / "model.safetensors")
-    assert torch.equal(layer.down.weight, weights["model.layers.1.mlp.down_proj.weight"])
+    assert torch.equal(layer.mlp.down.weight, weights["model.layers.1.mlp.down_proj.weight"])
     assert isinstance(layer.o, BytewiseLinear)
 
 
@@ -352,6 +352,30 @@ def test_groups_are_rounded_to_their_nearest_code() -> None:
     steps = (weight - restored).abs() / scale.repeat_interleave(GROUP, 1)
     assert steps[inside].max() <= 0.5 + 1e-4
     assert steps.max() <= 1.1  # at the ends the zero point's own rounding adds up to half a step
+
+
+def test_every_finite_fp8_number_is_the_same_in_bfloat16() -> None:
+    numbers = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn)
+    numbers = numbers[~numbers.float().isnan()]
+    assert len(numbers) == 254
+    assert torch.equal(fp8_as_bfloat16(numbers).float(), numbers.float())
+
+
+@pytest.mark.parametrize("num_tokens", [1, 24, 25, 70])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("kind", ["int8", "fp8"])
+def test_weights_of_a_byte_with_dense_inputs_give_the_product_of_the_dequantised(
+    kind: str, dtype: torch.dtype, num_tokens: int
+) -> None:
+    torch.manual_seed(num_tokens)
+    weight, x = torch.randn(48, 32), torch.randn(num_tokens, 32).to(dtype)
+    layer = BytewiseLinear(Scheme(kind=kind, source="dense"), 48, 32, bias=False, device="cpu", dtype=dtype)
+    layer.pieces(0, 48)["weight"].put(weight)
+    codes, scale = (fp8_rows if kind == "fp8" else int8_rows)(weight)
+    expected = x.double() @ (codes.double() * scale.double()).T
+    error = (layer(x).double() - expected).norm() / expected.norm()
+    assert layer(x).dtype == dtype
+    assert error.item() < {torch.float32: 1e-6, torch.bfloat16: 8e-3, torch.float16: 1e-3}[dtype]
 
 
 @pytest.mark.parametrize("dim", [0, 1])

