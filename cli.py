@@ -21,6 +21,7 @@ from . import __version__
 from .runtime.planner.command import plan
 from .runtime.protocol.config import CoreConfig, EvictionName, OrderName, ServeConfig
 from .runtime.protocol.errors import RamifyError
+from .runtime.quantize.calibrate import calibrate_kv
 from .runtime.quantize.command import quantize
 
 app = typer.Typer(
@@ -34,7 +35,7 @@ errors = Console(stderr=True, soft_wrap=True, highlight=False)
 
 PANELS = {
     "Model": "served_model_name device dtype quantize context_length",
-    "Memory and reuse": "num_pages kv_memory host_kv_memory prefix_cache eviction kv_events",
+    "Memory and reuse": "num_pages kv_memory kv_dtype kv_scales host_kv_memory prefix_cache eviction kv_events",
     "Scheduling": "prefill_budget max_running max_waiting order log_plans",
     "Constraints": "grammar_backend jump_forward",
     "Speculation": "speculative speculative_draft_model speculative_num_steps speculative_eagle_topk "
@@ -220,6 +221,7 @@ def keys(
 
 app.command()(plan)
 app.command()(quantize)
+app.command("calibrate-kv")(calibrate_kv)
 
 
 @app.command()

@@ -5,7 +5,7 @@ Build them with the functions, which keep one form for what is equal at a glance
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, ClassVar, Self
 from weakref import ref
 
@@ -190,6 +190,29 @@ def optimistic(formula: Formula, value: Callable[[Any], Formula], settled: Calla
             return True
         return neg(value(inner))
     return value(formula)
+
+
+def forced(formula: Formula, value: Callable[[Any], bool | None], wanted: bool = True) -> Iterator[tuple[Any, bool]]:
+    """Atoms of which the truth is not known yet, but which must have this one so that the formula has the wanted one.
+    Some of them: those that follow step by step (unit propagation)."""
+    if isinstance(formula, Not):
+        yield from forced(formula.part, value, not wanted)
+    elif isinstance(formula, And | Or):
+        if isinstance(formula, And) is wanted:
+            for part in formula.parts:
+                yield from forced(part, value, wanted)
+        else:
+            left = [part for part in formula.parts if evaluate(part, value) is not (not wanted)]
+            if len(left) == 1:
+                yield from forced(left[0], value, wanted)
+    elif isinstance(formula, One):
+        known = {part: evaluate(part, value) for part in formula.parts} if wanted else {}
+        num_true, unknown = list(known.values()).count(True), [part for part, truth in known.items() if truth is None]
+        if num_true or len(unknown) == 1:
+            for part in unknown:
+                yield from forced(part, value, not num_true)
+    elif formula is not True and formula is not False and value(formula) is None:
+        yield formula, wanted
 
 
 def atoms(formula: Formula) -> list[Any]:

@@ -7,14 +7,14 @@ from typing import Any
 
 from .automaton import Automaton, State
 from .errors import GrammarError
-from .formula import Formula
+from .formula import Formula, evaluate
 from .schema_arrays import ArrayContext
 from .schema_cycles import check_cycles
 from .schema_document import Document, read_schema
 from .schema_keywords import check_keywords, child
 from .schema_numbers import number_part
-from .schema_objects import ObjectContext, ObjectState
-from .schema_values import Results, ValueStart
+from .schema_objects import ObjectContext, ObjectState, is_plain
+from .schema_values import Results, ValueStart, results_of
 from .schema_world import World
 from .string_dfas import pattern_dfa
 
@@ -26,16 +26,33 @@ class Schema(World):
         """The state after the opening bracket. None when there is no such value."""
         key = (kind, formulas, id(result))
         if key not in self.memory:
-            if not self._has_values(formulas[0], kind):
-                self.memory[key] = None
-            elif kind == "object":
-                context = ObjectContext(self, formulas, result)
-                state = ObjectState(context, context.everything)
-                self.memory[key] = state if state.is_possible(True) else None
-            else:
-                array = ArrayContext(self, formulas, result).start()
-                self.memory[key] = array if array.is_possible() else None
+            assumed = self.num_assumed
+            state = self._structure_start(kind, formulas, result)
+            if state is None and not self.is_settled and assumed != self.num_assumed:
+                return None  # while other goals are taken to have no value
+            self.memory[key] = state
         return self.memory[key]  # type: ignore[no-any-return]
+
+    def _structure_start(self, kind: str, formulas: tuple[Formula, ...], result: Results) -> State | None:
+        if not self._parts_have_values(formulas[0]):
+            return None
+        if kind == "object":
+            context = ObjectContext(self, formulas, result)
+            state = ObjectState(context, context.everything)
+            return state if state.is_possible(True) else None
+        array = ArrayContext(self, formulas, result).start()
+        return array if array.is_possible() else None
+
+    def _parts_have_values(self, formula: Formula) -> bool:
+        """False only when there is nothing of which it holds: each part is asked by itself."""
+        return evaluate(formula, lambda part: None if part.has_values(self) else False) is not False
+
+    def has_structures(self, kind: str, formula: Formula) -> bool:
+        if not self._parts_have_values(formula):
+            return False
+        if kind == "array" or is_plain(formula):
+            return True
+        return self.structure_start(kind, (formula,), results_of(self, ())) is not None
 
 
 def schema_start(

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from .automaton import Automaton, Block
+from .budget import Budget
 from .dfa import DEAD, START, Dfa
 from .errors import GrammarError
 from .formula import Formula, atoms, evaluate, has_negation
@@ -16,8 +17,9 @@ from .literals import literal_states
 from .schema_parts import ObjectPart
 from .schema_strings import QUOTE, StringPart, is_doubtful, spellings, string_dfa
 from .schema_world import World
-from .string_dfas import pattern_dfa
+from .string_dfas import pattern_chars, pattern_dfa
 from .string_products import any_string, combinations, labelled_product, looping_states, plain_states
+from .string_regions import chars_of, few_texts, regions
 
 
 @dataclass(frozen=True)
@@ -30,6 +32,7 @@ class Doubt:
 
 Kind = frozenset[str | StringPart | Doubt]  # of a name: what it matches
 MAX_KINDS = 32  # of names that are not mentioned
+MAX_LISTED = 64  # names of a kind
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,11 +46,11 @@ class Outcome:
 class KeySpace:
     """All names of some parts."""
 
-    def __init__(self, world: World, parts: tuple[ObjectPart, ...]) -> None:
+    def __init__(self, world: World, parts: tuple[ObjectPart, ...], lists_names: bool) -> None:
+        """`lists_names`: where there are only a few names of a kind, they are as if they were mentioned."""
         self.world = world
         self.names = list(dict.fromkeys(name for part in parts for name in part.names))
-        self._number = {name: number for number, name in enumerate(self.names)}
-        self.named = [Outcome(number) for number in range(len(self.names))]
+        self.num_mentioned = len(self.names)
         # What is asked of all names is a pattern to them, too: a part of the formula that a name satisfies or not.
         self._tests: dict[str | StringPart | Doubt, Dfa] = {}
         for part in parts:
@@ -59,6 +62,11 @@ class KeySpace:
                     self._tests[atom] = string_dfa(atom)
                     if has_negation(world.typed(goal, "string")):
                         self._tests |= {Doubt(atom, number): dfa for number, dfa in enumerate(atom.doubts())}
+        self._listed: set[Kind] = set()
+        if lists_names and self._tests:
+            self._list_names()
+        self._number = {name: number for number, name in enumerate(self.names)}
+        self.named = [Outcome(number) for number in range(len(self.names))]
         self.outcomes: list[Outcome] = [Outcome(None), *self.named]
         self.kinds: list[Kind] = [frozenset()] if not self._tests else []
         self._numbers: dict[Kind, int] = {frozenset(): 0}
@@ -71,6 +79,24 @@ class KeySpace:
         self._many_bits = self.bits(self._many)
         if self._tests:
             self._find_kinds()
+
+    def _list_names(self) -> None:
+        tests = [test for test in self._tests if not isinstance(test, Doubt)]
+        budget = Budget()
+        try:
+            chars = [pattern_chars(test) if isinstance(test, str) else chars_of(test, budget) for test in tests]
+            found = regions(chars, budget)
+        except GrammarError:
+            return  # they are too complex to be told apart, as will be seen
+        for passed, region in found.items():
+            texts = few_texts(region, MAX_LISTED)
+            if texts is not None:
+                self._listed.add(frozenset(test for test, accepted in zip(tests, passed, strict=True) if accepted))
+                self.names = list(dict.fromkeys((*self.names, *texts)))
+
+    def can_be_spelled(self, number: int) -> bool:
+        """Half a surrogate pair cannot."""
+        return bool(self._spelled[self.names[number]])
 
     def bits(self, names: Iterable[str]) -> int:
         return sum(1 << self._number[name] for name in dict.fromkeys(names))
@@ -112,6 +138,8 @@ class KeySpace:
         self._are_all = len(found) <= MAX_KINDS
         for accepted in found[:MAX_KINDS]:
             kind = frozenset(test for test, passed in zip(tests, accepted, strict=True) if passed)
+            if frozenset(test for test in kind if not isinstance(test, Doubt)) in self._listed:
+                continue
             self.kinds.append(kind)
             if kind not in self._numbers:
                 self._numbers[kind] = len(self.outcomes)
@@ -121,14 +149,18 @@ class KeySpace:
         """Whether any text at all is a name, mentioned or of these kinds."""
         return self._are_all and len(kinds) == len(self.kinds) > 0
 
-    def start(self, automaton: Automaton, names: int, kinds: frozenset[Kind]) -> int | None:
-        """The number of the state after the opening quote; the result of a name is the number of its outcome."""
-        key = ("keys", self, names, kinds)
+    def start(
+        self, automaton: Automaton, names: int, kinds: frozenset[Kind], used: frozenset[str] = frozenset()
+    ) -> int | None:
+        """The number of the state after the opening quote; the result of a name is the number of its outcome. `used`
+        are other names that may not come again: whoever asks for the states refuses them, and here nothing leads only
+        to them."""
+        key = ("keys", self, names, kinds, used)
         if key not in automaton.memory:
-            automaton.memory[key] = self._start(automaton, names, kinds)
+            automaton.memory[key] = self._start(automaton, names, kinds, used)
         return automaton.memory[key]  # type: ignore[no-any-return]
 
-    def _start(self, automaton: Automaton, names: int, kinds: frozenset[Kind]) -> int | None:
+    def _start(self, automaton: Automaton, names: int, kinds: frozenset[Kind], used: frozenset[str]) -> int | None:
         if not kinds:
             allowed = [name for number, name in enumerate(self.names) if names >> number & 1]
             texts = [(text, self._pop(automaton, name)) for name in allowed for text in self._spelled[name]]
@@ -137,7 +169,7 @@ class KeySpace:
             base = automaton.block(("any key",), _any_key)
             table = any_string()
         else:
-            made = self._product(names, kinds)
+            made = self._product(names, kinds, self._many)
             if made is None:
                 return None
             table, base = (
@@ -145,6 +177,7 @@ class KeySpace:
                 automaton.block(("keys block", self, names & self._many_bits, kinds), lambda: made[1]),
             )
         texts = []
+        ends = [spelling[:-1] for name in used for spelling in spellings(name)[:1]]
         for number, name in enumerate(self.names):
             if name not in self._many:
                 text = self._spelled[name][0]
@@ -152,6 +185,13 @@ class KeySpace:
                     texts.append((text, self._pop(automaton, name)))
                 elif table.accepts(text[:-1]):
                     texts.append((text, DEAD))
+                    ends.append(text[:-1])
+        if any(_leads_nowhere(table, text) for text in ends):
+            apart = [name for name in (*self.names, *sorted(used)) if spellings(name)]
+            told_apart = self._product(names, kinds, apart)
+            if told_apart is None:
+                return None
+            return START + automaton.block(("keys apart", self, names, kinds, used), lambda: told_apart[1])
         if not texts:
             return base + START
         return literal_states(automaton.tables, sorted(texts), base, table)
@@ -159,13 +199,16 @@ class KeySpace:
     def _pop(self, automaton: Automaton, name: str) -> int:
         return automaton.pop(1 + self._number[name])
 
-    def _product(self, names: int, kinds: frozenset[Kind]) -> tuple[Dfa, Block] | None:
+    def _product(self, names: int, kinds: frozenset[Kind], apart: list[str]) -> tuple[Dfa, Block] | None:
+        """Other names by their kind, beside some names that are told apart; those that are unknown are refused."""
         tests = list(self._tests)
-        many = [string_dfa(StringPart(texts=frozenset([name]))) for name in self._many]
+        many = [string_dfa(StringPart(texts=frozenset([name]))) for name in apart]
 
         def label(accepted: tuple[bool, ...]) -> int:
-            for name, found in zip(self._many, accepted[len(tests) :], strict=True):
+            for name, found in zip(apart, accepted[len(tests) :], strict=True):
                 if found:
+                    if name not in self._number:
+                        return -1
                     return 1 + self._number[name] if names >> self._number[name] & 1 else -1
             kind = frozenset(test for test, passed in zip(tests, accepted, strict=False) if passed)
             return self._numbers[kind] if kind in kinds else -1
@@ -176,6 +219,12 @@ class KeySpace:
         table, class_of, labels = made
         dfa = Dfa(table, class_of, labels >= 0)
         return dfa, Block(table, class_of, labels, closing=QUOTE, plain=plain_states(dfa), loops=looping_states(dfa))
+
+
+def _leads_nowhere(table: Dfa, text: bytes) -> bool:
+    """Whether no other accepted text begins with this one."""
+    state = table.walk(START, text)
+    return state != DEAD and not table.table[state].any()
 
 
 def _any_key() -> Block:

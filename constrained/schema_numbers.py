@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
 from functools import lru_cache
@@ -19,7 +19,7 @@ from .expression import EMPTY, Bytes, Expression, choice, optional, repeat, sequ
 from .formula import And, Formula, Not, One, Or, atoms, evaluate
 from .schema_keywords import child
 from .string_dfas import expression_dfa
-from .string_products import labelled_product
+from .string_products import combinations, labelled_product
 
 MAX_DIGITS = 100  # of a bound
 MAX_REMAINDERS = 20_000  # states of a multipleOf
@@ -269,11 +269,9 @@ def _product_start(automaton: Automaton, formulas: tuple[Formula, ...], result: 
         truths = [bool(evaluate(f, truth.__getitem__)) for f in formulas]
         return result(tuple(truths[1:])) if truths[0] else -1
 
-    # An automaton of a bounded part reads no exponents, so its complement would hold numbers that are within.
-    universe = number_dfa(NumberPart()) if all(_reads_exponents(part) for part in parts) else _plain_numbers()
     start: int | None = None
     try:
-        made = labelled_product(universe, [number_dfa(part) for part in parts], label)
+        made = labelled_product(_universe(parts), [number_dfa(part) for part in parts], label)
     except GrammarError as error:
         made = None  # refusing all is safe, where what is asked cannot be worked out
         automaton.refused.append(error)
@@ -282,6 +280,22 @@ def _product_start(automaton: Automaton, formulas: tuple[Formula, ...], result: 
         start = START + automaton.block(key, lambda: Block(table, class_of, labels, before=AFTER))
     automaton.memory[key] = start
     return start
+
+
+def number_combinations(parts: Sequence[NumberPart]) -> Iterable[tuple[bool, ...]]:
+    """The truths that the parts can have of one number. Raises GrammarError when that is too complex."""
+    if len(parts) == 1:
+        return [(True,), (False,)]  # that there are such numbers has been found out when it was made
+    if all(part.values is not None for part in parts):
+        listed = frozenset[Decimal]().union(*(part.values or () for part in parts))
+        found = {tuple(value in (part.values or ()) for part in parts): None for value in listed}
+        return found | {tuple(False for _ in parts): None}
+    return combinations(_universe(parts), [number_dfa(part) for part in parts])
+
+
+def _universe(parts: Iterable[NumberPart]) -> Dfa:
+    # An automaton of a bounded part reads no exponents, so its complement would hold numbers that are within.
+    return number_dfa(NumberPart()) if all(_reads_exponents(part) for part in parts) else _plain_numbers()
 
 
 def _reads_exponents(part: NumberPart) -> bool:

@@ -6,12 +6,14 @@ A state is a value: the context (what is asked), and for each part whether it ma
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal
 
 from .automaton import Automaton, Frame, Row, State
-from .formula import Formula, atoms, evaluate, has_negation, optimistic
+from .formula import Formula, Or, atoms, evaluate, has_negation, optimistic
+from .schema_completion import Completion
 from .schema_keys import KeySpace, Kind, Outcome
 from .schema_parts import ObjectPart
 from .schema_strings import QUOTE
@@ -19,16 +21,25 @@ from .schema_values import SPACES, Results, ValueStart, results_of
 from .schema_world import World
 
 CLOSE, COMMA, COLON = 0x7D, 0x2C, 0x3A
+ANOTHER = "\udc00"  # among the other names: that there has been one, where the order matters; no name is half a pair
 
 
 @dataclass(frozen=True)
 class Member:
-    """What is asked of one member's value: what it must satisfy, what is tracked, and the goal of each part."""
+    """What is asked of one member's value: what it must satisfy, what is tracked, the goal of each part, and those
+    goals of which it is certain whether they hold."""
 
     need: Formula
     tracked: tuple[Formula, ...]
     goals: tuple[Formula, ...]
     possible: bool
+    known: Mapping[Formula, bool] = field(default_factory=dict)
+
+
+def is_plain(formula: Formula) -> bool:
+    """Whether one part, or one of several, is all that is asked for, and nothing in a part is in another's way."""
+    parts = formula.parts if isinstance(formula, Or) else [formula]
+    return all(isinstance(part, bool) or (isinstance(part, ObjectPart) and not part.is_tight) for part in parts)
 
 
 class ObjectContext:
@@ -44,7 +55,10 @@ class ObjectContext:
         self.parts = tuple(sorted(found, key=lambda part: -len(part.names)))
         self.index = {part: number for number, part in enumerate(self.parts)}
         self.everything = (1 << len(self.parts)) - 1
-        self.keys = KeySpace(world, self.parts)
+        self.exact = len(formulas) > 1 or has_negation(formulas[0])
+        # Where it is plain, whatever brings a part nearer to its end can be ended. Else a way to the end is looked for.
+        self.plain = is_plain(formulas[0]) and not (world.in_order and len(self.parts) > 1)
+        self.keys = KeySpace(world, self.parts, lists_names=not self.plain)
         self.required = [self.keys.bits(part.required) for part in self.parts]
         self.requires = [
             [
@@ -54,14 +68,14 @@ class ObjectContext:
             ]
             for part in self.parts
         ]
-        self.exact = len(formulas) > 1 or has_negation(formulas[0])
-        self.simple = not self.exact and len(self.parts) <= 1
+        self.simple = self.plain and not self.exact and len(self.parts) <= 1
         # Whether a name may come does not depend on those before it, but for their being different.
         self.steady = self.simple and not any(part.most is not None or part.requires for part in self.parts)
         limits = [part.least for part in self.parts]
         limits += [part.most + 1 for part in self.parts if part.most is not None]
         self.num_counted = max(limits, default=0)
         self._members: dict[tuple[int, Outcome, int], Member] = {}
+        self.completion = Completion(self)
 
     @cached_property
     def overwritable(self) -> bool:
@@ -90,32 +104,52 @@ class ObjectContext:
         return found
 
     def _make_member(self, alive: int, outcome: Outcome, seen: int) -> Member:
-        goals = tuple(
+        goals = self.goals(alive, outcome)
+        need = self.need(goals, outcome, seen)
+        different = tuple(dict.fromkeys(goal for goal in goals if goal is not True and goal is not False))
+        tracked = () if not different or different == (need,) else different
+        return Member(need, tracked, goals, self.world.satisfiable(need), {need: True})
+
+    def goals(self, alive: int, outcome: Outcome) -> tuple[Formula, ...]:
+        """Each part's of the value under a name, while only these parts may hold."""
+        return tuple(
             self.keys.goal(part, outcome) if alive >> number & 1 else False for number, part in enumerate(self.parts)
         )
 
+    def need(self, goals: tuple[Formula, ...], outcome: Outcome, seen: int) -> Formula:
+        """What must hold of the value under a name, these being the goals of the parts."""
+
         def settled(part: ObjectPart) -> bool:
             number = self.index[part]
-            return goals[number] is not False and self._cannot_fail(number, seen | self.keys.bit(outcome))
+            return goals[number] is not False and self.cannot_fail(number, seen | self.keys.bit(outcome))
 
-        need = optimistic(self.formulas[0], lambda part: goals[self.index[part]], settled)
-        different = tuple(dict.fromkeys(goal for goal in goals if goal is not True and goal is not False))
-        tracked = () if not different or different == (need,) else different
-        return Member(need, tracked, goals, self.world.satisfiable(need))
+        return optimistic(self.formulas[0], lambda part: goals[self.index[part]], settled)
 
-    def _cannot_fail(self, number: int, seen: int) -> bool:
+    def cannot_fail(self, number: int, seen: int) -> bool:
         """Whether a part holds whatever members come after these."""
+        names = self._settling[number]
+        return names is not None and not names & ~seen
+
+    @cached_property
+    def _settling(self) -> list[int | None]:
+        """Of each part, the names after which it cannot fail any more; None where it always can."""
+        return [self._settles(number) for number in range(len(self.parts))]
+
+    def _settles(self, number: int) -> int | None:
         part = self.parts[number]
         if part.most is not None or part.least or part.name_goals or self.requires[number]:
-            return False
-        if self.required[number] & ~seen:
-            return False
+            return None
         for local in part.locals:
             if local.additional is not True or any(goal is not True for goal in local.patterns.values()):
-                return False
-            if any(goal is not True and not seen & self.keys.bits([n]) for n, goal in local.properties.items()):
-                return False
-        return True
+                return None
+        asked = [name for local in part.locals for name, goal in local.properties.items() if goal is not True]
+        return self.required[number] | self.keys.bits(asked)
+
+    def settled(self, alive: int, seen: int) -> int:
+        """Those of some parts that cannot fail."""
+        return sum(
+            1 << number for number in range(len(self.parts)) if alive >> number & 1 and self.cannot_fail(number, seen)
+        )
 
     def needed(self, number: int, seen: int) -> int:
         """The names that a part requires beside those seen."""
@@ -193,7 +227,34 @@ class ObjectState:
         if context.steady and not context.world.in_order and keys.is_everything(context.possible[1]):
             # A name may go on anywhere, so one set of states serves, and frames refuse the names that have come.
             return keys.start(automaton, *context.possible)
-        return keys.start(automaton, *self._allowed())
+        used = self.others - {ANOTHER} if context.world.in_order else self.others
+        return keys.start(automaton, *self._allowed(), used if self.counts_names else frozenset())
+
+    @property
+    def counts_names(self) -> bool:
+        """Where it will matter how many different names there are, or whether a member is written over."""
+        context, count = self.context, self.count
+        least = max((part.least for part in context.parts), default=0)
+        most = max((part.most for part in context.parts if part.most is not None), default=-1)
+        if context.exact and count <= most:
+            return True  # so many different names that a maximum is exceeded, which may be what is asked for
+        return context.overwritable or count + 1 < least or (count < least and bool(self.others))
+
+    def candidates(self, wanted: int = 0) -> Iterator[Outcome]:
+        """The names that may come as far as their order goes, those that are wanted first, and the kinds of others."""
+        context = self.context
+        keys, first = context.keys, 0
+        if context.world.in_order:
+            first = len(keys.names) if self.others else self.seen.bit_length()
+            first, wanted = min(first, keys.num_mentioned), 0
+        numbers = [number for number in range(first, len(keys.names)) if not self.seen >> number & 1]
+        if wanted:
+            numbers.sort(key=lambda number: not wanted >> number & 1)
+        for number in numbers:
+            if keys.can_be_spelled(number):
+                yield keys.named[number]
+        for kind in keys.kinds:
+            yield keys.other(kind)
 
     def _allowed(self) -> tuple[int, frozenset[Kind]]:
         """Which names may come, and which kinds of other names."""
@@ -203,20 +264,20 @@ class ObjectState:
             names, kinds = context.possible
             if not world.in_order:
                 return names & ~self.seen, kinds
-        names = 0
-        last = self.seen.bit_length() if world.in_order else 0
-        if world.in_order and self.others:
-            last = len(keys.names)
-        for number in range(last, len(keys.names)):
-            bit = 1 << number
-            if not self.seen & bit and self._leads_on(keys.named[number], bit):
+        names, others = 0, set[Kind]()
+        for outcome in self.candidates():
+            bit = keys.bit(outcome)
+            if self._leads_on(outcome, bit):
                 names |= bit
-                if world.in_order and any(required & bit for required in context.required):
-                    return names, frozenset()
-        kinds = frozenset(kind for kind in keys.kinds if self._leads_on(keys.other(kind), 0))
-        return names, kinds
+                if not bit:
+                    others.add(outcome.matched)
+                elif world.in_order and any(required & bit for required in context.required):
+                    break
+        return names, frozenset(others)
 
     def _leads_on(self, outcome: Outcome, bit: int) -> bool:
+        if not self.context.plain:
+            return self.context.completion.leads_on(self, outcome)
         alive = self.alive_after(outcome, bit)
         member = self.context.member(alive, outcome, self.seen)
         if not member.possible:
@@ -233,46 +294,56 @@ class ObjectState:
                 seen = self.seen | bit
                 needed = context.needed(number, seen)
                 if (part.most is not None and self.count + 1 + needed.bit_count() > part.most) or (
-                    context.requires[number] and needed and not self._can_come(number, needed)
+                    (context.requires[number] or not context.plain) and needed and not self._can_come(number, needed)
                 ):
                     alive &= ~(1 << number)
         return alive
 
     def _can_come(self, number: int, names: int) -> bool:
         context = self.context
-        world, part = context.world, context.parts[number]
+        keys, part = context.keys, context.parts[number]
         while names:
             low = (names & -names).bit_length() - 1
             names &= names - 1
-            if not world.satisfiable(part.name_goal(world, context.keys.names[low])):
+            if not context.world.satisfiable(keys.goal(part, keys.named[low])):
                 return False
         return True
 
     def after(self, outcome: Outcome, member: Member, truths: tuple[bool, ...] | None) -> ObjectState | None:
         """After a member whose value has these truths of what is tracked (None: as good as can be)."""
         context = self.context
-        known = dict(zip(member.tracked, truths, strict=True)) if truths is not None else {}
+        known: Mapping[Formula, bool] = member.known
+        if truths is None:
+            known = {**dict.fromkeys(member.tracked, True), **known}
+        elif truths:
+            known = {**known, **dict(zip(member.tracked, truths, strict=True))}
         alive = 0
         for number, goal in enumerate(member.goals):
-            if goal is True or (goal is not False and (goal == member.need or known.get(goal, truths is None))):
+            if goal is True or (goal is not False and known.get(goal, False)):
                 alive |= 1 << number
+        state = self.with_member(outcome, alive)
+        if not context.plain:
+            return state if context.completion.can_end_after(self, state) else None
+        return state if context.simple or state.is_possible(truths is not None) else None
+
+    def with_member(self, outcome: Outcome, alive: int) -> ObjectState:
+        """After a member after which these parts may hold."""
+        context = self.context
         bit = context.keys.bit(outcome)
-        seen, count = self.seen | bit, min(self.count + 1, context.num_counted)
         others = self.others
-        if context.world.in_order and not bit:
-            others |= {""}
-        state = ObjectState(context, alive, seen, count, others, "after")
-        if context.simple:
-            return state
-        return state if state.is_possible(truths is not None) else None
+        if context.world.in_order and not bit & ((1 << context.keys.num_mentioned) - 1):
+            others |= {ANOTHER}
+        return ObjectState(context, alive, self.seen | bit, min(self.count + 1, context.num_counted), others, "after")
 
     def is_possible(self, closely: bool) -> bool:
         """Whether it may end well: False only when it cannot."""
         context = self.context
+        if not context.plain:
+            return context.completion.can_end(self)
         hopes = {part: None if self.alive >> n & 1 else False for n, part in enumerate(context.parts)}
         if context.exact and closely:
             for number, part in enumerate(context.parts):
-                if hopes[part] is None and context._cannot_fail(number, self.seen):
+                if hopes[part] is None and context.cannot_fail(number, self.seen):
                     hopes[part] = True
         if evaluate(context.formulas[0], hopes.__getitem__) is False:
             return False
@@ -301,10 +372,8 @@ class KeyFrame(Frame):
 
     @property
     def guarded(self) -> bool:  # type: ignore[override]
-        """Where it will matter how many different names there are, or whether a member is written over."""
-        context = self.context
-        least = max((part.least for part in context.parts), default=0)
-        return context.overwritable or self.count + 1 < least or (self.count < least and bool(self.others))
+        """Other names that have come may not come again."""
+        return ObjectState(self.context, self.alive, self.seen, self.count, self.others).counts_names
 
     def after(self, automaton: Automaton, result: int, text: bytes) -> State | None:
         outcome, others = self.context.keys.outcomes[result], self.others
@@ -333,7 +402,7 @@ class MemberStart:
         state, context = self.state, self.state.context
         world = context.world
         alive = state.alive_after(self.outcome, context.keys.bit(self.outcome))
-        member = context.member(alive, self.outcome, state.seen)
+        member = context.member(alive, self.outcome, state.seen) if context.plain else self._member(alive)
         tracked = MemberFrame(state, self.outcome, member) if member.tracked else None
         then: State | Frame | None = tracked or state.after(self.outcome, member, ())
         edges: dict[int, int] = {}
@@ -343,6 +412,16 @@ class MemberStart:
         if world.spaces == 2:
             return Row(edges, rest=automaton.stay_on(SPACES))
         return Row(edges)
+
+    def _member(self, alive: int) -> Member:
+        context = self.state.context
+        value = context.completion.value(self.state, self.outcome)
+        goals = context.goals(alive, self.outcome)
+        known: Mapping[Formula, bool] = {value.need: True}
+        tracked = () if value.goals == (value.need,) else value.goals
+        if value.truths is not None:
+            known, tracked = dict(zip(value.goals, value.truths, strict=True)), ()
+        return Member(value.need, tracked, goals, context.world.satisfiable(value.need), known)
 
 
 @dataclass(frozen=True)

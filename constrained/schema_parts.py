@@ -85,6 +85,17 @@ class ObjectPart:
         return any(local.requires for local in self.locals)
 
     @cached_property
+    def is_tight(self) -> bool:
+        """Whether what is required may take more room than there is, or more names be asked for than may come."""
+        limited = any(
+            local.names is not True
+            or local.additional is not True
+            or any(goal is not True for goal in local.patterns.values())
+            for local in self.locals
+        )
+        return self.requires or (limited and self.least > len(self.required))
+
+    @cached_property
     def patterns(self) -> dict[str, None]:
         return {pattern: None for local in self.ordered for pattern in local.patterns}
 

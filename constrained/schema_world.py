@@ -11,15 +11,16 @@ from decimal import Decimal
 from typing import Any
 
 from .errors import GrammarError
-from .formula import And, Formula, Not, One, Or, conj, disj, evaluate, neg, one, substitute
+from .formula import And, Formula, Not, One, Or, atoms, conj, disj, evaluate, neg, one, substitute
 from .schema_document import Document, Location
 from .schema_keywords import TABLE, TYPES
-from .schema_numbers import NumberPart, join_numbers, number_part
+from .schema_numbers import NumberPart, join_numbers, number_combinations, number_part
 from .schema_numbers import candidates as number_candidates
 from .schema_parts import ArrayPart, ObjectPart, array_part, object_part
 from .schema_strings import StringPart, join_strings
 from .schema_strings import candidates as string_candidates
 from .schema_unevaluated import unevaluated
+from .string_regions import string_combinations
 
 VALUE_TYPES = ("null", "true", "false", "number", "string", "object", "array")
 MAX_SAME_INSTANCE = 100  # schemas applied to one value inside each other
@@ -152,7 +153,7 @@ class World:
         self._expanding: list[int] = []
         self._satisfiable: dict[Formula, bool] = {}
         self._open: dict[Formula, None] = {}
-        self._assumed = 0
+        self.num_assumed = 0  # how often a goal was taken to have no value, while that was being asked
         self.refused: list[GrammarError] = []  # what was left out of what may come, as too complex
 
     # Schemas to goals.
@@ -288,6 +289,15 @@ class World:
         """The state after the opening bracket of an object or array; None when there is no such value."""
         raise NotImplementedError
 
+    def has_structures(self, kind: str, formula: Formula) -> bool:
+        """Whether there are objects or arrays of which a formula over their parts holds."""
+        raise NotImplementedError
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether no goal is being looked for a value of."""
+        return not self._open
+
     # Goals, type by type.
 
     def typed(self, goal: Formula, kind: str) -> Formula:
@@ -357,15 +367,15 @@ class World:
         if isinstance(goal, Node) and _MAY_FAIL.isdisjoint(goal.location.schema):
             return True
         if goal in self._open:
-            self._assumed += 1  # a value inside itself would have no end, so there is another or none
+            self.num_assumed += 1  # a value inside itself would have no end, so there is another or none
             return False
         if len(self._open) > MAX_SATISFIABLE_DEPTH:
             return True
         self._open[goal] = None
-        assumed = self._assumed
+        assumed = self.num_assumed
         found = any(self._has_values(self.typed(goal, kind), kind) for kind in VALUE_TYPES)
         del self._open[goal]
-        if found or self._assumed == assumed or not self._open:
+        if found or self.num_assumed == assumed or not self._open:
             self._satisfiable[goal] = found
         return found
 
@@ -377,7 +387,15 @@ class World:
         if kind == "number" and (values := number_candidates(formula)) is not None:
             return any(evaluate(formula, lambda part: part.holds(value)) for value in values)  # noqa: B023
         if kind in ("object", "array"):
-            return evaluate(formula, lambda part: None if part.has_values(self) else False) is not False
+            return self.has_structures(kind, formula)
+        if isinstance(formula, And | Or | One | Not):
+            parts = atoms(formula)
+            try:
+                found = string_combinations(parts) if kind == "string" else number_combinations(parts)
+            except GrammarError as error:
+                self.refused.append(error)
+                return False  # as in `join`
+            return any(evaluate(formula, dict(zip(parts, truth, strict=True)).__getitem__) for truth in found)
         return True
 
 

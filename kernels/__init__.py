@@ -12,10 +12,12 @@ from .reference.experts import choose_experts, combine_experts, group_by_expert,
 from .reference.layers import add_rms_norm, apply_rope, rms_norm, silu_and_mul
 from .reference.layout import AttentionLayout, RowSpan, attention_layout
 from .reference.logits import apply_penalties, apply_token_bitmask
+from .reference.quantise import LARGEST
 from .reference.sampling import draw_tokens, sampling_weights, token_logprobs
 from .reference.trees import compact_kv, walk_trees
 
 __all__ = [
+    "LARGEST",
     "AttentionLayout",
     "KvCache",
     "RowSpan",

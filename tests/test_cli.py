@@ -31,6 +31,8 @@ MODEL_FLAGS = {
     "--context-length",
     "--num-pages",
     "--kv-memory",
+    "--kv-dtype",
+    "--kv-scales",
     "--prefill-budget",
     "--max-running",
     "--max-waiting",
@@ -67,6 +69,7 @@ FLAGS = {
     "chat": MODEL_FLAGS | {"--url", "--name", "--api-key", "--system"} | LOG_FLAGS,
     "info": MODEL_FLAGS | {"--address", "--keys"} | LOG_FLAGS,
     "keys": {"--name"},
+    "calibrate-kv": {"--data", "--out", "--window", "--device", "--dtype"},
     "quantize": {"--method", "--out", "--data", "--window"},
     "plan": {
         "--gpus",
@@ -208,6 +211,8 @@ def test_what_is_no_trace_is_one_line(tmp_path: Path) -> None:
         (["--kv-memory", "0.001"], "kv_memory"),
         (["--kv-memory", "1000000"], "kv_memory"),
         (["--num-pages", "100000000000"], "num_pages"),
+        (["--kv-scales", "scales.json"], "kv_scales are for kv_dtype fp8 and int8"),
+        (["--kv-dtype", "int8", "--kv-scales", "no-such-file"], "no-such-file"),
     ],
 )
 def test_a_bad_setting_is_one_line(setting: list[str], message: str) -> None:

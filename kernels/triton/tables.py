@@ -38,6 +38,24 @@ def chunk_tile(device: torch.device, head_dim: int, stored: torch.dtype) -> Tile
     return Tile(128 if stored.itemsize == 2 else 64, 32, 8, 3)
 
 
+class ProductTile(NamedTuple):
+    rows: int
+    outputs: int
+    inputs: int
+    num_warps: int
+    num_stages: int
+
+
+def expert_tile(device: torch.device, mean_rows: int, dtype: torch.dtype) -> ProductTile:
+    """Of experts with so many rows each, were they the same. With few, the weights' bytes are what limits."""
+    if dtype == torch.float32:
+        return ProductTile(16 if mean_rows <= 16 else 32, 64, 32, 4, 2)
+    stages = 4 if capability(device) >= (9, 0) else 3
+    if mean_rows <= 16:
+        return ProductTile(16, 64, 128, 4, stages)
+    return ProductTile(64, 128, 64, 4, stages) if mean_rows <= 128 else ProductTile(128, 128, 64, 8, 3)
+
+
 def num_splits_wanted(device: torch.device, num_kv_heads: int) -> int:
     """Four programs for each multiprocessor, over all key heads."""
     return max(1, 4 * _num_multiprocessors(device) // num_kv_heads)

@@ -16,6 +16,7 @@ from ..protocol.config import CoreConfig
 from ..protocol.errors import RequestError
 from ..speculation.source import DraftSource
 from .engine import Engine
+from .kv_format import choose_kv_dtype, choose_scales
 from .kv_pool import PAGE_SIZE, KvMemory, KvPool, bytes_per_page
 
 _SMALL = 200_000_000  # parameters; below it a CPU is faster in float32 than in bfloat16
@@ -34,24 +35,28 @@ def build_engine(
     """The engine of the checkpoint in directory `path`, its weights loaded, and the draft source beside it, if any.
 
     Raises CheckpointError when the checkpoint cannot be served, RequestError naming the setting when the device does
-    not exist, the context is longer than the model's, or the KV memory holds no sequence or is more than there is.
+    not exist or has no numbers of the KV's dtype, the context is longer than the model's, or the KV memory holds no
+    sequence or is more than there is.
     """
     model_config = read_config(path)
     device = choose_device(config.device)
     dtype = choose_dtype(config.dtype, device, num_parameters(model_config))
     context_length = _context_length(config, model_config)
-    num_pages = config.num_pages or _pages_in_memory(config.kv_memory, context_length, model_config, dtype)
+    kv_dtype = choose_kv_dtype(config.kv_dtype, dtype, device)
+    num_pages = config.num_pages or _pages_in_memory(config.kv_memory, context_length, model_config, kv_dtype)
     if device.type == "cpu" and num_parameters(model_config) < _TINY:
         torch.set_num_threads(1)
     model = load_model(path, device=device, dtype=dtype, quantize=config.quantize, on_progress=on_progress)
-    num_host_pages = int(config.host_kv_memory * 2**30) // bytes_per_page(model_config, dtype)
+    chosen = choose_scales(config, path, model, kv_dtype)
+    num_host_pages = int(config.host_kv_memory * 2**30) // bytes_per_page(model_config, kv_dtype)
     wanted = "kv_memory" if config.num_pages is None else "num_pages"
-    memory = _memory(model_config, num_pages, device, dtype, param=wanted)
-    host = _memory(model_config, num_host_pages, torch.device("cpu"), dtype, param="host_kv_memory")
+    memory = _memory(model_config, num_pages, device, kv_dtype, param=wanted)
+    host = _memory(model_config, num_host_pages, torch.device("cpu"), kv_dtype, param="host_kv_memory")
     source = None
     if make_source is not None:
         source = make_source(model, num_pages=num_pages, num_host_pages=num_host_pages)
-    return Engine(model, KvPool(memory, host), context_length=context_length, source=source)
+    pool = KvPool(memory, host, chosen.scales)
+    return Engine(model, pool, context_length=context_length, source=source, kv_scales=chosen.origin)
 
 
 def _memory(model: ModelConfig, num_pages: int, device: torch.device, dtype: torch.dtype, *, param: str) -> KvMemory:

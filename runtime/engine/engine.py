@@ -16,6 +16,7 @@ from ..models.decoder import Decoder
 from ..scheduler.plan import ForwardPlan, ForwardResult, Row, RowResult, Sample
 from ..speculation.source import DraftRow, DraftSource, DraftStep
 from .inputs import decoder_inputs
+from .kv_format import kv_dtype_name
 from .kv_pool import PAGE_SIZE, KvPool
 from .outputs import Outputs
 from .sampler import chosen_logprobs, sample
@@ -31,6 +32,8 @@ class EngineInfo:
     vocab_size: int
     context_length: int  # tokens of one sequence
     dtype: str  # e.g. "bfloat16"
+    kv_dtype: str  # as `--kv-dtype` names it
+    kv_scales: str  # where those of eight-bit keys and values come from; "none": nowhere
     device: str  # e.g. "cpu", "cuda:0"
     page_size: int
     num_pages: int
@@ -39,7 +42,13 @@ class EngineInfo:
 
 class Engine:
     def __init__(
-        self, model: Decoder, pool: KvPool, *, context_length: int | None = None, source: DraftSource | None = None
+        self,
+        model: Decoder,
+        pool: KvPool,
+        *,
+        context_length: int | None = None,
+        source: DraftSource | None = None,
+        kv_scales: str = "none",
     ) -> None:
         config = model.config
         self._model = model
@@ -52,6 +61,8 @@ class Engine:
             vocab_size=config.vocab_size,
             context_length=context_length or config.context_length,
             dtype=str(model.dtype).removeprefix("torch."),
+            kv_dtype=kv_dtype_name(pool.dtype),
+            kv_scales=kv_scales,
             device=str(model.device),
             page_size=PAGE_SIZE,
             num_pages=pool.num_pages,

@@ -9,8 +9,9 @@ from collections.abc import Sequence
 
 import torch
 
-from ...kernels import KvCache
+from ...kernels import LARGEST, KvCache
 from ..models.config import ModelConfig
+from ..models.kv_scales import KvScales
 from ..scheduler.plan import PageCopy
 
 PAGE_SIZE = 16  # slots
@@ -22,7 +23,8 @@ def bytes_per_page(config: ModelConfig, dtype: torch.dtype) -> int:
 
 
 class KvMemory:
-    """Pages in one place. Slot s of page p is `p * PAGE_SIZE + s`. Contents are undefined until written."""
+    """Pages in one place. Slot s of page p is `p * PAGE_SIZE + s`. Contents are undefined until written. `dtype` may be
+    another than the model's; int8 and e4m3 need scales to be computed with."""
 
     def __init__(self, config: ModelConfig, num_pages: int, *, device: torch.device, dtype: torch.dtype) -> None:
         shape = (config.num_layers, num_pages * PAGE_SIZE, config.num_kv_heads, config.head_dim)
@@ -30,9 +32,13 @@ class KvMemory:
         self.k_LSKD = torch.empty(shape, device=device, dtype=dtype)
         self.v_LSKD = torch.empty(shape, device=device, dtype=dtype)
 
-    def layers(self) -> tuple[KvCache, ...]:
+    def layers(self, scales: KvScales | None = None) -> tuple[KvCache, ...]:
         """What the decoder computes with, one for each layer."""
-        return tuple(map(KvCache, self.k_LSKD.unbind(), self.v_LSKD.unbind()))
+        assert (scales is not None) == (self.k_LSKD.dtype in LARGEST), "scales are for codes, and codes need them"
+        if scales is None:
+            return tuple(map(KvCache, self.k_LSKD.unbind(), self.v_LSKD.unbind()))
+        scales = scales.to(self.k_LSKD.device)
+        return tuple(map(KvCache, self.k_LSKD.unbind(), self.v_LSKD.unbind(), scales.k_LK, scales.v_LK))
 
     def page(self, page: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values of one page, [L, PAGE_SIZE, K, D] each."""
@@ -44,11 +50,12 @@ class KvPool:
     """The memory that is computed on, then that of the host: page `memory.num_pages` is the host's first. Host pages
     are only copied from and to."""
 
-    def __init__(self, memory: KvMemory, host: KvMemory | None = None) -> None:
+    def __init__(self, memory: KvMemory, host: KvMemory | None = None, scales: KvScales | None = None) -> None:
         self.num_pages = memory.num_pages
         self.num_host_pages = 0 if host is None else host.num_pages
-        self.layers = memory.layers()
+        self.layers = memory.layers(scales)
         self.memories = (memory.k_LSKD, memory.v_LSKD)  # [L, S, ...] each
+        self.dtype = memory.k_LSKD.dtype
         self._memory = memory
         self._host = host
 

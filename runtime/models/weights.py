@@ -12,6 +12,7 @@ from safetensors import SafetensorError, safe_open
 
 from .errors import CheckpointError
 from .linear import Destination
+from .scale_names import is_attention_scale
 
 Progress = Callable[[int, int], None]  # (done_bytes, total_bytes), called after each tensor
 
@@ -55,7 +56,8 @@ def _copy(
 ) -> int:
     """Copy one tensor, strike it off `missing`, and return its bytes in the file."""
     if name not in parts:
-        if _DERIVED.search(name) or name == "lm_head.weight":  # a tied head may be stored all the same
+        # A tied head may be stored all the same; the scales of quantised KV are read by whoever wants them.
+        if _DERIVED.search(name) or name == "lm_head.weight" or is_attention_scale(name):
             return 0
         raise CheckpointError(file, f"the tensor {name} is unexpected for this architecture")
     destination = missing.pop(name, None)

@@ -11,6 +11,7 @@ OrderName = Literal["fcfs", "lpm", "dfs", "program"]
 SpeculativeName = Literal["eagle", "ngram", "draft", "off"]
 GrammarBackendName = Literal["native", "llguidance", "xgrammar", "outlines"]
 QuantizeName = Literal["int8", "int4", "fp8"]
+KvDtypeName = Literal["auto", "fp32", "bf16", "fp16", "fp8", "int8"]
 EvictionName = Literal["lru", "lfu", "priority", "program"]
 
 
@@ -24,8 +25,18 @@ class CoreConfig(msgspec.Struct, frozen=True, kw_only=True):
     device: Annotated[str, Meta(description="auto, cpu, cuda or cuda:N")] = "auto"
     dtype: Annotated[
         Literal["auto", "float32", "bfloat16", "float16"],
-        Meta(description="of weights and KV; auto: float32 on CPU below 200M parameters, else bfloat16"),
+        Meta(description="of weights; auto: float32 on CPU below 200M parameters, else bfloat16"),
     ] = "auto"
+    kv_dtype: Annotated[
+        KvDtypeName, Meta(description="of keys and values; auto: as dtype; fp8 and int8 take half of bf16's memory")
+    ] = "auto"
+    kv_scales: Annotated[
+        str | None,
+        Meta(
+            description="file of `ramify calibrate-kv` for fp8 and int8; default: kv_scales.json in MODEL, else the "
+            "checkpoint's own, else measured on random tokens at start"
+        ),
+    ] = None
     quantize: Annotated[
         QuantizeName | None,
         Meta(description="round a dense checkpoint's linear layers while loading; fp8 rounds their inputs too"),

@@ -21,6 +21,8 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     vocab_size: int
     context_length: int  # tokens, prompt and output together
     dtype: str
+    kv_dtype: str = "auto"  # of keys and values, as `--kv-dtype` names it
+    kv_scales: str = "none"  # where those of eight-bit keys and values come from
     device: str
     page_size: int
     num_pages: int

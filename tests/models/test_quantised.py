@@ -317,7 +317,7 @@ def test_what_is_quantised_is_not_quantised_again(dense: Path, tmp_path: Path) -
     [
         ({"format": "marlin-24"}, r"format: .*'marlin-24' is not supported"),
         ({"config_groups": {}}, r"config_groups\.\{\}: other than one group is not supported"),
-        ({"kv_cache_scheme": {"num_bits": 8}}, r"kv_cache_scheme: it is not supported"),
+        ({"kv_cache_scheme": {"num_bits": 8}}, r"kv_cache_scheme\.type: .*'int' is not supported"),
         (compressed("pack-quantized", num_bits=3), r"weights\.num_bits: 3 bits of int are not supported"),
         (compressed("pack-quantized", **INT4, actorder="group"), r"actorder: 'group' is not supported"),
         (compressed("pack-quantized", **INT4 | {"group_size": 48}), r"group_size: supported: .*; 48 is not"),

@@ -62,9 +62,10 @@ def _compressed_tensors(fields: Fields) -> Quantisation:
     group = groups.nested(next(iter(groups.raw)))
     if group.raw.get("targets") != ["Linear"]:
         raise group.unsupported("targets", f"supported: ['Linear']; {group.raw.get('targets')!r} is")
-    for field in ("kv_cache_scheme", "sparsity_config", "transform_config"):
+    for field in ("sparsity_config", "transform_config"):
         if fields.raw.get(field):
             raise fields.unsupported(field, "it is")
+    _kv_cache(fields.nested("kv_cache_scheme"))
     weights, inputs = group.nested("weights"), group.nested("input_activations")
     if group.raw.get("output_activations"):
         raise group.unsupported("output_activations", "it is")
@@ -106,6 +107,15 @@ def _compressed_tensors(fields: Fields) -> Quantisation:
         ),
         ignored,
     )
+
+
+def _kv_cache(scheme: Fields) -> None:
+    """Says that there are scales for FP8 KV. Whether KV is quantised is decided when serving."""
+    if scheme.raw:
+        scheme.one_of("type", ("float",), default="int")
+        _equal(scheme, "num_bits", 8)
+        if not scheme.boolean("symmetric", default=True):
+            raise scheme.unsupported("symmetric", "keys and values with zero points are")
 
 
 def _activations(inputs: Fields, kind: str) -> bool:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import torch
 
 from ramify.kernels.kv_cache import KvCache
-from ramify.kernels.triton import layers, logits, sampling, store, tables
+from ramify.kernels.triton import experts, layers, logits, sampling, store, tables
 from ramify.kernels.triton.chunk_attention import chunk_attention, query_tiles
 from ramify.kernels.triton.paged_rows import PagedRows
 from ramify.kernels.triton.split_attention import split_attention
@@ -69,6 +69,15 @@ def others() -> Iterator[tuple[str, Launch]]:
             layers.add_rms_norm(x, x, weight, 1e-5)
             layers.silu_and_mul(x)
         yield from ((f"E{width}", launch) for launch in launches)
+    for num_experts, inner, outer in ((8, 4096, 28672), (128, 2048, 1536), (60, 1408, 2048)):
+        weight = torch.empty(num_experts, outer, inner, dtype=torch.bfloat16, device="meta")
+        for num_tokens in (1, 64 * num_experts, 1024 * num_experts):
+            x = torch.empty(num_tokens, inner, dtype=torch.bfloat16, device="meta")
+            rows = torch.zeros(num_tokens, dtype=torch.int64)
+            with recorded() as launches:
+                experts.grouped_matmul(x, weight, torch.zeros(num_experts, dtype=torch.int64), rows)
+                experts.grouped_matmul(x, weight, torch.zeros(num_experts, dtype=torch.int64))
+            yield from ((f"N{num_experts}-C{inner}-T{num_tokens}", launch) for launch in launches)
     with recorded() as launches:
         layers.rms_norm(torch.empty(4, 48, 128, dtype=torch.bfloat16), torch.empty(40, 128, dtype=torch.bfloat16), 1e-6)
     yield from (("heads", launch) for launch in launches)

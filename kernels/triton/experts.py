@@ -1,0 +1,99 @@
+"""One matrix product for each expert of a mixture, all in one launch, whoever has how many rows.
+
+Legend: N experts, P pairs of a token and one of its experts, grouped by expert, O outputs, C inputs; M, O, C blocks.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from . import tables
+
+
+def grouped_matmul(
+    x: torch.Tensor, weight_NOC: torch.Tensor, ends_N: torch.Tensor, rows_P: torch.Tensor | None = None
+) -> torch.Tensor:
+    """[P, O]: row p is expert n's product of `x[rows_P[p]]`, or of `x[p]`; expert n has [ends_N[n - 1], ends_N[n]).
+
+    The grid has as many programs as tiles there can be at most, so that nothing is read back from the device: each
+    expert's last tile may be short, so they are at most the tiles of P rows and one more for each expert, and no more
+    than there are rows. A program finds its expert by counting those whose tiles end before it.
+    """
+    N, O, C = weight_NOC.shape  # noqa: E741
+    P = x.shape[0] if rows_P is None else rows_P.shape[0]
+    out_PO = torch.empty((P, O), dtype=x.dtype, device=x.device)
+    if P == 0:
+        return out_PO
+    assert x.stride(-1) == 1
+    assert weight_NOC.is_contiguous()
+    tile = tables.expert_tile(x.device, -(-P // N), x.dtype)
+    tiles = min(P, triton.cdiv(P, tile.rows) + N)
+    _grouped_matmul[(triton.cdiv(O, tile.outputs), tiles)](
+        x,
+        weight_NOC,
+        ends_N,
+        rows_P,
+        out_PO,
+        x.stride(0),
+        N=N,
+        O=O,
+        C=C,
+        BLOCK_N=triton.next_power_of_2(N),
+        BLOCK_M=tile.rows,
+        BLOCK_O=tile.outputs,
+        BLOCK_C=tile.inputs,
+        num_warps=tile.num_warps,
+        num_stages=tile.num_stages,
+    )
+    return out_PO
+
+
+@triton.jit
+def _grouped_matmul(
+    x_TC,
+    weight_NOC,
+    ends_N,
+    rows_P,
+    out_PO,
+    stride_t,
+    N: tl.constexpr,
+    O: tl.constexpr,  # noqa: E741
+    C: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_O: tl.constexpr,
+    BLOCK_C: tl.constexpr,
+):
+    n = tl.arange(0, BLOCK_N)
+    end_N = tl.load(ends_N + n, mask=n < N, other=0)
+    start_N = tl.load(ends_N + n - 1, mask=(n > 0) & (n < N), other=0)
+    tiles_N = tl.where(n < N, (end_N - start_N + BLOCK_M - 1) // BLOCK_M, 0)
+    last_N = tl.cumsum(tiles_N, 0)
+    tile = tl.program_id(1)
+    expert = tl.sum((last_N <= tile).to(tl.int32))  # whose tiles hold this one; BLOCK_N: there are not so many
+    if expert >= N:
+        return
+    mine = n == expert
+    start = tl.sum(tl.where(mine, start_N, 0))
+    end = tl.sum(tl.where(mine, end_N, 0))
+    first = start + (tile - tl.sum(tl.where(mine, last_N - tiles_N, 0))) * BLOCK_M
+
+    p_M = first + tl.arange(0, BLOCK_M)
+    valid_M = p_M < end
+    row_M = p_M.to(tl.int64)
+    if rows_P is not None:
+        row_M = tl.load(rows_P + p_M, mask=valid_M, other=0).to(tl.int64)
+    o = tl.program_id(0) * BLOCK_O + tl.arange(0, BLOCK_O)
+    weights = weight_NOC + expert.to(tl.int64) * O * C + o[None, :] * C
+    acc_MO = tl.zeros((BLOCK_M, BLOCK_O), dtype=tl.float32)
+    for c0 in range(0, C, BLOCK_C):
+        c = c0 + tl.arange(0, BLOCK_C)
+        x_MC = tl.load(
+            x_TC + row_M[:, None] * stride_t + c[None, :], mask=valid_M[:, None] & (c < C)[None, :], other=0.0
+        )
+        weight_CO = tl.load(weights + c[:, None], mask=(c < C)[:, None] & (o < O)[None, :], other=0.0)
+        acc_MO = tl.dot(x_MC, weight_CO, acc_MO, input_precision="ieee")
+    at_MO = p_M.to(tl.int64)[:, None] * O + o[None, :]
+    tl.store(out_PO + at_MO, acc_MO.to(out_PO.dtype.element_ty), mask=valid_M[:, None] & (o < O)[None, :])

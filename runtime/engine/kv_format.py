@@ -1,0 +1,78 @@
+"""What keys and values are stored as: the dtype that a setting asks for, and where the scales of eight-bit ones come
+from. docs/decisions/0010."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from ...kernels import LARGEST
+from ..models.decoder import Decoder
+from ..models.kv_scales import KvScales, checkpoint_scales
+from ..protocol.config import CoreConfig, KvDtypeName
+from ..protocol.errors import RequestError
+from .kv_ranges import FILE_NAME, measure, random_texts, read_ranges
+
+logger = logging.getLogger("ramify.engine")
+
+KV_DTYPES: dict[KvDtypeName, torch.dtype] = {
+    "fp32": torch.float32,
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
+    "fp8": torch.float8_e4m3fn,
+    "int8": torch.int8,
+}
+_E4M3_CAPABILITY = (8, 9)  # of CUDA devices, from which on they convert it
+
+
+def choose_kv_dtype(name: KvDtypeName, dtype: torch.dtype, device: torch.device) -> torch.dtype:
+    """`auto` is the model's `dtype`. Raises RequestError when the device has no such numbers."""
+    chosen = KV_DTYPES.get(name, dtype)
+    if name == "fp8" and device.type == "cuda" and torch.cuda.get_device_capability(device) < _E4M3_CAPABILITY:
+        capability = ".".join(map(str, torch.cuda.get_device_capability(device)))
+        raise RequestError(
+            f"kv_dtype 'fp8' needs a device of compute capability 8.9, {device} has {capability}: use int8",
+            param="kv_dtype",
+        )
+    return chosen
+
+
+def kv_dtype_name(dtype: torch.dtype) -> KvDtypeName:
+    return next(name for name, known in KV_DTYPES.items() if known == dtype)
+
+
+@dataclass(frozen=True)
+class ChosenScales:
+    scales: KvScales | None
+    origin: str  # a file, "checkpoint", "random tokens", or "none" where none are needed
+
+
+def choose_scales(config: CoreConfig, path: Path, model: Decoder, dtype: torch.dtype) -> ChosenScales:
+    """Those for keys and values of `dtype` of the model in directory `path`: from the file that is asked for, the file
+    beside the model, the checkpoint, or measured here and now, in this order. They never change afterwards.
+
+    Raises CheckpointError when what is there is not readable or of another model, RequestError when scales are asked
+    for without a use.
+    """
+    if dtype not in LARGEST:
+        if config.kv_scales is not None:
+            raise RequestError(f"kv_scales are for kv_dtype fp8 and int8, not {config.kv_dtype!r}", param="kv_scales")
+        return ChosenScales(None, "none")
+    file = path / FILE_NAME if config.kv_scales is None else Path(config.kv_scales)
+    if config.kv_scales is not None or file.is_file():
+        return ChosenScales(read_ranges(file, model.config).scales(dtype), str(file))
+    if (stored := checkpoint_scales(path, model.config, dtype)) is not None:
+        return ChosenScales(stored, "checkpoint")
+    ranges = measure(model, random_texts(model.config))
+    logger.warning(
+        "KV in %s with scales measured on %d RANDOM tokens: neither %s nor the checkpoint has any. "
+        "Better ones: ramify calibrate-kv %s --data TEXTS",
+        kv_dtype_name(dtype),
+        ranges.num_tokens,
+        file,
+        path,
+    )
+    return ChosenScales(ranges.scales(dtype), "random tokens")

@@ -1,0 +1,116 @@
+"""How large a model's keys and values get: measured on texts, kept in a file beside the model, made into scales.
+
+Ranges are facts of the model; a scale follows from them and the format of the codes, so one file serves them all.
+
+Legend: L layers, K key/value heads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+import msgspec
+import numpy as np
+import torch
+
+from ...kernels import LARGEST
+from ..models.config import ModelConfig
+from ..models.decoder import Decoder
+from ..models.errors import CheckpointError
+from ..models.kv_scales import KvScales
+from ..protocol.errors import RequestError
+from ..scheduler.plan import Row
+from .inputs import decoder_inputs
+from .kv_pool import PAGE_SIZE, KvMemory
+
+FILE_NAME = "kv_scales.json"
+CHUNK = 512  # tokens computed at once
+
+# How much larger than the largest number seen one may come that is still in range. Room costs e4m3 nothing but its
+# smallest numbers, int8 resolution.
+MARGIN = {torch.float8_e4m3fn: 2.0, torch.int8: 1.1}
+
+
+@dataclass(frozen=True)
+class KvRanges:
+    """The largest absolute values seen of each layer and head; float32."""
+
+    k_LK: torch.Tensor
+    v_LK: torch.Tensor
+    num_tokens: int  # that they were seen in
+
+    def scales(self, dtype: torch.dtype) -> KvScales:
+        """For codes of `dtype`."""
+        factor = MARGIN[dtype] / LARGEST[dtype]
+        # A head that says nothing still needs a scale to be divided by.
+        return KvScales(*((range_LK * factor).clamp_min(1e-6) for range_LK in (self.k_LK, self.v_LK)))
+
+
+@torch.inference_mode()
+def measure(model: Decoder, texts: Iterable[Sequence[int]]) -> KvRanges:
+    """Of texts as token ids, each computed by itself with keys and values in the model's dtype.
+
+    Raises RequestError when some are not finite.
+    """
+    config = model.config
+    k_LK, v_LK = torch.zeros(2, config.num_layers, config.num_kv_heads, device=model.device)
+    num_tokens = 0
+    for text in texts:
+        pages = list(range(-(-len(text) // PAGE_SIZE)))
+        memory = KvMemory(config, len(pages), device=model.device, dtype=model.dtype)
+        for start in range(0, len(text), CHUNK):
+            row = Row(rid="", tokens=list(text[start : start + CHUNK]), first_position=start, pages=pages)
+            model.hidden(decoder_inputs([row], model, np.array([len(row.tokens) - 1])), memory.layers())
+        for range_LK, memory_LSKD in ((k_LK, memory.k_LSKD), (v_LK, memory.v_LSKD)):
+            seen_LK = memory_LSKD[:, : len(text)].abs().amax((1, 3)).float()
+            torch.maximum(range_LK, seen_LK, out=range_LK)
+        num_tokens += len(text)
+    for range_LK in (k_LK, v_LK):
+        if not range_LK.isfinite().all():
+            raise RequestError(f"keys or values are not finite in {model.dtype}: they have no range", param="dtype")
+    return KvRanges(k_LK.cpu(), v_LK.cpu(), num_tokens)
+
+
+def random_texts(config: ModelConfig, *, num_texts: int = 4, length: int = 512) -> list[list[int]]:
+    """Tokens of the vocabulary in any order, the same ones each time: what can be measured on without a text."""
+    draw = np.random.default_rng(0)
+    length = min(length, config.context_length)
+    return [draw.integers(config.vocab_size, size=length).tolist() for _ in range(num_texts)]
+
+
+Range = Annotated[float, msgspec.Meta(ge=0)]
+
+
+class _File(msgspec.Struct, forbid_unknown_fields=True):
+    """What is in the file, lists by layer, then head."""
+
+    format: Literal["ramify KV ranges, 1"]
+    num_tokens: Annotated[int, msgspec.Meta(ge=1)]
+    k_absmax: list[list[Range]]
+    v_absmax: list[list[Range]]
+
+
+def write_ranges(ranges: KvRanges, file: Path) -> None:
+    content = _File("ramify KV ranges, 1", ranges.num_tokens, ranges.k_LK.tolist(), ranges.v_LK.tolist())
+    file.write_bytes(msgspec.json.format(msgspec.json.encode(content), indent=1) + b"\n")
+
+
+def read_ranges(file: Path, config: ModelConfig) -> KvRanges:
+    """Raises CheckpointError, naming the file and the field, when it is not readable or of another model."""
+    try:
+        content = msgspec.json.decode(file.read_bytes(), type=_File)
+    except OSError as error:
+        raise CheckpointError(file, f"not readable: {error.strerror}") from None
+    except msgspec.DecodeError as error:
+        raise CheckpointError(file, f"not what `ramify calibrate-kv` writes: {error}") from None
+    for name, rows in (("k_absmax", content.k_absmax), ("v_absmax", content.v_absmax)):
+        if len(rows) != config.num_layers or any(len(row) != config.num_kv_heads for row in rows):
+            raise CheckpointError(
+                file,
+                f"{name} must have {config.num_layers} layers of {config.num_kv_heads} KV heads each: "
+                "the file is of another model",
+            )
+    return KvRanges(torch.tensor(content.k_absmax), torch.tensor(content.v_absmax), content.num_tokens)

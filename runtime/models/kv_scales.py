@@ -1,0 +1,72 @@
+"""The scales of quantised keys and values, by layer and head, and how checkpoints store them. Knows no memory, and
+nothing of where else scales may come from.
+
+Legend: L layers, K key/value heads.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from ...kernels import LARGEST
+from .config import ModelConfig
+from .errors import CheckpointError
+from .scale_names import kv_scale
+from .weights import weight_files
+
+
+@dataclass(frozen=True)
+class KvScales:
+    """A code times its head's scale is the number meant. Float32, positive."""
+
+    k_LK: torch.Tensor
+    v_LK: torch.Tensor
+
+    def to(self, device: torch.device) -> KvScales:
+        return KvScales(self.k_LK.to(device), self.v_LK.to(device))
+
+
+def checkpoint_scales(path: Path, config: ModelConfig, dtype: torch.dtype) -> KvScales | None:
+    """Those in the checkpoint in directory `path`, for codes of `dtype`; None when it has none.
+
+    They are meant for e4m3; for int8 they are stretched, so that the same numbers fit. Raises CheckpointError when a
+    layer has none though others do, or one has another size, is not finite or not positive.
+    """
+    found: dict[tuple[str, int], torch.Tensor] = {}
+    for file in weight_files(path):
+        try:
+            with safe_open(file, framework="pt") as tensors:
+                for name in tensors.keys():  # noqa: SIM118  # safe_open is no mapping
+                    if (known := kv_scale(name)) is not None:
+                        scale_K = _scale(file, name, tensors.get_tensor(name), config.num_kv_heads)
+                        found |= {(which, known[1]): scale_K for which in known[0]}
+        except (SafetensorError, OSError) as error:
+            raise CheckpointError(file, f"corrupt or truncated: {error}") from None
+    if not found:
+        return None
+    stretched = LARGEST[torch.float8_e4m3fn] / LARGEST[dtype]
+    k_LK, v_LK = (_of_layers(path, found, which, config.num_layers) for which in "kv")
+    return KvScales(k_LK * stretched, v_LK * stretched)
+
+
+def _scale(file: Path, name: str, tensor: torch.Tensor, num_heads: int) -> torch.Tensor:
+    """[K]; one for the layer stands for each head's."""
+    if tensor.numel() not in (1, num_heads):
+        raise CheckpointError(
+            file, f"the tensor {name} has shape {tuple(tensor.shape)}: a scale is one number, or one for each KV head"
+        )
+    scale = tensor.float().flatten()
+    if not (scale.isfinite() & (scale > 0)).all():
+        raise CheckpointError(file, f"the tensor {name} holds what is no scale: {scale.tolist()}")
+    return scale.expand(num_heads)
+
+
+def _of_layers(path: Path, found: dict[tuple[str, int], torch.Tensor], which: str, num_layers: int) -> torch.Tensor:
+    missing = [layer for layer in range(num_layers) if (which, layer) not in found]
+    if missing:
+        raise CheckpointError(path, f"has scales for quantised KV, but not {which}_scale of layer {missing[0]}")
+    return torch.stack([found[which, layer] for layer in range(num_layers)])

@@ -1,0 +1,144 @@
+"""An output that has been begun can be ended: walks over masks of schemas whose demands get into each other's way.
+
+What is asked for together leaves little room: names that are required or forbidden, numbers of members, names that
+bring others with them, parts that must fail. `jsonschema` judges what is written, and lists what should be.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+from typing import Any
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from ramify.constrained import CompiledGrammar, JsonSchema, PropertyOrder, Vocabulary
+
+from .oracle_schemas import is_valid, judge
+from .walks import allowed, compiled_or_none
+
+LETTERS = '{}[]",:abc01truefalsn'
+VOCABULARY = Vocabulary.from_tokens(
+    [*(letter.encode() for letter in dict.fromkeys(LETTERS)), None], [len(set(LETTERS))]
+)
+EOS = len(set(LETTERS))
+NAMES = ["a", "b", "c", "ab"]
+MANY = settings(
+    deadline=None,
+    derandomize=True,
+    max_examples=250,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large],
+)
+
+_count = st.integers(0, 3)
+_names = st.lists(st.sampled_from(NAMES), max_size=2, unique=True)
+_value: st.SearchStrategy[Any] = st.sampled_from(
+    [True, True, False, {"const": 0}, {"enum": [0, 1, "a"]}, {"type": "boolean"}, {"not": {"const": 1}}]
+)
+
+
+def _some(keywords: dict[str, st.SearchStrategy[Any]], least: int, most: int) -> st.SearchStrategy[dict[str, Any]]:
+    names = st.lists(st.sampled_from(sorted(keywords)), min_size=least, max_size=most, unique=True)
+    return names.flatmap(lambda chosen: st.fixed_dictionaries({name: keywords[name] for name in chosen}))
+
+
+def _combined(leaves: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    return st.recursive(
+        leaves,
+        lambda inner: st.one_of(
+            inner.map(lambda part: {"not": part}),
+            st.tuples(st.sampled_from(["allOf", "anyOf", "oneOf"]), st.lists(inner, min_size=2, max_size=3)).map(
+                lambda pair: {pair[0]: pair[1]}
+            ),
+            st.tuples(inner, inner, inner).map(lambda p: dict(zip(("if", "then", "else"), p, strict=True))),
+            st.tuples(leaves, inner).map(lambda p: {**p[0], "allOf": [p[1]]} if isinstance(p[0], dict) else p[1]),
+        ),
+        max_leaves=4,
+    )
+
+
+def _object_keywords(value: st.SearchStrategy[Any]) -> dict[str, st.SearchStrategy[Any]]:
+    return {
+        "properties": st.dictionaries(st.sampled_from(NAMES), value, min_size=1, max_size=3),
+        "patternProperties": st.dictionaries(st.sampled_from(["^a", "b", "^[ab]$", "^.$"]), value, max_size=2),
+        "additionalProperties": value,
+        "required": _names,
+        "propertyNames": st.sampled_from(
+            [{"pattern": "^[abc]$"}, {"enum": ["a", "ab", "ba"]}, {"maxLength": 1}, {"not": {"pattern": "b"}}]
+        ),
+        "minProperties": _count,
+        "maxProperties": _count,
+        "dependentRequired": st.dictionaries(st.sampled_from(NAMES), _names, min_size=1, max_size=2),
+        "dependentSchemas": st.dictionaries(
+            st.sampled_from(NAMES), _names.map(lambda n: {"required": n}) | st.just({"maxProperties": 1}), max_size=2
+        ),
+        "unevaluatedProperties": st.sampled_from([False, {"const": 0}]),
+    }
+
+
+_objects = _combined(_some(_object_keywords(_value), 1, 3))
+OBJECTS = _combined(_some(_object_keywords(_value | _objects.map(lambda s: {"type": "object", **s})), 2, 5))
+
+
+def compiled(schema: Any, order: PropertyOrder = "any") -> CompiledGrammar | None:
+    """None when no value is valid. None of these schemas is too complex."""
+    return compiled_or_none(JsonSchema(schema), VOCABULARY, "compact", order)
+
+
+def walked(grammar: CompiledGrammar, rng: random.Random, patience: int) -> str | None:
+    """Uniformly at random; after `patience` tokens rather to what closes. None when it does not end in good time."""
+    matcher, output = grammar.matcher(), ""
+    letters = list(dict.fromkeys(LETTERS))
+    for step in range(400):
+        tokens = allowed(matcher, VOCABULARY)
+        assert tokens, f"a mask is empty after {output}"
+        assert matcher.is_accepting() == (EOS in tokens)
+        if step > patience and rng.random() < 0.8:
+            tokens = [t for t in tokens if t == EOS or letters[t] in '"}]'] or tokens
+        token = rng.choice(tokens)
+        assert matcher.accept(token)
+        if token == EOS:
+            return output
+        output += letters[token]
+    return None
+
+
+def accepted(grammar: CompiledGrammar | None, text: str) -> bool:
+    if grammar is None:
+        return False
+    matcher = grammar.matcher()
+    numbers = {letter: number for number, letter in enumerate(dict.fromkeys(LETTERS))}
+    return all(matcher.accept(numbers[letter]) for letter in text) and matcher.is_accepting()
+
+
+@MANY
+@given(
+    schema=OBJECTS.map(lambda s: {**s, "type": "object"}),
+    seed=st.integers(0, 2**32),
+    order=st.sampled_from(["any", "any", "schema"]),
+)
+def test_an_object_that_is_begun_can_be_ended(schema: Any, seed: int, order: str) -> None:
+    rng, grammar, validator = random.Random(seed), compiled(schema, order), judge(schema)
+    for walk in range(8):
+        text = walked(grammar, rng, patience=8 * walk) if grammar is not None else None
+        assert text is None or is_valid(validator, text), text
+
+
+OBJECT_VALUES = [
+    dict(zip(names, values, strict=True))
+    for count in range(4)
+    for names in itertools.combinations(["a", "b", "c", "ab", "ba"], count)
+    for values in itertools.product([0, 1], repeat=count)
+]
+
+
+@MANY
+@given(schema=OBJECTS.map(lambda s: {**s, "type": "object"}), seed=st.integers(0, 2**32))
+def test_objects_are_accepted_exactly_when_they_are_valid(schema: Any, seed: int) -> None:
+    rng, grammar, validator = random.Random(seed), compiled(schema), judge(schema)
+    for value in rng.sample(OBJECT_VALUES, 40):
+        names = rng.sample(list(value), len(value))
+        text = json.dumps({name: value[name] for name in names}, separators=(",", ":"))
+        assert accepted(grammar, text) == is_valid(validator, text), text

@@ -1,0 +1,219 @@
+"""Judges: the bytes of the tensors, the same engine with keys and values in the model's dtype."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+
+from ramify.runtime.engine import Engine, build_engine, kv_format
+from ramify.runtime.engine.kv_format import KV_DTYPES, choose_kv_dtype
+from ramify.runtime.engine.kv_ranges import FILE_NAME, KvRanges, measure, random_texts, read_ranges, write_ranges
+from ramify.runtime.models.config import read_config
+from ramify.runtime.models.errors import CheckpointError
+from ramify.runtime.models.load import load_model
+from ramify.runtime.protocol.config import CoreConfig, KvDtypeName
+from ramify.runtime.protocol.errors import RequestError
+from ramify.runtime.scheduler.plan import ForwardPlan, PageCopy, Row, Sample, Score
+
+QUANTISED = pytest.mark.parametrize("kv_dtype", ["fp8", "int8"])
+GREEDY = Sample(temperature=0.0, top_k=None, top_p=1.0, min_p=0.0, draw=0)
+PROMPT = [(7 * i * i + 3 * i) % 150 for i in range(100)]
+
+
+def build(checkpoint: Path, **settings: Any) -> Engine:
+    return build_engine(CoreConfig(**{"device": "cpu", "dtype": "float32", "num_pages": 16} | settings), checkpoint)
+
+
+def logprobs(engine: Engine) -> list[float]:
+    """Of the prompt's tokens, computed in two chunks, so that the second reads what the first stored."""
+    entries = []
+    for start, end in ((0, 60), (60, 99)):
+        score = Score(first=0, targets=PROMPT[start + 1 : end + 1], num_top=0)
+        row = Row(rid="", tokens=PROMPT[start:end], first_position=start, pages=[3, 1, 7, 5, 0, 2, 9], score=score)
+        entries += engine.run(ForwardPlan(step=0, copies=[], rows=[row])).rows[0].scores
+    return [entry.logprob for entry in entries]
+
+
+@pytest.mark.parametrize(("kv_dtype", "size"), [("fp32", 4), ("bf16", 2), ("fp16", 2), ("fp8", 1), ("int8", 1)])
+def test_memory_holds_as_many_pages_as_its_numbers_are_small(
+    kv_dtype: KvDtypeName, size: int, checkpoint: Path
+) -> None:
+    engine = build(checkpoint, kv_dtype=kv_dtype, num_pages=None, kv_memory=0.01, host_kv_memory=0.005)
+    page_bytes = sum(tensor.nbytes for tensor in engine._pool._memory.page(0))
+    assert page_bytes == 2 * 2 * 16 * 2 * 12 * size  # keys and values, layers, slots, KV heads, head size
+    assert engine.info.num_pages == int(0.01 * 2**30) // page_bytes
+    assert engine.info.num_host_pages == int(0.005 * 2**30) // page_bytes
+    assert engine._pool._host is not None
+    assert engine._pool._host.k_LSKD.dtype == KV_DTYPES[kv_dtype]
+    assert engine.info.kv_dtype == kv_dtype
+
+
+def test_auto_is_the_dtype_of_the_model(checkpoint: Path) -> None:
+    assert build(checkpoint).info.kv_dtype == "fp32"
+    info = build(checkpoint, dtype="bfloat16").info
+    assert (info.kv_dtype, info.kv_scales) == ("bf16", "none")
+
+
+@pytest.mark.parametrize(
+    ("kv_dtype", "tolerance"), [("fp32", 1e-5), ("fp16", 0.02), ("bf16", 0.1), ("fp8", 0.5), ("int8", 0.3)]
+)
+def test_what_the_model_says_is_nearly_the_same(kv_dtype: KvDtypeName, tolerance: float, checkpoint: Path) -> None:
+    exact, got = logprobs(build(checkpoint)), logprobs(build(checkpoint, kv_dtype=kv_dtype))
+    errors = [abs(a - b) for a, b in zip(exact, got, strict=True)]
+    assert max(errors) < tolerance
+    assert (max(errors) > 0) == (kv_dtype != "fp32")
+
+
+@QUANTISED
+def test_pages_go_to_the_host_and_come_back_as_they_were(kv_dtype: KvDtypeName, checkpoint: Path) -> None:
+    engine = build(checkpoint, num_pages=8, host_kv_memory=0.001, kv_dtype=kv_dtype)
+    whole = Row(rid="a", tokens=PROMPT[:40], first_position=0, pages=[3, 5, 1], sample=GREEDY)
+    expected = engine.run(ForwardPlan(step=0, copies=[], rows=[whole])).rows[0].tokens
+    before = [tensor.view(torch.int8).clone() for page in (3, 5, 1) for tensor in engine._pool._memory.page(page)]
+    down = [PageCopy(page, 8 + i, 16) for i, page in enumerate([3, 5, 1])]
+    other = Row(rid="b", tokens=[9] * 48, first_position=0, pages=[1, 3, 5], sample=GREEDY)
+    engine.run(ForwardPlan(step=0, copies=down, rows=[other]))
+    up = [PageCopy(8 + i, page, 16) for i, page in enumerate([6, 0, 7])]
+    last = Row(rid="a", tokens=PROMPT[39:40], first_position=39, pages=[6, 0, 7], sample=GREEDY)
+    assert engine.run(ForwardPlan(step=0, copies=up, rows=[last])).rows[0].tokens == expected
+    after = [tensor.view(torch.int8) for page in (6, 0, 7) for tensor in engine._pool._memory.page(page)]
+    for index in range(4):  # the third page's last slots were never written
+        assert torch.equal(before[index], after[index])
+
+
+@QUANTISED
+def test_no_number_seen_is_out_of_range(kv_dtype: KvDtypeName, checkpoint: Path) -> None:
+    model = load_model(checkpoint, device=torch.device("cpu"), dtype=torch.float32)
+    ranges = measure(model, [PROMPT[:50], PROMPT[50:]])
+    assert ranges.num_tokens == 100
+    largest = {"int8": 127.0, "fp8": 448.0}[kv_dtype]
+    scales = ranges.scales(KV_DTYPES[kv_dtype])
+    for range_LK, scale_LK in ((ranges.k_LK, scales.k_LK), (ranges.v_LK, scales.v_LK)):
+        assert (range_LK > 0).all()
+        assert (scale_LK * largest > range_LK).all()
+
+
+def test_a_long_text_is_measured_to_its_end_and_in_parts_as_in_one(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = load_model(checkpoint, device=torch.device("cpu"), dtype=torch.float32)
+    whole = measure(model, [PROMPT])
+    monkeypatch.setattr("ramify.runtime.engine.kv_ranges.CHUNK", 13)
+    parts = measure(model, [PROMPT])
+    torch.testing.assert_close(parts.k_LK, whole.k_LK)
+    torch.testing.assert_close(parts.v_LK, whole.v_LK)
+    each = [measure(model, [PROMPT[:end]]).k_LK for end in range(1, 101, 11)]
+    assert all((a <= b + 1e-5).all() for a, b in itertools.pairwise(each))
+
+
+def test_random_texts_are_the_same_every_time_and_of_the_vocabulary(checkpoint: Path) -> None:
+    config = read_config(checkpoint)
+    texts = random_texts(config)
+    assert texts == random_texts(config)
+    assert {len(text) for text in texts} == {128}  # the context
+    assert {token for text in texts for token in text} <= set(range(150))
+
+
+@QUANTISED
+def test_scales_come_from_the_file_asked_for_then_the_one_beside_the_model_then_random_tokens(
+    kv_dtype: KvDtypeName, checkpoint: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for file in checkpoint.iterdir():
+        (tmp_path / file.name).symlink_to(file)
+    with caplog.at_level(logging.WARNING):
+        assert build(tmp_path, kv_dtype=kv_dtype).info.kv_scales == "random tokens"
+    assert "RANDOM" in caplog.text
+    caplog.clear()
+    ranges = KvRanges(torch.full((2, 2), 3.0), torch.full((2, 2), 5.0), num_tokens=7)
+    write_ranges(ranges, tmp_path / FILE_NAME)
+    with caplog.at_level(logging.WARNING):
+        beside = build(tmp_path, kv_dtype=kv_dtype)
+    assert caplog.text == ""
+    assert beside.info.kv_scales == str(tmp_path / FILE_NAME)
+    assert beside._pool.layers[0].v_scale_K is not None
+    assert torch.equal(beside._pool.layers[0].v_scale_K, ranges.scales(KV_DTYPES[kv_dtype]).v_LK[0])
+    elsewhere = tmp_path / "elsewhere"
+    write_ranges(KvRanges(ranges.k_LK * 2, ranges.v_LK * 2, num_tokens=7), elsewhere)
+    asked = build(tmp_path, kv_dtype=kv_dtype, kv_scales=str(elsewhere))
+    assert asked._pool.layers[1].k_scale_K is not None
+    assert torch.equal(asked._pool.layers[1].k_scale_K, ranges.scales(KV_DTYPES[kv_dtype]).k_LK[1] * 2)
+
+
+def test_ranges_are_read_as_they_were_written(checkpoint: Path, tmp_path: Path) -> None:
+    ranges = KvRanges(torch.rand(2, 2), torch.rand(2, 2) * 1e4, num_tokens=12)
+    write_ranges(ranges, tmp_path / "f")
+    read = read_ranges(tmp_path / "f", read_config(checkpoint))
+    assert torch.equal(read.k_LK, ranges.k_LK)
+    assert torch.equal(read.v_LK, ranges.v_LK)
+    assert read.num_tokens == 12
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"format": "vllm"}, r"format"),
+        ({"k_absmax": [[1.0, 2.0]]}, r"k_absmax must have 2 layers of 2 KV heads"),
+        ({"v_absmax": [[1.0, 2.0], [3.0]]}, r"v_absmax must have 2 layers of 2 KV heads"),
+        ({"k_absmax": [[1.0, -2.0], [3.0, 4.0]]}, r">= 0.*k_absmax\[0\]\[1\]"),
+        ({"k_absmax": [[1.0, None], [3.0, 4.0]]}, r"k_absmax"),
+        ({"num_tokens": 0}, r"num_tokens"),
+        ({"scales": []}, r"unknown field `scales`"),
+    ],
+)
+def test_a_file_that_is_not_of_this_model_is_refused_by_its_field(
+    change: dict[str, Any], message: str, checkpoint: Path, tmp_path: Path
+) -> None:
+    file = tmp_path / "f"
+    write_ranges(KvRanges(torch.ones(2, 2), torch.ones(2, 2), num_tokens=1), file)
+    file.write_text(json.dumps(json.loads(file.read_text()) | change))
+    with pytest.raises(CheckpointError, match=message) as caught:
+        build(checkpoint, kv_dtype="int8", kv_scales=str(file))
+    assert caught.value.file == file
+
+
+@pytest.mark.parametrize("content", [b"", b"[1", b"\xff\xfe", None])
+def test_a_file_that_is_no_json_or_not_there_is_named(content: bytes | None, checkpoint: Path, tmp_path: Path) -> None:
+    file = tmp_path / "f"
+    if content is not None:
+        file.write_bytes(content)
+    with pytest.raises(CheckpointError) as caught:
+        build(checkpoint, kv_dtype="fp8", kv_scales=str(file))
+    assert caught.value.file == file
+
+
+def test_scales_without_a_use_are_refused(checkpoint: Path) -> None:
+    with pytest.raises(RequestError, match="not 'bf16'") as caught:
+        build(checkpoint, kv_dtype="bf16", kv_scales="x")
+    assert caught.value.param == "kv_scales"
+
+
+def test_an_unknown_dtype_is_refused() -> None:
+    with pytest.raises(msgspec.ValidationError, match=r"kv_dtype"):
+        msgspec.convert({"kv_dtype": "fp4"}, CoreConfig)
+
+
+@pytest.mark.parametrize("capability", [(8, 0), (8, 6), (7, 5)])
+def test_a_device_that_has_no_fp8_says_so(capability: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kv_format.torch.cuda, "get_device_capability", lambda _: capability)
+    device = torch.device("cuda:0")
+    with pytest.raises(RequestError, match=r"capability 8\.9, cuda:0 has \d\.\d: use int8") as caught:
+        choose_kv_dtype("fp8", torch.bfloat16, device)
+    assert caught.value.param == "kv_dtype"
+    assert choose_kv_dtype("int8", torch.bfloat16, device) == torch.int8
+    monkeypatch.setattr(kv_format.torch.cuda, "get_device_capability", lambda _: (8, 9))
+    assert choose_kv_dtype("fp8", torch.bfloat16, device) == torch.float8_e4m3fn
+
+
+def test_numbers_that_are_not_finite_have_no_range(checkpoint: Path) -> None:
+    model = load_model(checkpoint, device=torch.device("cpu"), dtype=torch.float32)
+    model.parameters.embedding_VE[3] = float("inf")
+    with pytest.raises(RequestError, match="not finite") as caught:
+        measure(model, [[1, 2, 3]])
+    assert caught.value.param == "dtype"

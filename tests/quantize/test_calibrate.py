@@ -1,0 +1,63 @@
+"""`ramify calibrate-kv` on the model that ships. Judge: the keys and values that transformers computes."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from typer.testing import CliRunner
+
+from ramify.cli import app
+from ramify.runtime.checkpoint import SHIPPED_MODEL
+from ramify.runtime.engine.kv_ranges import FILE_NAME
+from ramify.runtime.launch import Runtime
+from ramify.runtime.protocol.errors import RequestError
+
+TEXT = "Extract as JSON: Mira Sol is 34 years old and lives in Oslo.\n" * 3
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """The model that ships, without scales."""
+    folder = tmp_path / "model"
+    folder.mkdir()
+    for file in SHIPPED_MODEL.iterdir():
+        if file.is_file() and file.name != FILE_NAME:
+            os.symlink(file, folder / file.name)
+    return folder
+
+
+def test_the_ranges_are_those_of_transformers_and_the_runtime_finds_them(model: Path, tmp_path: Path) -> None:
+    (tmp_path / "text").write_text(TEXT)
+    arguments = ["calibrate-kv", str(model), "--data", str(tmp_path / "text"), "--window", "40", "--dtype", "float32"]
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 0, result.output
+    tokenizer = AutoTokenizer.from_pretrained(SHIPPED_MODEL)
+    judge = AutoModelForCausalLM.from_pretrained(SHIPPED_MODEL, dtype=torch.float32).eval()
+    ids = tokenizer.encode(TEXT)
+    k_LK, v_LK = torch.zeros(2, 6, 2)
+    for start in range(0, len(ids), 40):
+        with torch.inference_mode():
+            layers = judge(torch.tensor([ids[start : start + 40]]), use_cache=True).past_key_values.layers
+        k_LK = k_LK.maximum(torch.stack([layer.keys[0].abs().amax((1, 2)) for layer in layers]))
+        v_LK = v_LK.maximum(torch.stack([layer.values[0].abs().amax((1, 2)) for layer in layers]))
+    written = json.loads((model / FILE_NAME).read_text())
+    assert written["num_tokens"] == len(ids)
+    torch.testing.assert_close(torch.tensor(written["k_absmax"]), k_LK, rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(torch.tensor(written["v_absmax"]), v_LK, rtol=1e-3, atol=1e-3)
+    with Runtime(str(model), kv_dtype="int8") as runtime:
+        info = runtime.connection().call("info").info
+        assert (info.kv_dtype, info.kv_scales) == ("int8", str(model / FILE_NAME))
+
+
+@pytest.mark.parametrize("text", ["", "x"])
+def test_what_cannot_be_measured_or_written_is_said(text: str, model: Path, tmp_path: Path) -> None:
+    (tmp_path / "text").write_text(text)
+    out = tmp_path / "no" / "folder"
+    result = CliRunner().invoke(app, ["calibrate-kv", str(model), "--data", str(tmp_path / "text"), "--out", str(out)])
+    assert isinstance(result.exception, RequestError)
+    assert result.exception.param == ("out" if text else "data")
