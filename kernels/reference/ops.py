@@ -8,8 +8,10 @@ from dataclasses import dataclass
 import torch
 
 from ..kv_cache import KvCache
+from ..ops import Attention
 from . import layers, logits, sampling, trees
 from .attention import paged_attention, store_kv
+from .fixed import fixed_attention
 from .layout import AttentionLayout, KeyRope, RowSpan, attention_layout
 
 
@@ -22,9 +24,9 @@ class PaddedAttention:
 
 
 class ReferenceOps:
-    name = "reference"
-    deterministic = False
-    rotates_stored_keys = True
+    name: str = "reference"
+    deterministic: bool = False
+    rotates_stored_keys: bool = True
 
     rms_norm = staticmethod(layers.rms_norm)
     add_rms_norm = staticmethod(layers.add_rms_norm)
@@ -45,7 +47,7 @@ class ReferenceOps:
         window: int | None,
         dtype: torch.dtype,
         key_rope: KeyRope | None = None,
-    ) -> PaddedAttention:
+    ) -> Attention:
         device = kv.k_SKD.device
         return PaddedAttention(
             attention_layout(rows, page_size=page_size, window=window, dtype=dtype, device=device, key_rope=key_rope)
@@ -106,3 +108,63 @@ class ReferenceOps:
             min_p_R=min_p_R,
             draw_R=draw_R,
         )
+
+
+class DeterministicOps(ReferenceOps):
+    """Row by row where torch would choose its way by the number of rows. Products of weights are not among the ops:
+    whoever has them gives them one shape."""
+
+    deterministic = True
+    rotates_stored_keys = False
+
+    def attention(
+        self,
+        rows: Sequence[RowSpan],
+        kv: KvCache,
+        *,
+        num_heads: int,
+        page_size: int,
+        window: int | None,
+        dtype: torch.dtype,
+        key_rope: KeyRope | None = None,
+    ) -> Attention:
+        assert key_rope is None
+        return fixed_attention(rows, page_size=page_size, window=window, device=kv.k_SKD.device)
+
+    def sample_tokens(
+        self,
+        logits_RV: torch.Tensor,
+        *,
+        temperature_R: torch.Tensor,
+        top_k_R: torch.Tensor,
+        top_p_R: torch.Tensor,
+        min_p_R: torch.Tensor,
+        draw_R: torch.Tensor,
+        max_top_k: int,
+    ) -> torch.Tensor:
+        sample = super().sample_tokens
+        rows = (slice(row, row + 1) for row in range(len(logits_RV)))
+        return torch.cat(
+            [
+                sample(
+                    logits_RV[row],
+                    temperature_R=temperature_R[row],
+                    top_k_R=top_k_R[row],
+                    top_p_R=top_p_R[row],
+                    min_p_R=min_p_R[row],
+                    draw_R=draw_R[row],
+                    max_top_k=max_top_k,
+                )
+                for row in rows
+            ]
+        )
+
+    def token_logprobs(
+        self, logits_RV: torch.Tensor, tokens_R: torch.Tensor, num_top: int
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        rows = [
+            sampling.token_logprobs(logits_RV[row : row + 1], tokens_R[row : row + 1], num_top)
+            for row in range(len(logits_RV))
+        ]
+        logprobs, tops, ids = zip(*rows, strict=True)
+        return torch.cat(logprobs), torch.cat(tops), torch.cat(ids)

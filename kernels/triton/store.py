@@ -114,10 +114,9 @@ def _rope_and_store(
 
     at_q = (token * H + n)[:, None] * D + d[None, :]
     tl.store(q_THD + at_q, turned_ND.to(q_THD.dtype.element_ty), mask=is_q[:, None] & valid_D[None, :])
-    slot = tl.load(slots_T + token).to(tl.int64)
-    is_k &= slot >= 0
-    is_v &= slot >= 0
-    slot *= stride_slot
+    slot = tl.load(slots_T + token).to(tl.int64) * stride_slot
+    if slot < 0:
+        return
     at_k = slot + (n - H)[:, None] * D + d[None, :]
     at_v = slot + (n - H - K)[:, None] * D + d[None, :]
     dtype: tl.constexpr = k_SKD.dtype.element_ty

@@ -15,6 +15,7 @@ from ..models.weights import Progress
 from ..protocol.config import CoreConfig
 from ..protocol.errors import RequestError
 from ..speculation.source import DraftSource
+from .choose_ops import choose_ops
 from .engine import Engine
 from .kv_format import choose_kv_dtype, choose_scales
 from .kv_pool import PAGE_SIZE, KvMemory, KvPool, bytes_per_page
@@ -46,7 +47,8 @@ def build_engine(
     num_pages = config.num_pages or _pages_in_memory(config.kv_memory, context_length, model_config, kv_dtype)
     if device.type == "cpu" and num_parameters(model_config) < _TINY:
         torch.set_num_threads(1)
-    model = load_model(path, device=device, dtype=dtype, quantize=config.quantize, on_progress=on_progress)
+    ops = choose_ops(config, model_config, device)
+    model = load_model(path, device=device, dtype=dtype, quantize=config.quantize, ops=ops, on_progress=on_progress)
     chosen = choose_scales(config, path, model, kv_dtype)
     num_host_pages = int(config.host_kv_memory * 2**30) // bytes_per_page(model_config, kv_dtype)
     wanted = "kv_memory" if config.num_pages is None else "num_pages"
