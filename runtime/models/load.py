@@ -29,8 +29,8 @@ def load_model(
     """The decoder of the Hugging Face checkpoint in directory `path`, its weights as `dtype` on `device`.
 
     `quantize` rounds the linear layers of a dense checkpoint, tensor by tensor as they are read; embeddings, head and
-    norms stay. `ops` are as `Decoder` takes them. Raises CheckpointError when the directory, its config.json or its safetensors cannot be served, or
-    are to be quantised twice.
+    norms stay. `ops` are as `Decoder` takes them. Raises CheckpointError when the directory, its config.json or its
+    safetensors cannot be served, or are to be quantised twice.
     """
     config = read_config(path)
     if quantize is not None:

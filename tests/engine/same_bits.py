@@ -9,8 +9,8 @@ from ramify.runtime.engine import Engine
 from ramify.runtime.scheduler.plan import ForwardPlan, Node, Row, RowResult, Sample
 
 SAMPLE = Sample(temperature=0.7, top_k=50, top_p=0.95, min_p=0.0, draw=11, num_top_logprobs=20)
-PROMPT = random.Random(1).choices(range(150), k=83)
-ANSWER = random.Random(2).choices(range(150), k=4)  # what is put in as the answer, whatever is sampled
+PROMPT = random.Random(1).choices(range(150), k=45)
+ANSWER = random.Random(2).choices(range(150), k=2)  # what is put in as the answer, whatever is sampled
 PAGES = [3, 1, 4, 0, 5, 9, 2, 6]
 
 
@@ -46,13 +46,16 @@ def said(engine: Engine, chunks: list[int], neighbours: Neighbours | None = None
     return results
 
 
-def check_same_bits(engine: Engine) -> None:
+def check_same_bits(engine: Engine, *, briefly: bool = False) -> None:
+    """`briefly`: each way that differs once."""
     alone = said(engine, [])
     assert len(alone) == 1 + len(ANSWER)
-    assert said(engine, [7, 40, 16]) == alone
-    assert said(engine, [82]) == alone  # as on a warm cache: only the last token is computed
-    assert said(engine, [20], Neighbours(1)) == alone
-    assert said(engine, [64, 3], Neighbours(2)) == alone
+    assert said(engine, [7, 21], Neighbours(1)) == alone
+    assert said(engine, [44])[:1] == alone[:1]  # as on a warm cache: only the last token is computed
+    if briefly:
+        return
+    assert said(engine, [3, 16, 24]) == alone
+    assert said(engine, [32, 1], Neighbours(2)) == alone
     assert _guessed(engine) == alone
 
 

@@ -19,19 +19,22 @@ def deterministic(path: Path, **settings: object) -> CoreConfig:
     return CoreConfig(device="cpu", num_pages=40, deterministic=True, model=str(path), **settings)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("num_threads", [1, 2])
-@pytest.mark.parametrize(
-    "settings", [{"dtype": "float32"}, {"dtype": "bfloat16", "kv_dtype": "bf16"}], ids=["fp32", "bf16"]
-)
+@pytest.mark.parametrize(("dtype", "kv_dtype", "num_threads"), [("float32", "auto", 2), ("bfloat16", "int8", 1)])
 def test_a_request_has_the_same_bits_in_any_company(
-    settings: dict[str, str], num_threads: int, checkpoint: Path
+    dtype: str, kv_dtype: str, num_threads: int, checkpoint: Path
 ) -> None:
-    engine = build_engine(deterministic(checkpoint, **settings), checkpoint)
+    engine = build_engine(deterministic(checkpoint, dtype=dtype, kv_dtype=kv_dtype), checkpoint)
     torch.set_num_threads(num_threads)
     try:
         check_same_bits(engine)
     finally:
         torch.set_num_threads(1)
+
+
+def test_the_check_is_one_that_the_plain_engine_fails(checkpoint: Path) -> None:
+    plain = build_engine(CoreConfig(device="cpu", dtype="float32", num_pages=40), checkpoint)
+    with pytest.raises(AssertionError):
+        check_same_bits(plain)
 
 
 def test_windows_too(tmp_path: Path) -> None:
