@@ -117,7 +117,7 @@ def launches(
     for piece in (piece for some in sets for piece in some):
         own = slice(piece.first_query, piece.first_query + piece.num_tokens)
         positions_T[own], visible_T[own] = _positions_and_bits(piece)
-    arrays = [positions_T, visible_T]
+    arrays: list[np.ndarray] = [positions_T, visible_T]
     for some in sets:
         arrays += [_page_table(some, page_size), *_facts(some)]
     if pieces.many:

@@ -17,6 +17,7 @@ from ...kernels import Attention, KvCache, Ops, for_device
 from .config import ModelConfig
 from .fixed_rows import FixedRows, with_fixed_rows
 from .linear import Linear
+from .packed import pack
 from .parameters import DecoderParameters, LayerParameters, num_parameters
 from .rope import Rope
 
@@ -50,9 +51,12 @@ class Decoder:
         if ops is None:
             ops = for_device(self.device, "reference" if self.rope.depends_on_length else "auto")
         self.ops = ops
-        self.parameters = with_fixed_rows(parameters, FIXED_ROWS[self.device.type]) if ops.deterministic else parameters
-        head = parameters.head
-        self._head: Linear = FixedRows(head, FIXED_ROWS[self.device.type]) if ops.deterministic else head
+        self.parameters = parameters
+        self.head: Linear = pack(parameters.head)  # beside the weight itself, which the embedding often is
+        if ops.deterministic:
+            num_rows = FIXED_ROWS[self.device.type]
+            self.parameters = with_fixed_rows(parameters, num_rows)
+            self.head = FixedRows(self.head, num_rows)
         self._scale = config.head_dim**-0.5
 
     def hidden(self, inputs: DecoderInputs, kv: Sequence[KvCache]) -> torch.Tensor:
@@ -86,7 +90,7 @@ class Decoder:
 
     def logits(self, hidden_OE: torch.Tensor) -> torch.Tensor:
         """float32 [O, V]."""
-        return self._head(hidden_OE).float()
+        return self.head(hidden_OE).float()
 
     def _attention(
         self, x_TE: torch.Tensor, layer: LayerParameters, inputs: DecoderInputs, kv: KvCache, attention: Attention

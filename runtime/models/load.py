@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 
 from ...kernels import Ops
+from ..gguf_file import is_gguf
 from .config import read_config
 from .decoder import Decoder
 from .errors import CheckpointError
@@ -26,7 +27,8 @@ def load_model(
     ops: Ops | None = None,
     on_progress: Progress | None = None,
 ) -> Decoder:
-    """The decoder of the Hugging Face checkpoint in directory `path`, its weights as `dtype` on `device`.
+    """The decoder of the Hugging Face checkpoint in directory `path`, or of the GGUF file `path`, its weights as
+    `dtype` on `device`.
 
     `quantize` rounds the linear layers of a dense checkpoint, tensor by tensor as they are read; embeddings, head and
     norms stay. `ops` are as `Decoder` takes them. Raises CheckpointError when the directory, its config.json or its
@@ -43,7 +45,12 @@ def load_model(
         parameters = allocate(config, device=device, dtype=dtype)
     except ValueError as error:
         raise CheckpointError(path, str(error)) from None
-    load_weights(path, destinations(parameters, config), on_progress)
+    if is_gguf(path):
+        from .gguf_weights import load_gguf_weights  # the package that reads them need not be installed
+
+        load_gguf_weights(path, config, destinations(parameters, config), on_progress)
+    else:
+        load_weights(path, destinations(parameters, config), on_progress)
     for linear in parameters.linears():
         linear.finish()
     return Decoder(config, parameters, ops)
