@@ -71,7 +71,7 @@ class Ops(Protocol):
     ) -> Attention | None:
         """The same for rows of one token, from int32 tensors of the device: nothing depends on their values but what is
         computed there, so a graph that holds it serves any lengths. A row of 0 keys stands for none: its output is
-        undefined. None: these ops must know lengths."""
+        zeros. None: these ops must know lengths."""
         ...
 
     def rope_and_store(

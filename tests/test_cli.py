@@ -27,6 +27,7 @@ MODEL_FLAGS = {
     "--served-model-name",
     "--device",
     "--kernels",
+    "--cuda-graphs",
     "--deterministic",
     "--dtype",
     "--tp",

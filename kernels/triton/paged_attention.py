@@ -37,9 +37,11 @@ class TritonAttention:
     many: tuple[PagedRows, QueryTiles] | None
     plain: PlainRows | None
     deterministic: bool
+    padded: bool = False  # some rows may stand for none: their outputs are zeros, not whatever memory held
 
     def attend(self, q_THD: torch.Tensor, kv: KvCache, scale: float) -> torch.Tensor:
-        out_THD = torch.empty(q_THD.shape, dtype=q_THD.dtype, device=q_THD.device)
+        make = torch.zeros if self.padded else torch.empty
+        out_THD = make(q_THD.shape, dtype=q_THD.dtype, device=q_THD.device)
         for rows, splits in self.few:
             split_attention(q_THD, kv, rows, splits, out_THD, scale, fixed=self.deterministic)
         if self.many is not None:
@@ -103,7 +105,7 @@ def decode_attention(
         window=window,
     )
     splits = _splits(rows, kv, P * page_size, deterministic)
-    return TritonAttention(((rows, splits),), None, None, deterministic)
+    return TritonAttention(((rows, splits),), None, None, deterministic, padded=True)
 
 
 def _splits(rows: PagedRows, kv: KvCache, most_keys: int, deterministic: bool) -> Splits:

@@ -18,6 +18,7 @@ from ..protocol.config import CoreConfig
 from ..protocol.errors import RequestError
 from ..speculation.source import DraftSource
 from .choose_ops import choose_ops
+from .decode_graphs import CudaCapture, DecodeGraphs
 from .engine import Engine
 from .kv_format import choose_kv_dtype, choose_scales
 from .kv_pool import PAGE_SIZE, KvMemory, KvPool, bytes_per_page
@@ -72,7 +73,30 @@ def build_engine(
     if make_source is not None:
         source = make_source(model, num_pages=num_pages, num_host_pages=num_host_pages)
     pool = KvPool(memory, host, chosen.scales)
-    return Engine(model, pool, context_length=context_length, source=source, kv_scales=chosen.origin, group=group)
+    graphs = None
+    if (
+        config.cuda_graphs
+        and device.type == "cuda"
+        and group.shard.size == 1
+        and DecodeGraphs.serve(model, pool.layers)
+    ):
+        graphs = DecodeGraphs(
+            model,
+            pool.layers,
+            max_rows=config.max_running,
+            num_places=context_length,
+            captures=() if source is None else source.captures,
+            capture=CudaCapture(),
+        )
+    return Engine(
+        model,
+        pool,
+        context_length=context_length,
+        source=source,
+        graphs=graphs,
+        kv_scales=chosen.origin,
+        group=group,
+    )
 
 
 def _memory(model: ModelConfig, num_pages: int, device: torch.device, dtype: torch.dtype, *, param: str) -> KvMemory:

@@ -16,6 +16,7 @@ from ..models.decoder import Decoder
 from ..parallel.group import ALONE, Group
 from ..scheduler.plan import ForwardPlan, ForwardResult, Row, RowResult, Sample
 from ..speculation.source import DraftRow, DraftSource, DraftStep
+from .decode_graphs import DecodeGraphs
 from .inputs import decoder_inputs
 from .kv_format import kv_dtype_name
 from .kv_pool import PAGE_SIZE, KvPool
@@ -49,6 +50,7 @@ class Engine:
         *,
         context_length: int | None = None,
         source: DraftSource | None = None,
+        graphs: DecodeGraphs | None = None,
         kv_scales: str = "none",
         group: Group = ALONE,
     ) -> None:
@@ -58,6 +60,7 @@ class Engine:
         self._pool = pool
         self._source = source
         self._group = group
+        self._graphs = graphs
         self._captures = () if source is None else source.captures
         self.info = EngineInfo(
             architecture=config.architecture,
@@ -93,9 +96,7 @@ class Engine:
         pooled = [index for index, row in enumerate(rows) if row.pool_from is not None]
         outputs = Outputs.of(rows, sampled, starts_R)
         wanted = np.concatenate((np.array(outputs.indices, dtype=np.int64), _read(rows, starts_R, scored, pooled)))
-        hidden_OE, features_TE = self._model.hidden_and_features(
-            decoder_inputs(rows, self._model, wanted, self._pool.layers[0]), self._pool.layers, self._captures
-        )
+        hidden_OE, features_TE = self._forward(rows, wanted)
         num_pooled = [len(rows[index].tokens) - (rows[index].pool_from or 0) for index in pooled]
         hidden_OE, *pools_PE = hidden_OE.split([len(hidden_OE) - sum(num_pooled), *num_pooled])
         results = dict.fromkeys(range(len(rows)), RowResult())
@@ -131,8 +132,17 @@ class Engine:
             return self._group.decide(sample(self._model.ops, logits_OV, outputs.samples, outputs.masks))
         return self._group.decide(torch.empty(len(outputs), dtype=torch.int64, device=logits_OV.device))
 
+    def _forward(self, rows: list[Row], wanted: np.ndarray) -> tuple[torch.Tensor, torch.Tensor | None]:
+        if self._graphs is not None and self._graphs.fits(rows):
+            return self._graphs.hidden_and_features(rows)  # every row's one token is wanted
+        kv = self._pool.layers
+        return self._model.hidden_and_features(decoder_inputs(rows, self._model, wanted, kv[0]), kv, self._captures)
+
+    @torch.inference_mode()
     def warm_up(self) -> None:
-        """Run one small plan, so that the first request finds libraries loaded and memory touched."""
+        """Run one small plan, so that the first request finds libraries loaded, memory touched and graphs captured."""
+        if self._graphs is not None:
+            self._graphs.capture_all()
         self.run(self.warm_up_plan())
 
     @staticmethod

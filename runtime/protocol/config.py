@@ -56,6 +56,9 @@ class CoreConfig(msgspec.Struct, frozen=True, kw_only=True):
     deterministic: Annotated[
         bool, Meta(description="the same bits for a request in any batch, chunks, cache and tp; slower")
     ] = False
+    cuda_graphs: Annotated[
+        bool, Meta(description="on a CUDA device, steps that only decode are captured once and repeated")
+    ] = True
     prefill_budget: Annotated[int, Meta(ge=16, description="tokens computed per step, all rows together")] = 1024
     max_running: Annotated[int, Meta(ge=1, description="requests decoded at once")] = 64
     max_waiting: Annotated[int, Meta(ge=1, description="requests queued before answering busy")] = 4096

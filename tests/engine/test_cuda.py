@@ -5,12 +5,15 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
+import msgspec
 import pytest
 import torch
 
 from ramify.runtime.engine import Engine, build_engine
 from ramify.runtime.protocol.config import CoreConfig
 from ramify.runtime.scheduler.plan import ForwardPlan, Row, Sample, Score
+
+from .same_bits import check_same_bits
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
@@ -33,3 +36,44 @@ def test_tokens_and_logprobs_equal_the_cpu_s(engine: Engine, checkpoint: Path) -
         [mine_logprob], [judge_logprob] = mine.logprobs, judge.logprobs
         assert mine_logprob.logprob == pytest.approx(judge_logprob.logprob, abs=1e-4)
         assert [s.logprob for s in mine.scores] == pytest.approx([s.logprob for s in judge.scores], abs=1e-4)
+
+
+def test_a_captured_step_says_what_a_launched_one_says(checkpoint: Path) -> None:
+    captured, launched = (
+        build_engine(CoreConfig(device="cuda", dtype="float32", num_pages=300, cuda_graphs=graphs), checkpoint)
+        for graphs in (True, False)
+    )
+    captured.warm_up()
+    draw = random.Random(6)
+    sample = Sample(temperature=0.0, top_k=None, top_p=1.0, min_p=0.0, draw=0, num_top_logprobs=5)
+    prompts = [draw.choices(range(150), k=length) for length in (1, 16, 33, 70, 5)]
+    tables = [list(range(index * 8, index * 8 + 8)) for index in range(len(prompts))]
+    rows = [
+        Row(rid=str(index), tokens=tokens, first_position=0, pages=tables[index], sample=sample)
+        for index, tokens in enumerate(prompts)
+    ]
+    for num in (5, 5, 3, 1):
+        plan = ForwardPlan(step=0, copies=[], rows=rows[:num])
+        ours, judge = captured.run(plan).rows, launched.run(plan).rows
+        for mine, wanted in zip(ours, judge, strict=True):
+            assert mine.tokens == wanted.tokens
+            assert mine.logprobs[0].logprob == pytest.approx(wanted.logprobs[0].logprob, abs=1e-4)
+        rows = [
+            Row(
+                rid=row.rid,
+                tokens=result.tokens,
+                first_position=row.first_position + len(row.tokens),
+                pages=row.pages,
+                sample=sample,
+            )
+            for row, result in zip(rows, ours, strict=False)
+        ]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("kernels", ["triton", "reference"])
+def test_deterministic_gives_the_same_bits_in_any_company(dtype: str, kernels: str, checkpoint: Path) -> None:
+    config = {"device": "cuda", "dtype": dtype, "num_pages": 40, "kernels": kernels, "deterministic": True}
+    engine = build_engine(msgspec.convert(config, CoreConfig), checkpoint)
+    engine.warm_up()
+    check_same_bits(engine)

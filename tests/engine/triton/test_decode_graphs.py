@@ -1,0 +1,145 @@
+"""Decode steps on buffers that stay, padded to a few numbers of rows. Without a GPU a "graph" just calls the function
+that would have been captured. Judge: the same rows, computed step by step without them."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+import torch
+
+from ramify.runtime.engine import Engine, build_engine
+from ramify.runtime.engine.decode_graphs import CudaCapture, DecodeGraphs, Forward, graph_sizes
+from ramify.runtime.protocol.config import CoreConfig
+from ramify.runtime.scheduler.plan import ForwardPlan, Row, RowResult, Sample, Score
+
+GPU = torch.cuda.is_available()
+NUM_ROWS, NUM_PAGES = 6, 8
+SAMPLE = Sample(temperature=0.0, top_k=None, top_p=1.0, min_p=0.0, draw=0, num_top_logprobs=5)
+
+
+def pages(index: int) -> list[int]:
+    own = list(range(index * NUM_PAGES, (index + 1) * NUM_PAGES))
+    random.Random(index).shuffle(own)
+    return own
+
+
+class CountedCapture:
+    """Calls the function again, and counts."""
+
+    def __init__(self) -> None:
+        self.num_captured = self.num_replayed = 0
+        self._capture = CudaCapture() if GPU else None
+
+    def __call__(self, forward: Forward) -> Forward:
+        self.num_captured += 1
+        replay = forward if self._capture is None else self._capture(forward)
+
+        def again() -> None:
+            self.num_replayed += 1
+            replay()
+
+        return again
+
+
+def plain_engine(checkpoint: Path) -> Engine:
+    config = CoreConfig(
+        device="cuda" if GPU else "cpu", dtype="float32", num_pages=60, kernels="triton", cuda_graphs=False
+    )
+    return build_engine(config, checkpoint)
+
+
+def with_graphs(engine: Engine, capture: CountedCapture) -> Engine:
+    model, pool = engine._model, engine._pool
+    assert DecodeGraphs.serve(model, pool.layers)
+    graphs = DecodeGraphs(model, pool.layers, max_rows=5, num_places=128, captures=(), capture=capture)
+    return Engine(model, pool, graphs=graphs)
+
+
+def step(engine: Engine, rows: list[Row]) -> list[RowResult]:
+    return engine.run(ForwardPlan(step=0, copies=[], rows=rows)).rows
+
+
+def prompts() -> list[Row]:
+    draw = random.Random(0)
+    lengths = [1, 17, 5, 33, 16, 2]
+    return [
+        Row(rid=str(i), tokens=draw.choices(range(150), k=n), first_position=0, pages=pages(i), sample=SAMPLE)
+        for i, n in enumerate(lengths)
+    ]
+
+
+def following(row: Row, result: RowResult) -> Row:
+    first = row.first_position + len(row.tokens)
+    return Row(rid=row.rid, tokens=result.tokens, first_position=first, pages=row.pages, sample=SAMPLE)
+
+
+def generate(engine: Engine) -> list[list[RowResult]]:
+    """The prompts, then steps of 6, 5, 3 and 1 rows."""
+    rows = prompts()
+    told = [step(engine, rows)]
+    for num in (6, 5, 3, 1):
+        rows = [following(row, result) for row, result in zip(rows[:num], told[-1], strict=False)]
+        told.append(step(engine, rows))
+    return told
+
+
+def test_graphs_say_what_steps_say(checkpoint: Path) -> None:
+    capture = CountedCapture()
+    engine = with_graphs(plain_engine(checkpoint), capture)
+    engine.warm_up()
+    assert capture.num_captured == len(graph_sizes(5))
+    replayed = capture.num_replayed
+    ours, judge = generate(engine), generate(plain_engine(checkpoint))
+    assert capture.num_replayed - replayed == 3  # six rows are too many
+    for mine, wanted in zip(ours, judge, strict=True):
+        assert [result.tokens for result in mine] == [result.tokens for result in wanted]
+        for a, b in zip(mine, wanted, strict=True):
+            assert [p for p, _ in a.logprobs[0].top] == pytest.approx([p for p, _ in b.logprobs[0].top], abs=1e-4)
+
+
+def test_capturing_writes_nothing(checkpoint: Path) -> None:
+    engine = plain_engine(checkpoint)
+    pool = engine._pool
+    for memory in pool.memories:
+        memory.fill_(7.0)
+    model = engine._model
+    graphs = DecodeGraphs(model, pool.layers, max_rows=2, num_places=32, captures=(0,), capture=CountedCapture())
+    with torch.inference_mode():
+        graphs.capture_all()
+    assert all(bool((memory == 7.0).all()) for memory in pool.memories)
+
+
+def test_only_rows_that_decode_fit(checkpoint: Path) -> None:
+    engine = plain_engine(checkpoint)
+    graphs = DecodeGraphs(
+        engine._model, engine._pool.layers, max_rows=2, num_places=32, captures=(), capture=CountedCapture()
+    )
+    one = Row(rid="a", tokens=[1], first_position=4, pages=[0], sample=SAMPLE)
+    assert graphs.fits([one, one])
+    assert not graphs.fits([one, one, one])
+    for other in (
+        Row(rid="a", tokens=[1, 2], first_position=4, pages=[0], sample=SAMPLE),
+        Row(rid="a", tokens=[1], first_position=4, pages=[0]),
+        Row(rid="a", tokens=[1], first_position=4, pages=[0], sample=SAMPLE, pool_from=0),
+        Row(
+            rid="a",
+            tokens=[1],
+            first_position=4,
+            pages=[0],
+            sample=SAMPLE,
+            score=Score(first=0, targets=[1], num_top=0),
+        ),
+    ):
+        assert not graphs.fits([one, other])
+
+
+@pytest.mark.parametrize("max_rows", [1, 2, 5, 8, 24, 64, 100, 256])
+def test_every_number_of_rows_has_a_graph_that_is_not_much_larger(max_rows: int) -> None:
+    sizes = graph_sizes(max_rows)
+    assert sizes == sorted(set(sizes))
+    assert sizes[-1] == max_rows
+    for num in range(1, max_rows + 1):
+        size = next(size for size in sizes if size >= num)
+        assert size - num <= max(3, num / 2)
