@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from ..gguf_file import is_gguf
+from ..gguf_file import is_gguf, open_gguf
 from .errors import CheckpointError
 from .experts_config import MIXTRAL, QWEN2_MOE, QWEN3_MOE, ExpertFamily, ExpertsConfig, parse_experts
 from .fields import Fields
@@ -91,9 +91,10 @@ def read_config(path: Path) -> ModelConfig:
     if not path.exists():
         raise CheckpointError(path, "no such model directory")
     if is_gguf(path):
-        from .gguf_config import read_gguf_config  # the package that reads them need not be installed
+        whole = open_gguf(path)  # says so when the package that reads it is not installed
+        from .gguf_config import read_gguf_config
 
-        return read_gguf_config(path)
+        return read_gguf_config(whole)
     file = path / "config.json"
     if not file.is_file():
         raise CheckpointError(path, "not a Hugging Face checkpoint: it has no config.json")

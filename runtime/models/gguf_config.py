@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..gguf_file import GgufFile, open_gguf
+from ..gguf_file import GgufFile
 from .errors import CheckpointError
 from .gguf_schemes import four_bit_modules
 from .quantised.scheme import Quantisation, Scheme
@@ -39,12 +38,11 @@ ROPE_FACTORS = "rope_freqs.weight"
 GROUP_SIZE = 32  # of the formats that are kept in 4 bits
 
 
-def read_gguf_config(path: Path) -> ModelConfig:
-    """Raises CheckpointError when the architecture or one of its settings is none that is computed here, RamifyError
-    when the file cannot be read."""
+def read_gguf_config(file: GgufFile) -> ModelConfig:
+    """Raises CheckpointError when the architecture or one of its settings is none that is computed here."""
     from .config import parse_config
 
-    file = open_gguf(path)
+    path = file.path
     config = parse_config(_as_config_json(file), path)
     if ROPE_FACTORS in file.tensors:
         factors = tuple(float(factor) for factor in file.tensors[ROPE_FACTORS].data.reshape(-1))

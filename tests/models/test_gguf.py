@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import string
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -252,6 +253,13 @@ def test_a_file_that_is_cut_off_or_is_something_else_is_refused(tmp_path: Path) 
         path.write_bytes(content)
         with pytest.raises(RamifyError, match=r"model\.gguf: not readable as GGUF"):
             logits(path)
+
+
+def test_without_the_package_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write_gguf(model_of("llama"), tmp_path / "model.gguf", lambda _: Type.F16)
+    monkeypatch.setitem(sys.modules, "gguf", None)
+    with pytest.raises(RamifyError, match=r"GGUF files are read with the extra 'gguf': pip install 'ramify\[gguf\]'"):
+        logits(path)
 
 
 def test_a_missing_and_a_strange_tensor_are_named(tmp_path: Path) -> None:
