@@ -13,6 +13,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from ...kernels import LARGEST
+from ..gguf_file import is_gguf
 from .config import ModelConfig
 from .errors import CheckpointError
 from .scale_names import kv_scale
@@ -35,11 +36,13 @@ class KvScales:
 
 
 def checkpoint_scales(path: Path, config: ModelConfig, dtype: torch.dtype) -> KvScales | None:
-    """Those in the checkpoint in directory `path`, for codes of `dtype`; None when it has none.
+    """Those in the checkpoint at `path`, for codes of `dtype`; None when it has none, as a GGUF file never has.
 
     They are meant for e4m3; for int8 they are stretched, so that the same numbers fit. Raises CheckpointError when a
     layer has none though others do, or one has another size, is not finite or not positive.
     """
+    if is_gguf(path):
+        return None
     found: dict[tuple[str, int], torch.Tensor] = {}
     for file in weight_files(path):
         try:
