@@ -23,13 +23,15 @@ from ramify.runtime.models.quantised import nibbles
 from ramify.runtime.models.quantised.bytewise import BytewiseLinear
 from ramify.runtime.models.quantised.rounding import fp8_as_bfloat16, fp8_rows, int4_groups, int8_rows
 from ramify.runtime.models.quantised.scheme import Scheme
+from ramify.runtime.parallel.group import Alone
+from ramify.runtime.parallel.shard import Shard
 from ramify.runtime.quantize.write import LINEAR, write_quantised
 from ramify.runtime.scheduler.plan import Row
 
 SIZES = {
     "vocab_size": 96,
     "hidden_size": 64,
-    "intermediate_size": 96,
+    "intermediate_size": 128,
     "num_hidden_layers": 2,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
@@ -42,6 +44,7 @@ Tensors = dict[str, torch.Tensor]
 Floats = NDArray[np.float32]
 
 
+TWO_SLICES = Alone(Shard(num_slices=2))  # as two ranks have them
 MIXTURE = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
 CONFIGS = {
     "llama": lambda: LlamaConfig(**SIZES),
@@ -181,6 +184,7 @@ def test_four_bit_checkpoints_give_the_logits_of_their_dequantised_weights(
     expected = logits(reference)
     # The product rounds inputs and groups to bfloat16; the codes' own rounding is an order above that.
     assert ((logits(packed) - expected).norm() / expected.norm()).item() < 0.03
+    assert ((logits(packed, group=TWO_SLICES) - expected).norm() / expected.norm()).item() < 0.03
     assert ((logits(dense) - expected).norm() / expected.norm()).item() > 0.1
 
 
@@ -204,7 +208,9 @@ def test_eight_bit_weights_give_the_logits_of_their_dequantised_weights(
     config = compressed(kind, strategy=strategy)
     packed = changed(dense, tmp_path / "packed", pack, quantization_config=config)
     reference = changed(dense, tmp_path / "reference", unpack)
-    torch.testing.assert_close(logits(packed), logits(reference), rtol=1e-3, atol=1e-3)
+    expected = logits(reference)
+    torch.testing.assert_close(logits(packed), expected, rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(logits(packed, group=TWO_SLICES), expected, rtol=1e-3, atol=1e-3)
 
 
 # In a mixture an input's rounding may choose another expert.
@@ -260,7 +266,7 @@ def test_with_quantised_inputs_a_product_is_that_of_the_rounded_numbers(kind: st
 def test_rounded_while_loading_is_near_the_dense_model_and_another(quantize: str, dense: Path) -> None:
     exact, ours = logits(dense), logits(dense, quantize=quantize)
     error = ((ours - exact).norm() / exact.norm()).item()
-    assert 0 < error < {"int8": 0.05, "int4": 0.4, "fp8": 0.2}[quantize]
+    assert 0 < error < {"int8": 0.05, "int4": 0.5, "fp8": 0.2}[quantize]
 
 
 @pytest.mark.parametrize(("quantize", "method"), [("int8", "int8"), ("int4", "int4-rtn")])

@@ -16,6 +16,7 @@ from .rounding import int4_groups
 from .scheme import Scheme
 
 _INT32 = (torch.int32,)
+_TURNED = {"outputs": 1, "inputs": 0}  # stored with inputs first
 _ACT_ORDER = "groups inputs that are not neighbours (act-order), which is not supported"
 
 
@@ -103,8 +104,9 @@ class Int4Linear:
                 pieces = {
                     "weight_packed": Destination((size, C // 8), lambda w: put_codes(nibbles.unpack(w, 1)), _INT32),
                     "weight_scale": Destination((size, G), scale_NG.copy_),
+                    # Of the whole layer, of which this may be a slice.
                     "weight_shape": Destination(
-                        (2,), _expect([size, C], f"must say {size}, {C}"), (torch.int64, torch.int32)
+                        (2,), _multiple_of([size, C]), (torch.int64, torch.int32), outputs=None, inputs=None
                     ),
                 }
                 if self.scheme.zero_points:
@@ -113,23 +115,28 @@ class Int4Linear:
                     )
             case "gptq":
                 pieces = {
-                    "qweight": Destination((C // 8, size), lambda w: put_codes(nibbles.unpack(w, 0).t()), _INT32),
-                    "scales": Destination((G, size), lambda s: scale_NG.copy_(s.t())),
+                    "qweight": Destination(
+                        (C // 8, size), lambda w: put_codes(nibbles.unpack(w, 0).t()), _INT32, **_TURNED
+                    ),
+                    "scales": Destination((G, size), lambda s: scale_NG.copy_(s.t()), **_TURNED),
                     # Stored less one, modulo 16: a habit of the format's first writer that became the format.
                     "qzeros": Destination(
-                        (G, size // 8), lambda z: zeros_NG.copy_((nibbles.unpack(z, 1).t() + 1) & 15), _INT32
+                        (G, size // 8),
+                        lambda z: zeros_NG.copy_((nibbles.unpack(z, 1).t() + 1) & 15),
+                        _INT32,
+                        **_TURNED,
                     ),
-                    "g_idx": Destination((C,), _expect(neighbours, _ACT_ORDER), _INT32),
+                    "g_idx": Destination((C,), _expect_groups(neighbours), _INT32, outputs=None, inputs=0),
                 }
             case "awq":
                 order = nibbles.AWQ_ORDER
                 pieces = {
                     "qweight": Destination(
-                        (C, size // 8), lambda w: put_codes(nibbles.unpack(w, 1, order).t()), _INT32
+                        (C, size // 8), lambda w: put_codes(nibbles.unpack(w, 1, order).t()), _INT32, **_TURNED
                     ),
-                    "scales": Destination((G, size), lambda s: scale_NG.copy_(s.t())),
+                    "scales": Destination((G, size), lambda s: scale_NG.copy_(s.t()), **_TURNED),
                     "qzeros": Destination(
-                        (G, size // 8), lambda z: zeros_NG.copy_(nibbles.unpack(z, 1, order).t()), _INT32
+                        (G, size // 8), lambda z: zeros_NG.copy_(nibbles.unpack(z, 1, order).t()), _INT32, **_TURNED
                     ),
                 }
         return {**pieces, **bias}
@@ -139,9 +146,19 @@ def _two_to_one(codes_NC2: torch.Tensor) -> torch.Tensor:
     return torch.stack((codes_NC2 & 15, codes_NC2 >> 4), dim=2).flatten(1)
 
 
-def _expect(values: list[int], problem: str) -> Callable[[torch.Tensor], None]:
+def _multiple_of(sizes: list[int]) -> Callable[[torch.Tensor], None]:
     def check(stored: torch.Tensor) -> None:
-        if stored.tolist() != values:
-            raise ValueError(problem)
+        if any(whole <= 0 or whole % size for whole, size in zip(stored.tolist(), sizes, strict=True)):
+            raise ValueError(f"says {stored.tolist()}, which are no multiples of {sizes}")
+
+    return check
+
+
+def _expect_groups(neighbours: list[int]) -> Callable[[torch.Tensor], None]:
+    """Counted from the first, which of a slice is not 0."""
+
+    def check(stored: torch.Tensor) -> None:
+        if (stored - stored[0]).tolist() != neighbours:
+            raise ValueError(_ACT_ORDER)
 
     return check
