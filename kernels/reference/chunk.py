@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import torch
 
+_HAS_ONEDNN: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
 _ROWS = 256  # of a block's product: 1024 keys' scores of so many are 1 MiB of float32
 
 
@@ -40,7 +41,7 @@ def attend_chunk(q_THD: torch.Tensor, k_LKD: torch.Tensor, v_LKD: torch.Tensor, 
 
 def _product(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     """x y^T."""
-    if x.dtype == torch.float32 and x.device.type == "cpu" and torch.backends.mkldnn.is_available():
+    if x.dtype == torch.float32 and x.device.type == "cpu" and _HAS_ONEDNN:
         # torch's own goes to MKL, which takes twice the time where the processor is not Intel's.
         product: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, y, None, "none", [], "")
         return product

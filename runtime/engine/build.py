@@ -18,9 +18,9 @@ from ..speculation.source import DraftSource
 from .engine import Engine
 from .kv_format import choose_kv_dtype, choose_scales
 from .kv_pool import PAGE_SIZE, KvMemory, KvPool, bytes_per_page
+from .threads import Threads
 
 _SMALL = 200_000_000  # parameters; below it a CPU is faster in float32 than in bfloat16
-_TINY = 50_000_000  # parameters; below it handing work to other threads costs more than it saves
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -44,8 +44,6 @@ def build_engine(
     context_length = _context_length(config, model_config)
     kv_dtype = choose_kv_dtype(config.kv_dtype, dtype, device)
     num_pages = config.num_pages or _pages_in_memory(config.kv_memory, context_length, model_config, kv_dtype)
-    if device.type == "cpu" and num_parameters(model_config) < _TINY:
-        torch.set_num_threads(1)
     model = load_model(path, device=device, dtype=dtype, quantize=config.quantize, on_progress=on_progress)
     chosen = choose_scales(config, path, model, kv_dtype)
     num_host_pages = int(config.host_kv_memory * 2**30) // bytes_per_page(model_config, kv_dtype)
@@ -56,7 +54,8 @@ def build_engine(
     if make_source is not None:
         source = make_source(model, num_pages=num_pages, num_host_pages=num_host_pages)
     pool = KvPool(memory, host, chosen.scales)
-    return Engine(model, pool, context_length=context_length, source=source, kv_scales=chosen.origin)
+    threads = Threads(model.num_parameters) if device.type == "cpu" else None
+    return Engine(model, pool, context_length=context_length, source=source, kv_scales=chosen.origin, threads=threads)
 
 
 def _memory(model: ModelConfig, num_pages: int, device: torch.device, dtype: torch.dtype, *, param: str) -> KvMemory:

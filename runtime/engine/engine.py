@@ -21,6 +21,7 @@ from .kv_pool import PAGE_SIZE, KvPool
 from .outputs import Outputs
 from .sampler import chosen_logprobs, sample
 from .scores import score
+from .threads import Threads
 
 
 @dataclass(frozen=True)
@@ -49,11 +50,13 @@ class Engine:
         context_length: int | None = None,
         source: DraftSource | None = None,
         kv_scales: str = "none",
+        threads: Threads | None = None,
     ) -> None:
         config = model.config
         self._model = model
         self._pool = pool
         self._source = source
+        self._threads = threads
         self._captures = () if source is None else source.captures
         self.info = EngineInfo(
             architecture=config.architecture,
@@ -74,6 +77,8 @@ class Engine:
         """Copy pages, compute every row's tokens, sample, verify guesses, score, and ask for new guesses. Rows write
         to distinct slots and to no slot that another row of the plan reads."""
         began = time.perf_counter()
+        if self._threads is not None:
+            self._threads.choose(sum(len(row.tokens) for row in plan.rows))
         self._pool.copy(plan.copies)
         if self._source is not None:
             self._source.copy(plan.copies)
