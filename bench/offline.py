@@ -20,11 +20,11 @@ from typing import Annotated, Literal
 import msgspec
 import torch
 import typer
-from random_model import qwen2_shaped
 from rich.console import Console
 from rich.table import Table
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
+from ramify.bench.random_model import qwen2_shaped
 from ramify.runtime.checkpoint import find_checkpoint
 from ramify.runtime.core import load
 from ramify.runtime.engine import Engine

@@ -28,8 +28,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 import offline
 import quantised_skills
 from corpus.mix import cases
-from random_model import qwen2_shaped
 
+from ramify.bench.random_model import qwen2_shaped
 from ramify.runtime.checkpoint import SHIPPED_MODEL
 from ramify.runtime.core import Core, load
 from ramify.runtime.models.load import load_model
