@@ -26,6 +26,8 @@ MODEL_FLAGS = {
     "--kv-events",
     "--served-model-name",
     "--device",
+    "--kernels",
+    "--deterministic",
     "--dtype",
     "--quantize",
     "--context-length",

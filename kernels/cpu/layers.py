@@ -1,8 +1,8 @@
-"""The ops between a decoder's products for a step of few tokens, each in one pass: torch takes longer to begin them than
-they take. Their meaning is `reference.layers`. Float32, lying row by row.
+"""The ops between a decoder's products for a step of few tokens, each in one pass: torch takes longer to begin them
+than they take. Their meaning is `reference.layers`. Float32, lying row by row.
 
-Legend: T tokens, E hidden size, N heads of queries, keys and values, H of queries, K of keys, D head size, I intermediate
-size, S slots of the cache.
+Legend: T tokens, E hidden size, N heads of queries, keys and values, H of queries, K of keys, D head size,
+I intermediate size, S slots of the cache.
 """
 
 from __future__ import annotations

@@ -15,6 +15,7 @@ from ..models.weights import Progress
 from ..protocol.config import CoreConfig
 from ..protocol.errors import RequestError
 from ..speculation.source import DraftSource
+from .choose_ops import choose_ops
 from .engine import Engine
 from .kv_format import choose_kv_dtype, choose_scales
 from .kv_pool import PAGE_SIZE, KvMemory, KvPool, bytes_per_page
@@ -44,7 +45,8 @@ def build_engine(
     context_length = _context_length(config, model_config)
     kv_dtype = choose_kv_dtype(config.kv_dtype, dtype, device)
     num_pages = config.num_pages or _pages_in_memory(config.kv_memory, context_length, model_config, kv_dtype)
-    model = load_model(path, device=device, dtype=dtype, quantize=config.quantize, on_progress=on_progress)
+    ops = choose_ops(config, model_config, device)
+    model = load_model(path, device=device, dtype=dtype, quantize=config.quantize, ops=ops, on_progress=on_progress)
     chosen = choose_scales(config, path, model, kv_dtype)
     num_host_pages = int(config.host_kv_memory * 2**30) // bytes_per_page(model_config, kv_dtype)
     wanted = "kv_memory" if config.num_pages is None else "num_pages"
@@ -54,7 +56,7 @@ def build_engine(
     if make_source is not None:
         source = make_source(model, num_pages=num_pages, num_host_pages=num_host_pages)
     pool = KvPool(memory, host, chosen.scales)
-    threads = Threads(model.num_parameters) if device.type == "cpu" else None
+    threads = Threads(model.num_parameters, fixed=config.deterministic) if device.type == "cpu" else None
     return Engine(model, pool, context_length=context_length, source=source, kv_scales=chosen.origin, threads=threads)
 
 

@@ -9,14 +9,17 @@ from __future__ import annotations
 import torch
 
 _MIN_WORK = 400_000_000  # products of a step (tokens times parameters) from which on every thread helps: some 10 ms
+_SMALL = 50_000_000  # parameters; below it few steps are large
 
 
 class Threads:
-    """As many as the process has when this is made, or one."""
+    """As many as the process has when this is made, or one. `fixed`: the same for every step, for how a product is
+    shared out may change its sums."""
 
-    def __init__(self, num_parameters: int) -> None:
-        self._most = self._now = torch.get_num_threads()
-        self._min_tokens = -(-_MIN_WORK // num_parameters)
+    def __init__(self, num_parameters: int, *, fixed: bool = False) -> None:
+        self._now = torch.get_num_threads()
+        self._most = 1 if fixed and num_parameters < _SMALL else self._now
+        self._min_tokens = 0 if fixed else -(-_MIN_WORK // num_parameters)
 
     def choose(self, num_tokens: int) -> None:
         """For a step of `num_tokens`."""

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 
+from ...kernels import Ops
 from ..gguf_file import is_gguf
 from .config import read_config
 from .decoder import Decoder
@@ -23,14 +24,15 @@ def load_model(
     device: torch.device,
     dtype: torch.dtype,
     quantize: Kind | None = None,
+    ops: Ops | None = None,
     on_progress: Progress | None = None,
 ) -> Decoder:
     """The decoder of the Hugging Face checkpoint in directory `path`, or of the GGUF file `path`, its weights as
     `dtype` on `device`.
 
     `quantize` rounds the linear layers of a dense checkpoint, tensor by tensor as they are read; embeddings, head and
-    norms stay. Raises CheckpointError when the directory, its config.json or its safetensors cannot be served, or
-    are to be quantised twice.
+    norms stay. `ops` are as `Decoder` takes them. Raises CheckpointError when the directory, its config.json or its
+    safetensors cannot be served, or are to be quantised twice.
     """
     config = read_config(path)
     if quantize is not None:
@@ -51,4 +53,4 @@ def load_model(
         load_weights(path, destinations(parameters, config), on_progress)
     for linear in parameters.linears():
         linear.finish()
-    return Decoder(config, parameters)
+    return Decoder(config, parameters, ops)

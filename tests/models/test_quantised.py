@@ -71,7 +71,9 @@ def logits(path: Path, **options: Any) -> torch.Tensor:
     pool = KvPool(KvMemory(model.config, 2, device=model.device, dtype=model.dtype))
     rows = [Row(rid="r", tokens=TOKENS, first_position=0, pages=[1])]
     with torch.inference_mode():
-        return model.logits(model.hidden(decoder_inputs(rows, model, np.arange(len(TOKENS))), pool.layers))
+        return model.logits(
+            model.hidden(decoder_inputs(rows, model, np.arange(len(TOKENS)), pool.layers[0]), pool.layers)
+        )
 
 
 def changed(dense: Path, out: Path, change: Callable[[str, torch.Tensor], Tensors], **config: Any) -> Path:
