@@ -35,43 +35,47 @@ def rows(num_rows: int, queries: int, *, tree: bool, window: int | None = None) 
     return PagedRows(table, num, num, num, tokens, tokens.long() if tree else None, queries, 16, window)
 
 
-def attention(capability: int) -> Iterator[tuple[str, Launch]]:
-    stored = [torch.bfloat16, torch.int8] + ([torch.float8_e4m3fn] if tables.reads_fp8(CPU) else [])
+def attention() -> Iterator[tuple[str, Launch]]:
+    """Every dtype and size of row for one set of heads; of the others what differs by them: trees and chunks."""
+    eight_bits = [torch.int8] + ([torch.float8_e4m3fn] if tables.reads_fp8(CPU) else [])
     for heads, kv_heads, head_dim in HEADS:
-        for dtype in stored:
+        first = (heads, kv_heads, head_dim) == HEADS[0]
+        for dtype in [torch.bfloat16, *(eight_bits if first else [])]:
             kv = cache(kv_heads, head_dim, dtype)
             name = f"H{heads}-K{kv_heads}-D{head_dim}-{str(dtype).removeprefix('torch.')}"
-            for queries in (1, 8, 64) if dtype == torch.bfloat16 else (1, 8):
+            for queries, fixed in [(1, False), (8, False), (64, False), (1, True)] if first else [(8, False)]:
                 q = torch.empty(4 * queries, heads, head_dim, dtype=torch.bfloat16)
                 with recorded() as launches:
                     splits = make_splits(torch.zeros(4, dtype=torch.int32), num_wanted=66, tile=64)
-                    split_attention(q, kv, rows(4, queries, tree=queries > 1), splits, q, 0.1)
-                yield from ((f"{name}-Q{queries}", launch) for launch in launches)
+                    split_attention(q, kv, rows(4, queries, tree=queries > 1), splits, q, 0.1, fixed=fixed)
+                yield from ((f"{name}-Q{queries}{'-fixed' * fixed}", launch) for launch in launches)
             tile = tables.chunk_tile(CPU, head_dim, dtype)
             tiles = query_tiles([100], [200], group=heads // kv_heads, tile=tile, device=CPU)
             q = torch.empty(100, heads, head_dim, dtype=torch.bfloat16)
-            for window in (None, 4096) if dtype == torch.bfloat16 else (None,):
+            for window in (None, 4096) if first and dtype == torch.bfloat16 else (None,):
                 with recorded() as launches:
                     chunk_attention(q, kv, rows(1, 100, tree=False, window=window), tiles, q, 0.1)
                 yield from ((f"{name}-W{window}", launch) for launch in launches)
             qkv = torch.empty(4, heads + 2 * kv_heads, head_dim, dtype=torch.bfloat16)
             angles = torch.empty(4, 1, head_dim, dtype=torch.bfloat16)
-            with recorded() as launches:
-                store.rope_and_store(qkv, angles, angles, kv, torch.zeros(4, dtype=torch.int64), heads)
-            yield from ((name, launch) for launch in launches)
+            slots, norm = torch.zeros(4, dtype=torch.int64), torch.empty(heads + kv_heads, head_dim)
+            for qk_norm in (None, norm) if first and dtype == torch.bfloat16 else (None,):
+                with recorded() as launches:
+                    store.rope_and_store(qkv, angles, angles, kv, slots, heads, qk_norm, 1e-6)
+                yield from ((f"{name}{'-norm' * (qk_norm is not None)}", launch) for launch in launches)
 
 
 def others() -> Iterator[tuple[str, Launch]]:
-    for width in (256, 896, 4096, 8192):
+    for width in (896, 4096):
         x, weight = torch.empty(4, width, dtype=torch.bfloat16), torch.empty(width, dtype=torch.bfloat16)
         with recorded() as launches:
             layers.rms_norm(x, weight, 1e-5)
             layers.add_rms_norm(x, x, weight, 1e-5)
             layers.silu_and_mul(x)
         yield from ((f"E{width}", launch) for launch in launches)
-    for num_experts, inner, outer in ((8, 4096, 28672), (128, 2048, 1536), (60, 1408, 2048)):
+    for num_experts, inner, outer, means in ((8, 4096, 28672, (0, 64, 1024)), (60, 1408, 2048, (0,))):
         weight = torch.empty(num_experts, outer, inner, dtype=torch.bfloat16, device="meta")
-        for num_tokens in (1, 64 * num_experts, 1024 * num_experts):
+        for num_tokens in (max(1, mean * num_experts) for mean in means):
             x = torch.empty(num_tokens, inner, dtype=torch.bfloat16, device="meta")
             rows = torch.zeros(num_tokens, dtype=torch.int64)
             with recorded() as launches:
@@ -81,7 +85,7 @@ def others() -> Iterator[tuple[str, Launch]]:
     with recorded() as launches:
         layers.rms_norm(torch.empty(4, 48, 128, dtype=torch.bfloat16), torch.empty(40, 128, dtype=torch.bfloat16), 1e-6)
     yield from (("heads", launch) for launch in launches)
-    for vocab_size in (1024, 128256):
+    for vocab_size in (128256,):
         logits_RV, ones_R = torch.empty(4, vocab_size), torch.ones(4)
         with recorded() as launches:
             logits.apply_token_bitmask(logits_RV, torch.empty(4, -(-vocab_size // 32), dtype=torch.int32))
@@ -99,12 +103,24 @@ def others() -> Iterator[tuple[str, Launch]]:
         yield from ((f"V{vocab_size}", launch) for launch in launches)
 
 
+def distinct(launches: list[tuple[str, Launch]]) -> Iterator[tuple[str, Launch]]:
+    """Those that would be compiled apart."""
+    seen = set()
+    for name, launch in launches:
+        arguments = tuple(
+            f"*{value.dtype}" if isinstance(value, torch.Tensor) else value if parameter.is_constexpr else type(value)
+            for parameter, value in zip(
+                launch.kernel.params, (launch.arguments[name] for name in launch.kernel.arg_names), strict=True
+            )
+        )
+        key = (launch.kernel.__name__, arguments, tuple(launch.options.items()))
+        if key not in seen:
+            seen.add(key)
+            yield name, launch
+
+
 if __name__ == "__main__":
     wanted = int(sys.argv[1])
     tables.ASSUMED = (wanted // 10, wanted % 10)
-    seen = set()
-    for name, launch in [*attention(wanted), *others()]:
-        compiled = compile_launch(launch, wanted)
-        if (key := (name, compiled.name)) not in seen:
-            seen.add(key)
-            print(json.dumps({"case": name, **compiled._asdict()}), flush=True)
+    for name, launch in distinct([*attention(), *others()]):
+        print(json.dumps({"case": name, **compile_launch(launch, wanted)._asdict()}), flush=True)
