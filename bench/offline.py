@@ -1,7 +1,8 @@
 """Throughput without sockets: the scheduler and the engine in one process, beside `transformers`' generate.
 
-    python -P bench/offline.py [MODEL] [--json FILE]
+    OMP_WAIT_POLICY=passive python -P bench/offline.py [MODEL | --half-billion] [--repeat 5] [--threads 1] [--json FILE]
 
+Waiting threads sleep, as in the runtime's own processes; it is the better for both on a machine that does other work.
 Every scenario runs `--repeat` times, interleaved with the baseline, and the medians' ratio is what counts: seconds
 depend on the machine and on who else uses it.
 """
@@ -11,6 +12,7 @@ from __future__ import annotations
 import json
 import random
 import statistics
+import tempfile
 import time
 from pathlib import Path
 from typing import Annotated, Literal
@@ -22,6 +24,7 @@ from rich.console import Console
 from rich.table import Table
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
+from ramify.bench.random_model import qwen2_shaped
 from ramify.runtime.checkpoint import find_checkpoint
 from ramify.runtime.core import load
 from ramify.runtime.engine import Engine
@@ -49,8 +52,17 @@ class Scenario(msgspec.Struct, frozen=True):
         return self.num_requests * (self.output_tokens if self.counts == "output" else self.prompt_tokens)
 
 
-def scenarios(context_length: int) -> list[Scenario]:
+def scenarios(context_length: int, *, brief: bool = False) -> list[Scenario]:
+    """`brief` ones are for models that take seconds for what the smallest does in tens of milliseconds."""
     long = min(2048, context_length) - 8
+    if brief:
+        return [
+            Scenario("single stream", 1, 32, 24),
+            Scenario("batch 8", 8, 32, 16),
+            Scenario("batch 32", 32, 32, 8),
+            Scenario("prefill 2k", 1, long, 1, counts="prompt"),
+            Scenario("shared prefix", 4, min(1056, long), 4, num_shared=min(1024, long - 32), counts="prompt"),
+        ]
     return [
         Scenario("single stream", 1, 32, 128),
         Scenario("batch 8", 8, 32, 64),
@@ -83,10 +95,12 @@ def run_ramify(engine: Engine, scheduler: Scheduler, scenario: Scenario, batch: 
 
 
 @torch.inference_mode()
-def run_transformers(model: PreTrainedModel, scenario: Scenario, batch: list[list[int]]) -> float:
+def run_transformers(
+    model: PreTrainedModel, scenario: Scenario, batch: list[list[int]], threads: int = DEFAULT_THREADS
+) -> float:
     """Seconds for the batch, with as many threads as torch takes when nobody says otherwise."""
     ours = torch.get_num_threads()
-    torch.set_num_threads(DEFAULT_THREADS)
+    torch.set_num_threads(threads)
     try:
         return _run_transformers(model, scenario, batch)
     finally:
@@ -110,20 +124,27 @@ def _run_transformers(model: PreTrainedModel, scenario: Scenario, batch: list[li
 def main(
     model: Annotated[str | None, typer.Argument(help="checkpoint path; default: the model that ships")] = None,
     repeat: Annotated[int, typer.Option(help="runs of each scenario")] = 3,
-    threads: Annotated[int | None, typer.Option(help="of ramify's CPU work; default: as the core chooses")] = None,
+    threads: Annotated[int, typer.Option(help="that both may use; the core takes fewer for small steps")] = 0,
+    half_billion: Annotated[bool, typer.Option(help="random weights in Qwen2-0.5B's shape, and shorter runs")] = False,
+    speculative: Annotated[bool, typer.Option(help="guess ahead, where the model has a head for it")] = True,
     output: Annotated[Path | None, typer.Option("--json", help="write the figures here")] = None,
 ) -> None:
-    core = load(CoreConfig(model=model))
-    engine, scheduler, info = core.engine, core.scheduler, core.info
-    if threads is not None:
-        torch.set_num_threads(threads)
-    baseline = AutoModelForCausalLM.from_pretrained(find_checkpoint(model), dtype=DTYPES[info.dtype]).eval()
+    threads = threads or DEFAULT_THREADS
+    torch.set_num_threads(threads)
+    with tempfile.TemporaryDirectory() as folder:
+        path = find_checkpoint(model) if not half_billion else qwen2_shaped(Path(folder), 151936)
+        core = load(CoreConfig(model=str(path), speculative=None if speculative else "off"))
+        engine, scheduler, info = core.engine, core.scheduler, core.info
+        baseline = AutoModelForCausalLM.from_pretrained(path, dtype=DTYPES[info.dtype]).eval()
     rows = []
-    for scenario in scenarios(info.context_length):
+    for scenario in scenarios(info.context_length, brief=half_billion):
         ours, theirs = [], []
         for seed in range(repeat + 1):
             batch = prompts(scenario, info.vocab_size, seed)
-            times = run_ramify(engine, scheduler, scenario, batch), run_transformers(baseline, scenario, batch)
+            times = (
+                run_ramify(engine, scheduler, scenario, batch),
+                run_transformers(baseline, scenario, batch, threads),
+            )
             if seed:  # the first run warms both up
                 ours.append(times[0])
                 theirs.append(times[1])
@@ -147,7 +168,7 @@ def main(
     if output is not None:
         output.write_text(
             json.dumps(
-                {"info": msgspec.to_builtins(info), "repeat": repeat, "threads": torch.get_num_threads(), "rows": rows},
+                {"info": msgspec.to_builtins(info), "repeat": repeat, "threads": threads, "rows": rows},
                 indent=1,
             )
         )

@@ -29,6 +29,7 @@ import offline
 import quantised_skills
 from corpus.mix import cases
 
+from ramify.bench.random_model import qwen2_shaped
 from ramify.runtime.checkpoint import SHIPPED_MODEL
 from ramify.runtime.core import Core, load
 from ramify.runtime.models.load import load_model
@@ -55,26 +56,6 @@ SCENARIOS = (
     offline.Scenario("prefill 512", 1, 512, 1, counts="prompt"),
 )
 Rows = list[tuple[str, list[str]]]
-
-
-def bigger_model(folder: Path) -> Path:
-    """0.36 thousand million random numbers in Qwen2-0.5B's shape, with a small vocabulary."""
-    torch.manual_seed(0)
-    config = transformers.Qwen2Config(
-        vocab_size=2048,
-        hidden_size=896,
-        intermediate_size=4864,
-        num_hidden_layers=24,
-        num_attention_heads=14,
-        num_key_value_heads=2,
-        max_position_embeddings=2048,
-        tie_word_embeddings=True,
-    )
-    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
-    model.save_pretrained(folder)
-    for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
-        (folder / name).write_bytes((SHIPPED_MODEL / name).read_bytes())
-    return folder
 
 
 def core_of(path: Path, kind: Kind) -> Core:
@@ -156,7 +137,7 @@ def main(
         tables["The model that ships: bytes and speed"] = costs(SHIPPED_MODEL, repeat)
         if bigger:
             with tempfile.TemporaryDirectory() as folder:
-                tables["0.36B random weights: bytes and speed"] = costs(bigger_model(Path(folder)), repeat)
+                tables["0.36B random weights: bytes and speed"] = costs(qwen2_shaped(Path(folder), 2048), repeat)
     text = "\n".join(f"## {title}\n\n{_table(rows)}" for title, rows in tables.items())
     print(text)
     if out is not None:

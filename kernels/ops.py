@@ -148,12 +148,17 @@ class Ops(Protocol):
 
 
 def for_device(device: torch.device, name: KernelsName = "auto", *, deterministic: bool = False) -> Ops:
-    """`auto` is Triton on a CUDA device, plain torch elsewhere. Triton on the CPU needs its interpreter, which is
-    chosen by the environment (TRITON_INTERPRET=1) before the first import, and is for tests."""
+    """`auto` is Triton on a CUDA device, on a CPU plain torch with compiled loops for small steps. Triton on the CPU
+    needs its interpreter, which is chosen by the environment (TRITON_INTERPRET=1) before the first import, and is for
+    tests."""
     if name == "triton" or (name == "auto" and device.type == "cuda"):
         from .triton.ops import TritonOps
 
         return TritonOps(deterministic=deterministic)
+    if name == "auto" and device.type == "cpu" and not deterministic:
+        from .cpu.ops import CpuOps
+
+        return CpuOps()
     from .reference.ops import DeterministicOps, ReferenceOps
 
     return DeterministicOps() if deterministic else ReferenceOps()

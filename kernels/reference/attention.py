@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 
 from ..kv_cache import KvCache
+from .chunk import attend_chunk
 from .layout import AttentionLayout, PaddedRows
 from .quantise import E4M3, expand_e4m3, quantise
 
@@ -62,15 +63,15 @@ def _attend(q_THD: torch.Tensor, kv: KvCache, group: PaddedRows, scale: float) -
     q = q_THD if group.queries is None else q_THD.index_select(0, group.queries)
     k_BKLD = group.rotate(gather_slots(kv.k_SKD, group.slots, q.dtype).view(B, L, K, D)).transpose(1, 2)
     v_BKLD = gather_slots(kv.v_SKD, group.slots, q.dtype).view(B, L, K, D).transpose(1, 2)
+    if group.causal:
+        return attend_chunk(q, k_BKLD[0].transpose(0, 1), v_BKLD[0].transpose(0, 1), scale)
     if T == 1:
         # The heads that share a key head become its queries: one product per key head, not one per query head.
         q_BKGD = q.reshape(B, K, H // K, D)
         out = F.scaled_dot_product_attention(q_BKGD, k_BKLD, v_BKLD, attn_mask=group.bias, scale=scale)
         return out.reshape(B, H, D)
     q_BHTD = q.reshape(B, T, H, D).transpose(1, 2)
-    out = F.scaled_dot_product_attention(
-        q_BHTD, k_BKLD, v_BKLD, attn_mask=group.bias, is_causal=group.causal, scale=scale, enable_gqa=H != K
-    )
+    out = F.scaled_dot_product_attention(q_BHTD, k_BKLD, v_BKLD, attn_mask=group.bias, scale=scale, enable_gqa=H != K)
     return out.transpose(1, 2).reshape(B * T, H, D)
 
 

@@ -23,6 +23,8 @@ from .layers import apply_rope
 KeyRope = Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
 
 _MIN_KEYS = 256  # rows with fewer keys than this are cheap enough to be padded together
+_MIN_CHUNK = 32  # queries from which on a row is computed by itself, block by block
+_ALONE = 128  # queries from which on a row is not padded to share its products with others
 _MAX_KEYS = 2048  # of a group: what is gathered should still be in a core's cache when it is used
 
 
@@ -51,7 +53,7 @@ class PaddedRows:
     queries: torch.Tensor | None  # [B * T] int64
     slots: torch.Tensor  # [B * L] int64
     bias: torch.Tensor | None  # [B, 1, T, L], 0 where the key is visible, else -inf; None: all are
-    causal: bool  # the rows' queries are all of their keys, and each sees those up to itself
+    causal: bool  # one row, whose queries are the last of its keys, and each sees those up to itself
     rope: tuple[torch.Tensor, torch.Tensor] | None  # cos, sin [B, L, 1, D] for keys stored unrotated
 
     def rotate(self, k_BLHD: torch.Tensor) -> torch.Tensor:
@@ -98,7 +100,7 @@ def attention_layout(
         key_BL = begin_B + np.arange(L)
         slots_BL = _slots([rows[r].pages for r in rows_B], np.minimum(key_BL, last_B), page_size)
         trees = {b: rows[r] for b, r in enumerate(rows_B.tolist()) if rows[r].tree}
-        causal = window is None and len(rows_B) == 1 and T == L and T > 1 and not trees
+        causal = window is None and len(rows_B) == 1 and T >= _MIN_CHUNK and not trees
         if causal:
             bias = None
         elif trees:
@@ -135,7 +137,8 @@ def _alike(num_R: np.ndarray, num_keys_R: np.ndarray) -> list[np.ndarray]:
     groups: list[np.ndarray] = []
     for size in np.unique(size_R):
         rows = np.flatnonzero(size_R == size)
-        step = max(1, _MAX_KEYS // int(num_keys_R[rows].max()))
+        many = num_R[rows].min() >= _ALONE
+        step = 1 if many else max(1, _MAX_KEYS // int(num_keys_R[rows].max()))
         groups += (rows[start : start + step] for start in range(0, len(rows), step))
     return groups
 

@@ -22,9 +22,9 @@ from .decode_graphs import CudaCapture, DecodeGraphs
 from .engine import Engine
 from .kv_format import choose_kv_dtype, choose_scales
 from .kv_pool import PAGE_SIZE, KvMemory, KvPool, bytes_per_page
+from .threads import Threads
 
 _SMALL = 200_000_000  # parameters; below it a CPU is faster in float32 than in bfloat16
-_TINY = 50_000_000  # parameters; below it handing work to other threads costs more than it saves
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -59,7 +59,7 @@ def build_engine(
     num_pages = config.num_pages or _pages_in_memory(config.kv_memory, context_length, model_config, kv_dtype)
     if device.type == "cpu":
         # Ranks share the processors; where the slices' number is fixed, so is what their products are divided by.
-        torch.set_num_threads(max(1, torch.get_num_threads() // group.shard.num_slices) if num_weights >= _TINY else 1)
+        torch.set_num_threads(max(1, torch.get_num_threads() // group.shard.num_slices))
     ops = choose_ops(config, model_config, device)
     model = load_model(
         path, device=device, dtype=dtype, quantize=config.quantize, ops=ops, on_progress=on_progress, group=group
@@ -88,6 +88,7 @@ def build_engine(
             captures=() if source is None else source.captures,
             capture=CudaCapture(),
         )
+    threads = Threads(num_weights, fixed=config.deterministic) if device.type == "cpu" else None
     return Engine(
         model,
         pool,
@@ -96,6 +97,7 @@ def build_engine(
         graphs=graphs,
         kv_scales=chosen.origin,
         group=group,
+        threads=threads,
     )
 
 

@@ -23,6 +23,7 @@ from .kv_pool import PAGE_SIZE, KvPool
 from .outputs import Outputs
 from .sampler import chosen_logprobs, sample
 from .scores import score
+from .threads import Threads
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,7 @@ class Engine:
         graphs: DecodeGraphs | None = None,
         kv_scales: str = "none",
         group: Group = ALONE,
+        threads: Threads | None = None,
     ) -> None:
         """`group` are the ranks that compute the same plans, each with its part of the model; rank 0 has the source."""
         config = model.config
@@ -61,6 +63,7 @@ class Engine:
         self._source = source
         self._group = group
         self._graphs = graphs
+        self._threads = threads
         self._captures = () if source is None else source.captures
         self.info = EngineInfo(
             architecture=config.architecture,
@@ -81,6 +84,8 @@ class Engine:
         """Copy pages, compute every row's tokens, sample, verify guesses, score, and ask for new guesses. Rows write
         to distinct slots and to no slot that another row of the plan reads."""
         began = time.perf_counter()
+        if self._threads is not None:
+            self._threads.choose(sum(len(row.tokens) for row in plan.rows))
         self._pool.copy(plan.copies)
         if self._source is not None:
             self._source.copy(plan.copies)

@@ -47,7 +47,7 @@ def test_rows_that_lie_apart_in_memory_are_read_as_they_are(dtype: torch.dtype) 
 
 
 @torch.inference_mode()
-def test_a_layer_filled_in_pieces_and_packed_holds_its_weight_once() -> None:
+def test_a_layer_filled_in_pieces_is_the_layer_it_was_made_of() -> None:
     source = dense(48, 64, torch.float32, bias=True)
     packed = PackedLinear(DenseLinear(torch.empty(48, 64), torch.empty(48)))
     assert source.bias is not None

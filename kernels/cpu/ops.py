@@ -1,0 +1,150 @@
+"""The ops of a CPU: plain torch, and compiled loops where a step is so small that torch's calls are what it costs.
+
+Those are float32 steps of few tokens. All else, bfloat16 included, is plain torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from ..kv_cache import KvCache
+from ..ops import Attention
+from ..reference.layout import KeyRope, RowSpan
+from ..reference.ops import ReferenceOps
+from . import layers
+from .compiled import Ints
+from .decode_attention import decode_attention
+
+_MAX_TOKENS = 64  # of a step; beyond it torch's own loops have the work that they need to pay
+
+
+@dataclass(frozen=True)
+class PagedRows:
+    """Rows of one query each: row r sees the places [begin_R[r], end_R[r]) of its page table."""
+
+    pages_RP: Ints
+    begin_R: Ints
+    end_R: Ints
+    page_size: int
+
+    def attend(self, q_THD: torch.Tensor, kv: KvCache, scale: float) -> torch.Tensor:
+        out_THD = torch.empty_like(q_THD, memory_format=torch.contiguous_format)
+        decode_attention(
+            q_THD.contiguous().numpy(),
+            kv.k_SKD.numpy(),
+            kv.v_SKD.numpy(),
+            self.pages_RP,
+            self.begin_R,
+            self.end_R,
+            self.page_size,
+            scale,
+            out_THD.numpy(),
+        )
+        return out_THD
+
+
+class CpuOps(ReferenceOps):
+    name = "cpu"
+
+    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        if not (_is_small(x) and x.dim() == 2 and weight.dim() == 1):
+            return super().rms_norm(x, weight, eps)
+        out = torch.empty_like(x)
+        layers.rms_norm(x.numpy(), weight.numpy(), eps, out.numpy())
+        return out
+
+    def add_rms_norm(
+        self, x_TE: torch.Tensor, residual_TE: torch.Tensor, weight_E: torch.Tensor, eps: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        if not (_is_small(x_TE) and _is_small(residual_TE)):
+            return super().add_rms_norm(x_TE, residual_TE, weight_E, eps)
+        out_TE, sum_TE = torch.empty_like(x_TE), torch.empty_like(x_TE)
+        layers.add_rms_norm(x_TE.numpy(), residual_TE.numpy(), weight_E.numpy(), eps, out_TE.numpy(), sum_TE.numpy())
+        return out_TE, sum_TE
+
+    def silu_and_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
+        if not (_is_small(gate_up) and gate_up.dim() == 2):
+            return super().silu_and_mul(gate_up)
+        out = gate_up.new_empty((gate_up.shape[0], gate_up.shape[1] // 2))
+        layers.silu_and_mul(gate_up.numpy(), out.numpy())
+        return out
+
+    def rope_and_store(
+        self,
+        qkv_TND: torch.Tensor,
+        cos_T1D: torch.Tensor,
+        sin_T1D: torch.Tensor,
+        kv: KvCache,
+        slots_T: torch.Tensor,
+        *,
+        num_heads: int,
+        qk_norm_HD: torch.Tensor | None,
+        eps: float,
+        rotate_keys: bool,
+    ) -> torch.Tensor:
+        if not (_is_small(qkv_TND) and _is_plain(kv) and qk_norm_HD is None and rotate_keys):
+            return super().rope_and_store(
+                qkv_TND,
+                cos_T1D,
+                sin_T1D,
+                kv,
+                slots_T,
+                num_heads=num_heads,
+                qk_norm_HD=qk_norm_HD,
+                eps=eps,
+                rotate_keys=rotate_keys,
+            )
+        T, _, D = qkv_TND.shape
+        q_THD = qkv_TND.new_empty((T, num_heads, D))
+        layers.rope_and_store(
+            qkv_TND.numpy(),
+            cos_T1D.view(T, D).numpy(),
+            sin_T1D.view(T, D).numpy(),
+            slots_T.numpy(),
+            kv.k_SKD.numpy(),
+            kv.v_SKD.numpy(),
+            q_THD.numpy(),
+        )
+        return q_THD
+
+    def attention(
+        self,
+        rows: Sequence[RowSpan],
+        kv: KvCache,
+        *,
+        num_heads: int,
+        page_size: int,
+        window: int | None,
+        dtype: torch.dtype,
+        key_rope: KeyRope | None = None,
+    ) -> Attention:
+        ones = all(row.num_tokens == 1 and not row.tree for row in rows)
+        if not (ones and dtype == torch.float32 and _is_plain(kv) and key_rope is None):
+            return super().attention(
+                rows,
+                kv,
+                num_heads=num_heads,
+                page_size=page_size,
+                window=window,
+                dtype=dtype,
+                key_rope=key_rope,
+            )
+        pages_RP = np.zeros((len(rows), max(len(row.pages) for row in rows)), dtype=np.int64)
+        for pages_P, row in zip(pages_RP, rows, strict=True):
+            pages_P[: len(row.pages)] = row.pages
+        end_R = np.array([row.first_position + 1 for row in rows])
+        begin_R = np.zeros_like(end_R) if window is None else np.maximum(end_R - window, 0)
+        return PagedRows(pages_RP, begin_R, end_R, page_size)
+
+
+def _is_small(x: torch.Tensor) -> bool:
+    return x.dtype == torch.float32 and len(x) <= _MAX_TOKENS and x.is_contiguous()
+
+
+def _is_plain(kv: KvCache) -> bool:
+    """Held in float32, without scales."""
+    return kv.k_SKD.dtype == torch.float32 and kv.k_scale_K is None

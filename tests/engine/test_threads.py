@@ -1,0 +1,42 @@
+"""Judge: what torch says of itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from ramify.runtime.engine.threads import Threads
+
+
+@pytest.fixture(autouse=True)
+def _as_before() -> Iterator[None]:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+def test_small_steps_take_one_thread_and_large_ones_those_that_there_were() -> None:
+    torch.set_num_threads(3)
+    threads = Threads(num_parameters=5_000_000)
+    seen = []
+    for num_tokens in (1, 64, 1024, 1024, 32):
+        threads.choose(num_tokens)
+        seen.append(torch.get_num_threads())
+    assert seen == [1, 1, 3, 3, 1]
+
+
+def test_a_small_model_whose_bits_count_always_takes_one() -> None:
+    torch.set_num_threads(2)
+    threads = Threads(num_parameters=5_000_000, fixed=True)
+    for num_tokens in (4096, 1):
+        threads.choose(num_tokens)
+        assert torch.get_num_threads() == 1
+
+
+def test_a_model_of_billions_takes_all_threads_for_a_single_token() -> None:
+    torch.set_num_threads(2)
+    threads = Threads(num_parameters=8_000_000_000)
+    threads.choose(1)
+    assert torch.get_num_threads() == 2

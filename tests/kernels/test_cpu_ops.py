@@ -1,0 +1,105 @@
+"""The compiled loops for small steps agree with what the ops mean. Judge: the reference, in float64."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from ramify.kernels import KvCache, RowSpan, for_device
+from ramify.kernels.cpu.compiled import exp
+from ramify.kernels.cpu.ops import CpuOps, PagedRows
+from ramify.kernels.reference.ops import ReferenceOps
+
+CPU, MEANT = CpuOps(), ReferenceOps()
+NUM_TOKENS = [1, 2, 33, 64, 65]
+NEAR = {"atol": 2e-6, "rtol": 2e-5}
+
+
+def random(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def test_they_are_the_ops_of_a_cpu_unless_bits_count() -> None:
+    assert for_device(torch.device("cpu")).name == "cpu"
+    assert for_device(torch.device("cpu"), "reference").name == "reference"
+    assert for_device(torch.device("cpu"), deterministic=True).name == "reference"
+
+
+def test_exp_is_near_that_of_numpy() -> None:
+    xs = np.linspace(-87, 0, 20_001, dtype=np.float32)
+    np.testing.assert_allclose([exp(x) for x in xs], np.exp(xs.astype(np.float64)), rtol=1e-5)
+    near = xs[xs > -20]
+    np.testing.assert_allclose([exp(x) for x in near], np.exp(near.astype(np.float64)), rtol=2e-6)
+    assert exp(np.float32(-1e30)) == pytest.approx(0, abs=1e-37)
+
+
+@pytest.mark.parametrize("T", NUM_TOKENS)
+@pytest.mark.parametrize("E", [1, 96, 257])
+def test_norms(T: int, E: int) -> None:
+    x, residual, weight = random(T, E), random(T, E, seed=1), random(E, seed=2)
+    torch.testing.assert_close(
+        CPU.rms_norm(x, weight, 1e-5).double(), MEANT.rms_norm(x.double(), weight.double(), 1e-5), **NEAR
+    )
+    kept = x.clone(), residual.clone()
+    got = CPU.add_rms_norm(x, residual, weight, 1e-5)
+    want = MEANT.add_rms_norm(x.double(), residual.double(), weight.double(), 1e-5)
+    for one, other in zip(got, want, strict=True):
+        torch.testing.assert_close(one.double(), other, **NEAR)
+    assert torch.equal(x, kept[0]), "what goes in stays as it is"
+    assert torch.equal(residual, kept[1]), "what goes in stays as it is"
+
+
+@pytest.mark.parametrize("T", NUM_TOKENS)
+@pytest.mark.parametrize("size", [1, 31, 640])
+def test_the_gate(T: int, size: int) -> None:
+    gate_up = random(T, 2 * size) * 8
+    gate_up[0, 0] = -200.0
+    want = MEANT.silu_and_mul(gate_up.double())
+    torch.testing.assert_close(CPU.silu_and_mul(gate_up).double(), want, **NEAR)
+
+
+@pytest.mark.parametrize("T", NUM_TOKENS)
+@pytest.mark.parametrize(("H", "K", "D"), [(4, 2, 64), (3, 3, 6), (7, 1, 2)])
+def test_rotation_and_storing(T: int, H: int, K: int, D: int) -> None:
+    qkv, cos, sin = random(T, H + 2 * K, D), random(T, 1, D, seed=1), random(T, 1, D, seed=2)
+    slots = torch.randperm(200, generator=torch.Generator().manual_seed(3))[:T]
+
+    def run(ops: ReferenceOps, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        kv = KvCache(*torch.zeros(2, 200, K, D, dtype=dtype))
+        how = {"num_heads": H, "qk_norm_HD": None, "eps": 1e-5, "rotate_keys": True}
+        q = ops.rope_and_store(qkv.to(dtype), cos.to(dtype), sin.to(dtype), kv, slots, **how)  # type: ignore[arg-type]
+        return q.double(), kv.k_SKD.double(), kv.v_SKD.double()
+
+    for got, want in zip(run(CPU, torch.float32), run(MEANT, torch.float64), strict=True):
+        torch.testing.assert_close(got, want, **NEAR)
+
+
+@pytest.mark.parametrize("window", [None, 1, 40])
+@pytest.mark.parametrize(("K", "group", "D"), [(2, 2, 64), (1, 7, 10), (3, 1, 2)])
+@pytest.mark.parametrize("lengths", [[1], [300], [17, 1, 16, 900, 33]], ids=str)
+def test_attention_where_the_pages_lie(lengths: list[int], K: int, group: int, D: int, window: int | None) -> None:
+    draw = torch.Generator().manual_seed(sum(lengths))
+    pages = iter(torch.randperm(100, generator=draw).tolist())
+    # Slots that belong to no row hold NaN: none of it may enter a sum.
+    k, v = torch.full((2, 1600, K, D), float("nan"))
+    rows = []
+    for length in lengths:
+        own = np.array([next(pages) for _ in range(-(-length // 16))])
+        slots = own[np.arange(length) // 16] * 16 + np.arange(length) % 16
+        k[slots], v[slots] = torch.randn(2, length, K, D, generator=draw)
+        rows.append(RowSpan(length - 1, 1, own))
+    q = torch.randn(len(rows), K * group, D, generator=draw)
+
+    def run(ops: ReferenceOps, dtype: torch.dtype) -> torch.Tensor:
+        kv = KvCache(k.to(dtype), v.to(dtype))
+        attention = ops.attention(rows, kv, num_heads=K * group, page_size=16, window=window, dtype=dtype)
+        assert isinstance(attention, PagedRows) == (ops is CPU)
+        return attention.attend(q.to(dtype), kv, 0.3).double()
+
+    torch.testing.assert_close(run(CPU, torch.float32), run(MEANT, torch.float64), **NEAR)
+
+
+def test_other_types_are_left_to_torch() -> None:
+    gate_up = random(3, 20).bfloat16()
+    assert torch.equal(CPU.silu_and_mul(gate_up), MEANT.silu_and_mul(gate_up))
