@@ -42,7 +42,7 @@ from .protocol.version import __version__
 from .scheduler.plan_log import Header, LoggingScheduler, PlanLog
 from .scheduler.retokenise import Retokenise, Retokeniser
 from .scheduler.scheduler import Scheduler, VocabularyFacts, make_cache
-from .speculation.build import build_source, choose_source
+from .speculation.build import build_source, choose_source, draft_page_bytes
 from .tokenizer import load_tokenizer
 
 logger = logging.getLogger("ramify.core")
@@ -131,7 +131,9 @@ def load(config: CoreConfig) -> Core:
     name = served_name(config.model, config.served_model_name)
     tokenizer = load_tokenizer(path)
     with progress.loading(name) as on_progress:
-        engine = build_engine(config, path, on_progress, partial(build_source, config, path))
+        engine = build_engine(
+            config, path, on_progress, partial(build_source, config, path), partial(draft_page_bytes, config, path)
+        )
     config = msgspec.structs.replace(config, speculative=choose_source(config, path))
     engine.warm_up()
     info = ModelInfo(name=name, path=str(path), version=__version__, **asdict(engine.info))

@@ -118,6 +118,7 @@ def abort_answer(request: Request) -> Tokens:
         finish=Finish("abort"),
         num_retractions=request.num_retractions,
         num_passes=request.num_passes,
+        accepted_lengths=request.accepted_lengths,
     )
 
 
@@ -142,4 +143,5 @@ def _tokens(
         embedding=embedding,
         num_retractions=request.num_retractions,
         num_passes=request.num_passes,
+        accepted_lengths=[] if finish is None else request.accepted_lengths,
     )
