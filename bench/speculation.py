@@ -2,12 +2,12 @@
 
     python -P bench/speculation.py [MODEL] [--sources off,ngram,eagle] [--draft-model PATH] [--batches 1,4,16]
 
-The skills of the model that ships: extraction, JSON under a schema, tool calls, ReAct steps, chat, free text. One runtime
-for each source; the rounds go through them in turn, so that whatever else the machine does meets all alike. A ratio is the
-median, over rounds, of a source's tokens a second over plain decoding's in the same round.
+The skills of the model that ships: extraction, JSON under a schema, tool calls, ReAct steps, chat, free text. One
+runtime for each source; the rounds go through them in turn, so that whatever else the machine does meets all alike. A
+ratio is the median, over rounds, of a source's tokens a second over plain decoding's in the same round.
 
-`--random HIDDENxLAYERS` makes a random bfloat16 checkpoint of Qwen2's shape instead (896x24 is that of 0.5B), whose greedy
-text repeats itself: what n-grams are worth to a larger model.
+`--random HIDDENxLAYERS` makes a random bfloat16 checkpoint of Qwen2's shape instead (896x24 is that of 0.5B), whose
+greedy text repeats itself: what n-grams are worth to a larger model.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ REACT = (
     "Observation 1: {country} is a country. Its capital is {town}, and many people live there.\n"
 )
 TOOLS = (
-    "<|system|>\nYou can call tools. Answer with a call.\nget_weather(city)<|end|>\n"
-    "<|user|>\nWhat is the weather in {town}?<|end|>\n<|assistant|>\n"
+    '<|system|>\nTools:\n{{"name": "get_weather", "description": "Weather of a city", "parameters": '
+    '{{"city": "string"}}}}<|end|>\n<|user|>\nWhat is the weather in {town}?<|end|>\n<|assistant|>\n'
 )
 CHAT = "<|user|>\nWhat is the capital of {country}?<|end|>\n<|assistant|>\n"
 EXTRACT = "Text: {name} is {age} years old and lives in {town}.\nJSON:"
