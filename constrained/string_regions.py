@@ -1,39 +1,72 @@
 """Which of several demands on a string can hold together, and the texts of which that is true where they are few.
 
-Character automata are taken apart by each other; what is empty is dropped. Knows automata; no states and no bytes.
+Character automata are walked side by side. Knows automata; no states and no bytes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
+from .alphabet import Alphabet, common_alphabet
 from .budget import Budget
-from .char_dfa import DEAD, START, CharDfa, length_chars
+from .char_dfa import DEAD, START, CharDfa, length_chars, trimmed_chars
 from .errors import GrammarError
 from .expression import choice, literal
 from .schema_strings import StringPart
 from .subset import char_dfa
 
 Truths = tuple[bool, ...]
-MAX_REGIONS = 256
+MAX_STATES = 20_000
 
 
-def regions(tests: Sequence[CharDfa], budget: Budget) -> dict[Truths, CharDfa]:
-    """Which tests a text can pass, and the texts that pass these and no others. Raises GrammarError when
-    they are too many, or too complex."""
-    found: dict[Truths, CharDfa] = {(): length_chars(0, None)}
+@dataclass(frozen=True, eq=False)
+class Regions:
+    """Several automata side by side: S states, the dead one first, in which any text goes on, and by state what of
+    them accept there."""
+
+    alphabet: Alphabet
+    rows: list[list[int]]  # [S, classes]
+    passed: list[Truths | None]  # [S]
+
+    @property
+    def truths(self) -> list[Truths]:
+        """What a text can pass together, and the others not."""
+        return list(dict.fromkeys(truths for truths in self.passed if truths is not None))
+
+    def chars(self, truths: Truths) -> CharDfa:
+        """The texts that pass just these."""
+        return trimmed_chars(self.alphabet, self.rows, [passed == truths for passed in self.passed])
+
+
+def regions(tests: Sequence[CharDfa], budget: Budget) -> Regions:
+    """Raises GrammarError beyond the budget, or when there are too many states."""
+    alphabet, columns = length_chars(0, None).alphabet, list[tuple[int, ...]]()
     for test in tests:
-        split: dict[Truths, CharDfa] = {}
-        for truths, chars in found.items():
-            for passed, part in ((True, chars.intersect(test, budget)), (False, chars.minus(test, budget))):
-                if not part.is_empty:
-                    split[*truths, passed] = part
-        if len(split) > MAX_REGIONS:
-            raise GrammarError("what is asked of a string has too many combinations")
-        found = split
-    return found
+        alphabet, old, new = common_alphabet(alphabet, test.alphabet)
+        columns = [*(tuple(column[label] for label in old) for column in columns), new]
+    tables = [test.table[:, list(column)].tolist() for test, column in zip(tests, columns, strict=True)]
+    ends = [test.accepting.tolist() for test in tests]
+    start = (START,) * len(tests)
+    numbers, states = {start: START}, [start]
+    rows, passed = [[DEAD] * alphabet.num_classes], list[Truths | None]([None])
+    for state in states:
+        if len(states) % 64 == 0:
+            budget.check(len(states))
+        if len(states) > MAX_STATES:
+            raise GrammarError("what is asked of a string is too complex in combination")
+        row = []
+        for target in zip(*(table[at] for table, at in zip(tables, state, strict=True)), strict=True):
+            number = numbers.get(target)
+            if number is None:
+                number = numbers[target] = len(numbers) + START
+                states.append(target)
+            row.append(number)
+        rows.append(row)
+        passed.append(tuple(end[at] for end, at in zip(ends, state, strict=True)))
+    return Regions(alphabet, rows, passed)
 
 
 def chars_of(part: StringPart, budget: Budget) -> CharDfa:
@@ -60,7 +93,19 @@ def string_combinations(parts: Sequence[StringPart]) -> Iterable[Truths]:
         leaves_some = parts[0].least or parts[0].most is not None or chars is None or not chars.complement().is_empty
         return [(True,), (False,)] if leaves_some else [(True,)]
     budget = Budget()
-    return regions([chars_of(part, budget) for part in parts], budget)
+    return regions([chars_of(part, budget) for part in parts], budget).truths
+
+
+def likely_texts(parts: Sequence[StringPart]) -> Iterator[str]:
+    """Texts of which some combination of the parts is likely to hold: each one's shortest, and a few beside."""
+    yield from ("", "a", "~", "0")
+    for part in parts:
+        if part.texts is not None:
+            yield from part.texts
+        elif (chars := part.chars()) is None:
+            yield "a" * max(part.least, 1)
+        elif (text := chars.witness()) is not None:
+            yield text
 
 
 def few_texts(chars: CharDfa, most: int) -> list[str] | None:

@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from ... import kernels
 from ...kernels import AttentionLayout, KvCache
 from .config import ModelConfig
+from .packed import pack
 from .parameters import DecoderParameters, LayerParameters, num_parameters
 from .rope import Rope
 
@@ -42,6 +43,7 @@ class Decoder:
         self.rope = Rope(config.rope, config.head_dim, device=self.device, dtype=self.dtype)
         self.num_parameters = num_parameters(config)
         self.parameters = parameters
+        self.head = pack(parameters.head)  # beside the weight itself, which the embedding often is
         self._scale = config.head_dim**-0.5
 
     def hidden(self, inputs: DecoderInputs, kv: Sequence[KvCache]) -> torch.Tensor:
@@ -75,7 +77,7 @@ class Decoder:
 
     def logits(self, hidden_OE: torch.Tensor) -> torch.Tensor:
         """float32 [O, V]."""
-        return self.parameters.head(hidden_OE).float()
+        return self.head(hidden_OE).float()
 
     def _attention(
         self, x_TE: torch.Tensor, layer: LayerParameters, inputs: DecoderInputs, kv: KvCache, layout: AttentionLayout

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 
+from ..gguf_file import is_gguf
 from .config import read_config
 from .decoder import Decoder
 from .errors import CheckpointError
@@ -24,7 +25,8 @@ def load_model(
     quantize: Kind | None = None,
     on_progress: Progress | None = None,
 ) -> Decoder:
-    """The decoder of the Hugging Face checkpoint in directory `path`, its weights as `dtype` on `device`.
+    """The decoder of the Hugging Face checkpoint in directory `path`, or of the GGUF file `path`, its weights as
+    `dtype` on `device`.
 
     `quantize` rounds the linear layers of a dense checkpoint, tensor by tensor as they are read; embeddings, head and
     norms stay. Raises CheckpointError when the directory, its config.json or its safetensors cannot be served, or
@@ -41,7 +43,12 @@ def load_model(
         parameters = allocate(config, device=device, dtype=dtype)
     except ValueError as error:
         raise CheckpointError(path, str(error)) from None
-    load_weights(path, destinations(parameters, config), on_progress)
+    if is_gguf(path):
+        from .gguf_weights import load_gguf_weights  # the package that reads them need not be installed
+
+        load_gguf_weights(path, config, destinations(parameters, config), on_progress)
+    else:
+        load_weights(path, destinations(parameters, config), on_progress)
     for linear in parameters.linears():
         linear.finish()
     return Decoder(config, parameters)
