@@ -104,7 +104,6 @@ class Drafting:
             self._looked_at.discard(row.rid)
             depth = max(self._verified[row.rid].depths)
             self._economy.observe(request.acceptance, expected, depth, num_right)
-            request.note_accepted(num_right)
 
     def observe_step(self, plan: ForwardPlan, result: ForwardResult) -> None:
         wants = [row.draft for row in plan.rows if row.draft is not None]

@@ -41,6 +41,8 @@ def advance(
     if row.sample is None:
         return Advance(None if request.num_uncomputed or request.awaits_grammar else prompt_answer(request))
     request.num_passes += 1
+    if row.parents is not None:
+        request.note_accepted(len(result.tokens) - 1)
     finish, error = None, None
     position = len(request.tokens)  # of the next of the result's tokens
     num_done = request.num_output  # tokens up to the last sampled one

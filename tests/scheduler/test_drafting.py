@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from itertools import zip_longest
 
 import pytest
 
@@ -223,3 +224,11 @@ def test_a_machine_that_others_slow_down_says_nothing_of_what_drafts_cost() -> N
     shape = StepShape(8, True, 1, 6, 6)
     ratio = made.seconds(shape) / made.seconds(StepShape(1))
     assert ratio == pytest.approx(seconds_of(shape, 0.02, 1.0, 0.1) / 1.02, rel=0.6)  # not four times as much
+
+
+def test_a_requests_accepted_lengths_come_with_its_end_and_add_up() -> None:
+    runtime, _ = play(**ALWAYS)
+    lengths = [answer.accepted_lengths for answer in runtime.answers.values()]
+    assert all(lengths)
+    total = [sum(column) for column in zip_longest(*lengths, fillvalue=0)]
+    assert total == runtime.scheduler.stats().accepted_lengths
