@@ -2,28 +2,37 @@
 
     python -P bench/speculation.py [MODEL] [--sources off,ngram,eagle] [--draft-model PATH] [--batches 1,4,16]
 
-Three kinds of text on the model that ships: free text, JSON under a schema, ReAct steps. One runtime for each source;
-the rounds go through them in turn, so that whatever else the machine does meets all alike. A ratio is the median,
-over rounds, of a source's tokens a second over plain decoding's in the same round.
+The skills of the model that ships: extraction, JSON under a schema, tool calls, ReAct steps, chat, free text. One
+runtime for each source; the rounds go through them in turn, so that whatever else the machine does meets all alike. A
+ratio is the median, over rounds, of a source's tokens a second over plain decoding's in the same round.
+
+`--random HIDDENxLAYERS` makes a random bfloat16 checkpoint of Qwen2's shape instead (896x24 is that of 0.5B), whose
+greedy text repeats itself: what n-grams are worth to a larger model.
 """
 
 from __future__ import annotations
 
 import json
+import shutil
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import product
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Annotated, Any
 
 import httpx
+import torch
+import transformers
 import typer
 
 import ramify
 from ramify.bench.report import table
+from ramify.runtime.checkpoint import SHIPPED_MODEL
 
 NAMES = ["Ada Brook", "Tom Field", "Nina Alder", "Otis Lake", "Ruth Stone", "Karl Moor", "Lena Hill", "Igor Reed"]
 TOWNS = ["Lisbon", "Oslo", "Rome", "Paris", "Vienna", "Madrid", "Athens", "Dublin"]
@@ -36,10 +45,26 @@ RECORD = {
 }
 REACT = (
     "Answer the question in steps. Use lookup[name] to look something up, calculate(expression) for arithmetic "
-    "and finish[answer] to end.\n\nQuestion: What is the capital of {0}?\n"
-    "Thought 1: I need to look up {0}.\nAction 1: lookup[{0}]\n"
-    "Observation 1: {0} is a country. Its capital is {1}, and many people live there.\n"
+    "and finish[answer] to end.\n\nQuestion: What is the capital of {country}?\n"
+    "Thought 1: I need to look up {country}.\nAction 1: lookup[{country}]\n"
+    "Observation 1: {country} is a country. Its capital is {town}, and many people live there.\n"
 )
+TOOLS = (
+    '<|system|>\nTools:\n{{"name": "get_weather", "description": "Weather of a city", "parameters": '
+    '{{"city": "string"}}}}<|end|>\n<|user|>\nWhat is the weather in {town}?<|end|>\n<|assistant|>\n'
+)
+CHAT = "<|user|>\nWhat is the capital of {country}?<|end|>\n<|assistant|>\n"
+EXTRACT = "Text: {name} is {age} years old and lives in {town}.\nJSON:"
+FREE = "Question: What is the capital of {country}?\nAnswer:"
+# By kind: the prompt, the schema of the answer, whether it goes on to the limit.
+KINDS: dict[str, tuple[Callable[[dict[str, Any]], str], dict[str, Any] | None, bool]] = {
+    "extraction": (lambda words: EXTRACT.format(**words), None, False),
+    "json": (lambda words: EXTRACT.format(**words), RECORD, False),
+    "tools": (lambda words: TOOLS.format(**words), None, False),
+    "react": (lambda words: REACT.format(**words), None, True),
+    "chat": (lambda words: CHAT.format(**words), None, False),
+    "free": (lambda words: FREE.format(**words), None, True),
+}
 
 
 @dataclass(frozen=True)
@@ -56,21 +81,35 @@ class Round:
 
 
 def bodies(kind: str, temperature: float, size: int) -> Iterator[dict[str, Any]]:
-    """`size` requests of a kind, each with a seed of its own."""
+    """`size` requests of a kind, each with a seed of its own. Raises KeyError for an unknown kind."""
+    prompt, schema, endless = KINDS[kind]
     for index in range(size):
-        name, town, country = NAMES[index % 8], TOWNS[index // 2 % 8], COUNTRIES[index * 3 % 8]
+        words = {
+            "name": NAMES[index % 8],
+            "age": 20 + index,
+            "town": TOWNS[index // 2 % 8],
+            "country": COUNTRIES[index * 3 % 8],
+        }
         params: dict[str, Any] = {"temperature": temperature, "sampling_seed": index, "max_new_tokens": 64}
-        match kind:
-            case "free":
-                text = f"Question: What is the capital of {country}?\nAnswer:"
-                params["ignore_eos"] = True
-            case "json":
-                text = f"Text: {name} is {20 + index} years old and lives in {town}.\nJSON:"
-                params["json_schema"] = json.dumps(RECORD)
-            case _:
-                text = REACT.format(country, town)
-                params["ignore_eos"] = True
-        yield {"text": text, "sampling_params": params}
+        if schema is not None:
+            params["json_schema"] = json.dumps(schema)
+        if endless:
+            params["ignore_eos"] = True
+        yield {"text": prompt(words), "sampling_params": params}
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What the rounds of one source come to, against plain decoding's of the same rounds."""
+
+    tau: float
+    ratio: float  # of tokens a second
+
+
+def compare(own: Sequence[Round], plain: Sequence[Round]) -> Cell:
+    """Raises ValueError where the rounds do not pair up."""
+    ratios = [mine.speed / base.speed for mine, base in zip(own, plain, strict=True)]
+    return Cell(sum(r.num_tokens for r in own) / sum(r.num_passes for r in own), statistics.median(ratios))
 
 
 def play(client: httpx.Client, requests: list[dict[str, Any]], batch: int) -> Round:
@@ -91,21 +130,45 @@ def play(client: httpx.Client, requests: list[dict[str, Any]], batch: int) -> Ro
     )
 
 
+def make_checkpoint(path: Path, hidden: int, num_layers: int) -> None:
+    """A random model of Qwen2's shape in bfloat16, with the tokenizer of the model that ships."""
+    torch.manual_seed(0)
+    config = transformers.Qwen2Config(
+        vocab_size=2048,
+        hidden_size=hidden,
+        intermediate_size=hidden * 38 // 7,  # as in Qwen2-0.5B: 4864 for 896
+        num_hidden_layers=num_layers,
+        num_attention_heads=hidden // 64,
+        num_key_value_heads=2,
+        max_position_embeddings=2048,
+        tie_word_embeddings=True,
+        eos_token_id=1,
+    )
+    transformers.Qwen2ForCausalLM(config).to(torch.bfloat16).save_pretrained(path)
+    for file in SHIPPED_MODEL.glob("tokenizer*"):
+        shutil.copy(file, path)
+
+
 def main(
     model: Annotated[str | None, typer.Argument(help="A checkpoint; default: the model that ships.")] = None,
-    sources: Annotated[str, typer.Option(help="Who guesses, with commas; off is the baseline.")] = "off,ngram",
+    sources: Annotated[str, typer.Option(help="Who guesses, with commas; off is the baseline.")] = "off,ngram,eagle",
     draft_model: Annotated[str | None, typer.Option(help="For the source draft.")] = None,
     batches: Annotated[str, typer.Option(help="Requests at once, with commas.")] = "1,4,16",
-    kinds: Annotated[str, typer.Option(help="Of text, with commas.")] = "free,json,react",
+    kinds: Annotated[str, typer.Option(help="Of text, with commas.")] = ",".join(KINDS),
     rounds: Annotated[int, typer.Option(help="Of each cell, after one to warm up.")] = 5,
     size: Annotated[int, typer.Option(help="Requests in a round, at least.")] = 8,
-    steps: Annotated[int, typer.Option(help="--speculative-num-steps")] = 5,
+    steps: Annotated[int, typer.Option(help="--speculative-num-steps")] = 7,
     tokens: Annotated[int, typer.Option(help="--speculative-num-draft-tokens")] = 8,
+    top_k: Annotated[int, typer.Option(help="--speculative-eagle-topk")] = 4,
+    random: Annotated[str | None, typer.Option(help="HIDDENxLAYERS of a random checkpoint to make and serve.")] = None,
     adaptive: Annotated[bool, typer.Option(help="--speculative-adaptive")] = True,
 ) -> None:
     """Print a table: for every kind, temperature and batch, tau and the ratio of tokens a second."""
     names = sources.split(",")
     with ExitStack() as stack:
+        if random is not None:
+            model = stack.enter_context(TemporaryDirectory())
+            make_checkpoint(Path(model), *map(int, random.split("x")))
         clients = {}
         for name in names:
             settings: dict[str, Any] = {"speculative": name}
@@ -113,6 +176,7 @@ def main(
                 settings |= {
                     "speculative_num_steps": steps,
                     "speculative_num_draft_tokens": tokens,
+                    "speculative_eagle_topk": top_k,
                     "speculative_adaptive": adaptive,
                 }
             if name == "draft":
@@ -130,10 +194,8 @@ def main(
             row: dict[str, Any] = {"text": kind, "T": f"{temperature:g}", "batch": batch}
             row["plain tok/s"] = statistics.median(r.speed for r in played["off"][1:])
             for name in names[1:]:
-                own = played[name][1:]
-                row[f"{name} tau"] = sum(r.num_tokens for r in own) / sum(r.num_passes for r in own)
-                ratios = [r.speed / plain.speed for r, plain in zip(own, played["off"][1:], strict=True)]
-                row[f"{name} speed"] = statistics.median(ratios)
+                cell = compare(played[name][1:], played["off"][1:])
+                row[f"{name} tau"], row[f"{name} speed"] = cell.tau, cell.ratio
             rows.append(row)
             print(table(rows[-1:]).splitlines()[-1], flush=True)
     print()

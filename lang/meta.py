@@ -46,6 +46,7 @@ def meta_of_sequence(sequence: Sequence) -> dict[str, Any]:
         "num_retractions": sequence.num_retractions,
         "spec_verify_ct": sequence.num_passes,
         "spec_accept_length": sequence.accept_length,
+        "spec_accept_histogram": sequence.accepted_lengths,
         "output_ids": sequence.ids,
     }
     if (timings := sequence.timings) is not None:

@@ -44,7 +44,7 @@ from .protocol.version import __version__
 from .scheduler.plan_log import Header, LoggingScheduler, PlanLog
 from .scheduler.retokenise import Retokenise, Retokeniser
 from .scheduler.scheduler import Scheduler, VocabularyFacts, make_cache
-from .speculation.build import build_source, choose_source
+from .speculation.build import build_source, choose_source, draft_page_bytes
 from .tokenizer import load_tokenizer
 
 logger = logging.getLogger("ramify.core")
@@ -146,7 +146,7 @@ def load(config: CoreConfig, lead: MakeLead | None = None) -> Core:
             assert lead is not None, "several ranks need sockets to meet at"
             engine = lead(path, on_progress, make_source)
         else:
-            engine = build_engine(config, path, on_progress, make_source)
+            engine = build_engine(config, path, on_progress, make_source, partial(draft_page_bytes, config, path))
     config = msgspec.structs.replace(config, speculative=choose_source(config, path))
     engine.warm_up()
     info = ModelInfo(name=name, path=str(path), version=__version__, **asdict(engine.info))

@@ -54,6 +54,7 @@ def sequence_of(answer: dict[str, Any], gen: session.Gen) -> session.Sequence:
         seconds=meta["e2e_latency"],
         num_retractions=meta["num_retractions"],
         num_passes=meta["spec_verify_ct"],
+        accepted_lengths=meta.get("spec_accept_histogram", []),
         timings=Timings(queue=meta["queue_time"], prefill=meta["prefill_time"], decode=meta["decode_time"])
         if "queue_time" in meta
         else None,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
@@ -33,11 +34,16 @@ class MakeSource(Protocol):
         """The draft source for a target with a pool of so many pages."""
 
 
+# Bytes that a draft source for a target takes for each of the target's pages, of weights and KV in this dtype.
+DraftPageBytes = Callable[[ModelConfig, torch.dtype], int]
+
+
 def build_engine(
     config: CoreConfig,
     path: Path,
     on_progress: Progress | None = None,
     make_source: MakeSource | None = None,
+    draft_page_bytes: DraftPageBytes | None = None,
     group: Group = ALONE,
 ) -> Engine:
     """The engine of the checkpoint in directory `path`, its weights loaded, and the draft source beside it, if any. Of
@@ -56,7 +62,10 @@ def build_engine(
     dtype = choose_dtype(config.dtype, device, num_weights)
     context_length = _context_length(config, model_config)
     kv_dtype = choose_kv_dtype(config.kv_dtype, dtype, device)
-    num_pages = config.num_pages or _pages_in_memory(config.kv_memory, context_length, model_config, kv_dtype)
+    page = bytes_per_page(model_config, kv_dtype)
+    if draft_page_bytes is not None:
+        page += draft_page_bytes(whole_config, dtype)  # a draft's memory comes out of the same budget
+    num_pages = config.num_pages or _pages_in_memory(config.kv_memory, context_length, page)
     if device.type == "cpu":
         # Ranks share the processors; where the slices' number is fixed, so is what their products are divided by.
         torch.set_num_threads(max(1, torch.get_num_threads() // group.shard.num_slices))
@@ -65,7 +74,7 @@ def build_engine(
         path, device=device, dtype=dtype, quantize=config.quantize, ops=ops, on_progress=on_progress, group=group
     )
     chosen = choose_scales(config, path, model, kv_dtype)
-    num_host_pages = int(config.host_kv_memory * 2**30) // bytes_per_page(model_config, kv_dtype)
+    num_host_pages = int(config.host_kv_memory * 2**30) // page
     wanted = "kv_memory" if config.num_pages is None else "num_pages"
     memory = _memory(model_config, num_pages, device, kv_dtype, param=wanted)
     host = _memory(model_config, num_host_pages, torch.device("cpu"), kv_dtype, param="host_kv_memory")
@@ -141,8 +150,8 @@ def _context_length(config: CoreConfig, model: ModelConfig) -> int:
     return wanted
 
 
-def _pages_in_memory(gibibytes: float, context_length: int, model: ModelConfig, dtype: torch.dtype) -> int:
-    page = bytes_per_page(model, dtype)
+def _pages_in_memory(gibibytes: float, context_length: int, page: int) -> int:
+    """`page`: bytes of one."""
     num_pages = int(gibibytes * 2**30) // page
     needed = -(-context_length // PAGE_SIZE)
     if num_pages < needed:

@@ -176,6 +176,7 @@ class Sample:
             seconds=time.monotonic() - self._began,
             num_retractions=last.num_retractions,
             num_passes=last.num_passes,
+            accepted_lengths=last.accepted_lengths,
             timings=last.timings,
         )
         return Generated(sequence, self.output_ids, leftover)

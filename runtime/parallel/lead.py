@@ -16,6 +16,7 @@ from ..models.load import load_ends
 from ..models.weights import Progress
 from ..protocol.config import RuntimeConfig
 from ..scheduler.plan import ForwardPlan, ForwardResult
+from ..speculation.build import draft_page_bytes
 from ..speculation.source import DraftSource
 from .collectives import ProcessGroup, join
 from .messages import Begin, Step
@@ -75,7 +76,7 @@ def build_lead_engine(
         return made
 
     core = msgspec.structs.replace(config.core, device=str(place.device))
-    engine = build_engine(core, path, progress, source, group)
+    engine = build_engine(core, path, progress, source, partial(draft_page_bytes, core, path), group)
     ranks.wait_ready()
     return LeadEngine(engine, ranks)
 

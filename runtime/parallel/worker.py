@@ -11,6 +11,7 @@ import sys
 import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import msgspec
 import zmq
@@ -22,6 +23,7 @@ from ..models.decoder import Decoder
 from ..protocol.config import RuntimeConfig
 from ..protocol.errors import ErrorInfo, RamifyError
 from ..scheduler.plan import PageCopy
+from ..speculation.build import draft_page_bytes
 from ..speculation.source import DraftSource, DraftStep
 from ..speculation.tree import DraftTree
 from .collectives import join
@@ -59,7 +61,9 @@ def serve(config: RuntimeConfig, rank: int) -> None:
     place = place_of(config.core, path, rank)
     group = join(place.shard, place.device, f"{config.serve.socket_dir}/{RENDEZVOUS}")
     core = msgspec.structs.replace(config.core, device=str(place.device))
-    engine = build_engine(core, path, make_source=source, group=group)
+    # Rank 0 drafts, and all count its memory: pages must have the same numbers everywhere.
+    page_bytes = partial(draft_page_bytes, core, path)
+    engine = build_engine(core, path, make_source=source, draft_page_bytes=page_bytes, group=group)
     while True:
         step = decoder.decode(socket.recv())
         assert isinstance(step, Step), "after Begin there are steps"

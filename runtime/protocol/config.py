@@ -91,13 +91,13 @@ class CoreConfig(msgspec.Struct, frozen=True, kw_only=True):
     speculative_draft_model: Annotated[
         str | None, Meta(description="the head (eagle) or the smaller model (draft); default: the head in MODEL/draft")
     ] = None
-    speculative_num_steps: Annotated[int, Meta(ge=1, le=32, description="guesses after one another")] = 5
+    speculative_num_steps: Annotated[int, Meta(ge=1, le=32, description="guesses after one another, at most")] = 7
     speculative_eagle_topk: Annotated[int, Meta(ge=1, le=32, description="guesses beside one another")] = 4
     speculative_num_draft_tokens: Annotated[
         int, Meta(ge=2, le=128, description="tokens verified at once for a request: the last known one and its guesses")
     ] = 8
     speculative_adaptive: Annotated[
-        bool, Meta(description="verify only as many guesses as have paid lately; off: always all")
+        bool, Meta(description="draft and verify only as much as has paid lately; off: always all")
     ] = True
     log_plans: Annotated[str | None, Meta(description="write every message, plan and result to this file")] = None
 

@@ -147,6 +147,7 @@ class Tokens(msgspec.Struct, frozen=True, kw_only=True, tag="tokens"):
     embedding: bytes | None = None
     num_retractions: int = 0
     num_passes: int = 0  # forwards that gave output tokens: fewer than those where guesses proved right
+    accepted_lengths: list[int] = []  # with the finish: how many verifications accepted 0, 1, 2, ... guesses
     timings: Timings | None = None  # with the finish, unless it was aborted
 
 

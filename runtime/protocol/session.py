@@ -200,6 +200,7 @@ class Sequence(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float = 0.0  # from submission to finish
     num_retractions: int = 0
     num_passes: int = 0  # of the model, that gave the tokens
+    accepted_lengths: list[int] = []  # how many verifications accepted 0, 1, 2, ... of their guesses
     timings: Timings | None = None  # None: it was aborted
     token_texts: dict[int, str] | None = None  # of every id that the log-probabilities name
 

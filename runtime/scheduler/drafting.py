@@ -7,16 +7,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ..protocol.config import CoreConfig
 from ..speculation.ngram import NgramIndex
 from ..speculation.tree import DraftTree
+from .acceptance import Acceptance
 from .batch import Batch, Part
-from .economy import Economy
+from .economy import Candidate, Choice, Economy
 from .guesses import prepare
 from .plan import DraftWant, ForwardPlan, ForwardResult, Row, RowResult
 from .request import Request
+from .step_cost import StepShape
 
 SHARE = 4  # guesses get a quarter of what a step has left for prompts, at most
 COLDEST = 0.3  # drafts are ranked no colder: a head is calibrated for 1, and sharpened too far its ranking is noise
@@ -50,7 +52,9 @@ class Drafting:
         self._economy = Economy()
         self._proposals: dict[str, tuple[DraftTree, int]] = {}  # rid -> a tree, and how many of its nodes
         self._verified: dict[str, DraftTree] = {}
-        self._drafts_now = False
+        self._drafts_now = Choice()
+        self._chosen: frozenset[str] = frozenset()  # rids, of `_drafts_now`
+        self._looked_at: set[str] = set()  # rids whose next guesses are verified whether that pays or not
         self.counts = Counts()
 
     def propose(self, batch: Batch, budget: int) -> int:
@@ -67,7 +71,7 @@ class Drafting:
         for (request, tree), count in zip(trees, counts, strict=True):
             if count:
                 self._proposals[request.rid] = tree, count
-        self._drafts_now = self._source in ("eagle", "draft") and self._worth_drafting(decoding, len(batch))
+        self._choose(decoding, len(batch))
         return sum(count for _, count in self._proposals.values())
 
     def add_guesses(self, parts: Iterable[Part], batch: Batch) -> list[Part]:
@@ -77,12 +81,18 @@ class Drafting:
     def want(self, part: Part) -> DraftWant | None:
         """What the engine should draft for the request's next step, when this one has given it a token."""
         request = part.request
-        if not self._drafts_now:
+        choice = self._drafts_now
+        decodes = request.num_output > 0
+        if not choice.steps or not (request.rid in self._chosen if decodes else choice.newcomers):
             return None
         if request.end - len(request.tokens) < 3:  # it will have one token to go, or none
             return None
+        if choice.only_to_see:
+            self._looked_at.add(request.rid)
+        bounds = self._candidate(request)
+        steps = min(choice.steps, bounds.steps)
         temperature = max(COLDEST, request.message.sampling.temperature)
-        return DraftWant(self._steps, self._top_k, self._num_guesses, temperature)
+        return DraftWant(steps, bounds.top_k, bounds.num_verified(steps), temperature)
 
     def observe(self, request: Request, row: Row, result: RowResult) -> None:
         """What came of a row's guesses, and the next ones."""
@@ -91,16 +101,22 @@ class Drafting:
             num_right = len(result.tokens) - 1
             self.counts.observe(len(row.parents), num_right)
             expected = sum(math.exp(min(0.0, score)) for score in self._verified[row.rid].scores)
-            self._economy.observe(request.acceptance, expected, num_right)
+            self._looked_at.discard(row.rid)
+            depth = max(self._verified[row.rid].depths)
+            self._economy.observe(request.acceptance, expected, depth, num_right)
 
     def observe_step(self, plan: ForwardPlan, result: ForwardResult) -> None:
-        num_drafts = sum(row.draft is not None for row in plan.rows)
-        self._economy.cost.observe(
+        wants = [row.draft for row in plan.rows if row.draft is not None]
+        shape = StepShape(
             num_tokens=plan.num_tokens,
             wide=any(len(row.tokens) > 1 for row in plan.rows),
-            num_drafts=num_drafts,
-            seconds=result.seconds,
+            num_drafts=len(wants),
+            num_rounds=max((want.steps - 1 for want in wants), default=0),
+            num_nodes=sum((want.steps - 1) * want.top_k for want in wants),
         )
+        self._economy.observe_step(shape, result.seconds, looked=self._drafts_now.only_to_see and bool(wants))
+        # Requests that ended before they were looked at are of no more interest.
+        self._looked_at &= {row.rid for row in plan.rows}
 
     def _tree(self, request: Request) -> DraftTree | None:
         if self._source != "ngram":
@@ -126,14 +142,30 @@ class Drafting:
             [self._economy.probability(request.acceptance, score) for score in tree.scores]
             for request, tree in zip(requests, trees, strict=True)
         ]
-        return self._economy.num_worth(num_rows, probabilities, limit)
+        must = [request.rid in self._looked_at for request in requests]
+        return self._economy.num_worth(num_rows, probabilities, limit, must=must)
 
-    def _worth_drafting(self, decoding: Sequence[Request], num_rows: int) -> bool:
+    def _choose(self, decoding: Sequence[Request], num_rows: int) -> None:
+        if self._source not in ("eagle", "draft"):
+            return
         if not self._adaptive:
-            return True
-        usual = self._economy.overall.gain(prior=1.0)
-        gains = [request.acceptance.gain(usual) for request in decoding] or [usual]
-        return self._economy.worth_drafting(gains, max(1, num_rows), float(self._num_guesses))
+            self._drafts_now = Choice(self._steps, newcomers=True)
+            self._chosen = frozenset(request.rid for request in decoding)
+            return
+        candidates = [self._candidate(request) for request in decoding]
+        if candidates:
+            self._drafts_now = self._economy.drafts(candidates, num_rows)
+        else:
+            first = Candidate(Acceptance(), self._steps, self._top_k, self._num_guesses)
+            choice = self._economy.drafts([first], max(1, num_rows))
+            self._drafts_now = replace(choice, chosen=(), newcomers=choice.steps > 0)
+        self._chosen = frozenset(decoding[index].rid for index in self._drafts_now.chosen)
+
+    def _candidate(self, request: Request) -> Candidate:
+        """A greedy request whose guesses could all be one deep chain gets that: as good as a tree so small, and cheaper
+        to grow."""
+        chain = self._adaptive and request.message.sampling.greedy and self._num_guesses <= self._steps
+        return Candidate(request.acceptance, self._steps, 1 if chain else self._top_k, self._num_guesses)
 
     def _add(self, part: Part, batch: Batch) -> Part:
         proposed = self._proposals.get(part.request.rid)

@@ -41,6 +41,8 @@ def advance(
     if row.sample is None:
         return Advance(None if request.num_uncomputed or request.awaits_grammar else prompt_answer(request))
     request.num_passes += 1
+    if row.parents is not None:
+        request.note_accepted(len(result.tokens) - 1)
     finish, error = None, None
     position = len(request.tokens)  # of the next of the result's tokens
     num_done = request.num_output  # tokens up to the last sampled one
@@ -118,6 +120,7 @@ def abort_answer(request: Request) -> Tokens:
         finish=Finish("abort"),
         num_retractions=request.num_retractions,
         num_passes=request.num_passes,
+        accepted_lengths=request.accepted_lengths,
     )
 
 
@@ -142,4 +145,5 @@ def _tokens(
         embedding=embedding,
         num_retractions=request.num_retractions,
         num_passes=request.num_passes,
+        accepted_lengths=[] if finish is None else request.accepted_lengths,
     )

@@ -9,8 +9,8 @@ from ..protocol.core import Generate
 from ..protocol.sampling import TokenLogprob
 from ..speculation.ngram import NgramIndex
 from ..speculation.tree import DraftTree
+from .acceptance import Acceptance
 from .clock import Clock
-from .economy import Acceptance
 from .grammar import Matcher
 from .pool import Pool
 from .stops import StopRules
@@ -36,6 +36,7 @@ class Request:
     num_retractions: int = 0
     num_passes: int = 0  # forwards that gave output tokens
     draft: DraftTree | None = None  # the engine's guess of what follows `tokens`
+    accepted_lengths: list[int] = field(default_factory=list)  # how many verifications accepted 0, 1, 2, ... guesses
     acceptance: Acceptance = field(default_factory=Acceptance)  # of its guesses
     ngrams: NgramIndex | None = None  # for guessing from the tokens themselves
     prompt_scores: list[TokenLogprob] = field(default_factory=list)
@@ -116,6 +117,11 @@ class Request:
         """It starts to run with so many tokens from the cache; only the first time says something to the client."""
         if self.num_cached is None:
             self.num_cached = min(num_tokens, self.num_prompt)
+
+    def note_accepted(self, num_right: int) -> None:
+        """A verification accepted so many guesses."""
+        self.accepted_lengths += [0] * (num_right + 1 - len(self.accepted_lengths))
+        self.accepted_lengths[num_right] += 1
 
     def prompt_logprobs(self) -> list[TokenLogprob | None] | None:
         """As `Tokens` carries them, once all are there."""

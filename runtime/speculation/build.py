@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import torch
+
 from ..checkpoint import find_checkpoint
+from ..engine import kv_pool
+from ..models.config import ModelConfig, read_config
 from ..models.decoder import Decoder
 from ..models.load import load_model
 from ..protocol.config import CoreConfig, SpeculativeName
 from ..protocol.errors import RequestError
 from ..tokenizer import load_tokenizer
 from .draft_model import DraftModelSource
-from .eagle import EagleSource, load_head
+from .eagle import EagleSource, load_head, memory, read_fitting_config
 from .source import DraftSource
 
 HEAD = "draft"  # the folder of the head, beside the model's config.json
@@ -58,8 +62,7 @@ def build_source(
             param="speculative",
         )
     if name == "eagle":
-        given = config.speculative_draft_model
-        head = load_head(path / HEAD if given is None else Path(given).expanduser(), target)
+        head = load_head(_head_folder(config, path), target)
         return EagleSource(head, num_pages, num_host_pages)
     if name == "draft":
         folder = find_checkpoint(config.speculative_draft_model)
@@ -67,6 +70,24 @@ def build_source(
         _check_same_vocabulary(path, target, folder, model)
         return DraftModelSource(model, num_pages, num_host_pages)
     return None
+
+
+def draft_page_bytes(config: CoreConfig, path: Path, target: ModelConfig, dtype: torch.dtype) -> int:
+    """What the source that `build_source` makes keeps for each page of the target's pool, before either is there.
+
+    Raises as `build_source` does, as far as configurations tell.
+    """
+    name = choose_source(config, path)
+    if name == "eagle":
+        return memory.bytes_per_page(read_fitting_config(_head_folder(config, path), target), dtype)
+    if name == "draft":
+        return kv_pool.bytes_per_page(read_config(find_checkpoint(config.speculative_draft_model)), dtype)
+    return 0
+
+
+def _head_folder(config: CoreConfig, path: Path) -> Path:
+    given = config.speculative_draft_model
+    return path / HEAD if given is None else Path(given).expanduser()
 
 
 def _check_same_vocabulary(path: Path, target: Decoder, folder: Path, model: Decoder) -> None:

@@ -27,7 +27,7 @@ class SlotLedger:
         table = np.asarray(pages, dtype=np.int64)
         return table[positions // self._page_size] * self._page_size + positions % self._page_size
 
-    def write(self, slots: NDArray[np.int64], tokens: Sequence[int]) -> None:
+    def write(self, slots: NDArray[np.int64], tokens: Sequence[int] | NDArray[np.int64]) -> None:
         """The target has computed these tokens into these slots; the source has not."""
         self._tokens[slots] = tokens
         self._computed[slots] = False

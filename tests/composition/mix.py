@@ -30,6 +30,7 @@ CIRCUMSTANCES = frozenset(
         "decode_time",
         "spec_verify_ct",
         "spec_accept_length",
+        "spec_accept_histogram",
     }
 )
 WORDS = "the capital of France is a river in spring and Ada lives near seven spiders under blue lamps".split()

@@ -130,7 +130,7 @@ def test_a_model_that_drafts_for_itself_is_nearly_always_right(expected: dict[st
         if request.sampling.greedy and index % 8 in (0, 4, 7)  # nothing that the draft does not know of
     }
     rows = [row for plan in plans for row in plan.rows if row.rid in greedy and row.parents]
-    assert len(rows) > 10
+    assert len(rows) > 5
     num_tokens = sum(len(expected[rid].ids) for rid in greedy)
     assert num_tokens / sum(row.sample is not None for plan in plans for row in plan.rows if row.rid in greedy) > 3
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -10,6 +11,7 @@ import pytest
 import torch
 import transformers
 
+from ramify.runtime.checkpoint import SHIPPED_MODEL
 from ramify.runtime.engine import PAGE_SIZE, Engine, build_engine
 from ramify.runtime.engine.kv_pool import bytes_per_page
 from ramify.runtime.models.config import read_config
@@ -17,6 +19,7 @@ from ramify.runtime.models.errors import CheckpointError
 from ramify.runtime.protocol.config import CoreConfig
 from ramify.runtime.protocol.errors import RequestError
 from ramify.runtime.scheduler.plan import ForwardPlan, ForwardResult, PageCopy, Row, Sample, Score
+from ramify.runtime.speculation.build import build_source, draft_page_bytes
 
 GREEDY = Sample(temperature=0.0, top_k=None, top_p=1.0, min_p=0.0, draw=0)
 
@@ -221,3 +224,20 @@ def test_types_can_be_chosen(checkpoint: Path) -> None:
 def test_an_unknown_model_is_named() -> None:
     with pytest.raises(CheckpointError, match="no such model directory"):
         build_engine(CoreConfig(device="cpu"), Path("/no/such/model"))
+
+
+def test_a_drafts_memory_comes_out_of_kv_memory() -> None:
+    """Pages of the model and of what drafts for it, together, are as much as was asked for."""
+    for name, settings in (("eagle", {}), ("draft", {"speculative_draft_model": str(SHIPPED_MODEL)})):
+        config = CoreConfig(device="cpu", kv_memory=0.03, speculative=name, **settings)
+        engine = build_engine(
+            config,
+            SHIPPED_MODEL,
+            make_source=partial(build_source, config, SHIPPED_MODEL),
+            draft_page_bytes=partial(draft_page_bytes, config, SHIPPED_MODEL),
+        )
+        memory = engine._source._memory
+        own = [memory.k_SC, memory.v_SC, memory.feature_SE] if name == "eagle" else [memory.k_LSKD, memory.v_LSKD]
+        page = bytes_per_page(read_config(SHIPPED_MODEL), torch.float32)
+        taken = sum(tensor.nbytes for tensor in own) + engine.info.num_pages * page
+        assert 0.97 * 0.03 * 2**30 < taken <= 0.03 * 2**30

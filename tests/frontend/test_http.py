@@ -78,6 +78,7 @@ def test_a_prompt_is_continued() -> None:
                     "num_retractions": 0,
                     "spec_verify_ct": 0,
                     "spec_accept_length": 0.0,
+                    "spec_accept_histogram": [],
                 },
             }
             assert built.core.requests[0].tokens == prompt

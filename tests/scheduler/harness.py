@@ -283,6 +283,7 @@ class Answer:
     finish: Finish | None = None
     num_cached: int | None = None
     num_retractions: int = 0
+    accepted_lengths: list[int] = field(default_factory=list)
     num_messages: int = 0
     error: Any = None
 
@@ -403,6 +404,7 @@ class Runtime:
         assert answer.num_cached in (None, message.num_cached)
         answer.num_cached = message.num_cached
         answer.num_retractions = message.num_retractions
+        answer.accepted_lengths = list(message.accepted_lengths)  # as of now: it will be sent
 
 
 def generate(rid: str, tokens: Sequence[int], **params: Any) -> Generate:

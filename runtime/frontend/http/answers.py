@@ -31,6 +31,7 @@ def answer(tokenizer: Tokenizer, prompt: Prompt, sample: Sample, text: str, *, r
         meta["num_retractions"] = sequence.num_retractions
         meta["spec_verify_ct"] = sequence.num_passes
         meta["spec_accept_length"] = sequence.accept_length
+        meta["spec_accept_histogram"] = sequence.accepted_lengths
         if (timings := sequence.timings) is not None:
             meta |= {"queue_time": timings.queue, "prefill_time": timings.prefill, "decode_time": timings.decode}
     return {"text": text, "output_ids": list(sample.output_ids), "meta_info": meta}

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from .config import HeadConfig
 from .head import EagleHead
-from .load import load_head
+from .load import load_head, read_fitting_config
 from .source import EagleSource
 
-__all__ = ["EagleHead", "EagleSource", "HeadConfig", "load_head"]
+__all__ = ["EagleHead", "EagleSource", "HeadConfig", "load_head", "read_fitting_config"]

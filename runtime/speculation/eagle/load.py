@@ -7,14 +7,17 @@ target's embedding along, and `config.json`'s "bias" says little of which biases
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from pathlib import Path
 
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file
 
+from ...models.config import ModelConfig
 from ...models.decoder import Decoder
 from ...models.errors import CheckpointError
-from .config import HeadKind, read_head_config
+from .config import HeadConfig, HeadKind, read_head_config
 from .head import EagleHead
 from .parameters import allocate, layout
 from .probe import check_probe
@@ -69,11 +72,33 @@ def load_head(path: Path, target: Decoder) -> EagleHead:
     )
 
 
-def _read(path: Path) -> tuple[Path, dict[str, torch.Tensor]]:
-    """The file, and its tensors without the prefix `model.`."""
+def read_fitting_config(path: Path, target: ModelConfig) -> HeadConfig:
+    """What the head in directory `path` says of itself, its weights left where they are.
+
+    Raises CheckpointError as `load_head` does.
+    """
+    file = _file(path)
+    try:
+        if file.suffix == ".safetensors":
+            with safe_open(file, framework="pt") as opened:
+                names = list(opened.keys())
+        else:
+            names = list(torch.load(file, map_location="meta", weights_only=True))
+    except Exception as error:  # a damaged pickle may raise anything
+        raise CheckpointError(file, f"corrupt, truncated, or more than tensors: {error}") from None
+    return read_head_config(path, _kind(name.removeprefix("model.") for name in names), target)
+
+
+def _file(path: Path) -> Path:
     file = next((path / name for name in _FILES if (path / name).is_file()), None)
     if file is None:
         raise CheckpointError(path, f"holds neither {_FILES[0]} nor {_FILES[1]}: not a draft head")
+    return file
+
+
+def _read(path: Path) -> tuple[Path, dict[str, torch.Tensor]]:
+    """The file, and its tensors without the prefix `model.`."""
+    file = _file(path)
     try:
         if file.suffix == ".safetensors":
             tensors = load_file(file)
@@ -93,7 +118,8 @@ def _read(path: Path) -> tuple[Path, dict[str, torch.Tensor]]:
     return file, named
 
 
-def _kind(tensors: dict[str, torch.Tensor]) -> HeadKind:
+def _kind(tensors: Iterable[str]) -> HeadKind:
+    """By the tensors' names."""
     marks = ("midlayer.", "layers.0.hidden_norm.")
     return "eagle3" if any(name.startswith(marks) for name in tensors) else "eagle"
 

@@ -29,6 +29,7 @@ from .tree_attention import TreeAttention
 
 _MAX_NEW = 16  # new tokens of a row beside others'; what is more is computed before, by itself
 _CHUNK = 512  # tokens of that at a time
+_MAX_STEPS = 64  # that wait to be stored: when nothing is drafted, following what is said should cost next to nothing
 _MAX_KEYS = 1 << 15  # of the rows computed at once, padding included
 
 
@@ -53,32 +54,58 @@ class EagleSource:
         self._head = head
         self._memory = DraftMemory(head.config, num_pages, num_host_pages, device=head.device, dtype=head.dtype)
         self._ledger = SlotLedger(num_pages + num_host_pages, PAGE_SIZE)
+        self._slots: list[int] = []  # of the steps that are not stored yet, as the next two
+        self._tokens: list[int] = []
+        self._captured: list[torch.Tensor] = []
 
     @property
     def captures(self) -> tuple[int, ...]:
         return self._head.config.captures
 
     def copy(self, copies: Sequence[PageCopy]) -> None:
+        if not copies:
+            return
+        self._store()
         self._memory.copy(copies)
         self._ledger.copy(copies)
 
     def follow(self, step: DraftStep) -> list[DraftTree | None]:
         assert step.features_TE is not None
-        self._store(step.rows, step.features_TE)
+        self._note(step.rows, step.features_TE)
         trees: list[DraftTree | None] = [None] * len(step.rows)
         wanted = [index for index, row in enumerate(step.rows) if row.want is not None and row.next_token is not None]
+        if wanted or len(self._captured) >= _MAX_STEPS or len(self._slots) >= _CHUNK:
+            self._store()
         for group in _groups(wanted, step.rows):
             rows = [step.rows[index] for index in group]
-            trees_of_group = self._grow([self._new(row) for row in rows], [row.want for row in rows if row.want])
+            wants = [row.want for row in rows if row.want]
+            grow_all = self._chains if all(want.top_k == 1 for want in wants) else self._grow
+            trees_of_group = grow_all([self._new(row) for row in rows], wants)
             for index, tree in zip(group, trees_of_group, strict=True):
                 trees[index] = tree
         return trees
 
-    def _store(self, rows: Sequence[DraftRow], captured_TC: torch.Tensor) -> None:
-        slots = [self._ledger.slots(row.pages, row.first_position, row.end) for row in rows]
-        for row, own in zip(rows, slots, strict=True):
-            self._ledger.write(own, row.kept)
-        self._memory.feature_SE.index_copy_(0, self._tensor(np.concatenate(slots)), self._head.features(captured_TC))
+    def _note(self, rows: Sequence[DraftRow], captured_TC: torch.Tensor) -> None:
+        """What the step computed, to be stored before anybody asks for it."""
+        for row in rows:
+            for position in range(row.first_position, row.end):
+                self._slots.append(row.pages[position // PAGE_SIZE] * PAGE_SIZE + position % PAGE_SIZE)
+            self._tokens += row.kept
+        self._captured.append(captured_TC)
+
+    def _store(self) -> None:
+        if not self._slots:
+            return
+        # A slot that was written twice holds what came last; no device promises an order of its own.
+        last = {slot: index for index, slot in enumerate(self._slots)}
+        slots = np.fromiter(last, dtype=np.int64, count=len(last))
+        chosen = np.fromiter(last.values(), dtype=np.int64, count=len(last))
+        self._ledger.write(slots, np.array(self._tokens)[chosen])
+        captured_TC = torch.cat(self._captured) if len(self._captured) > 1 else self._captured[0]
+        if len(chosen) < len(self._slots):
+            captured_TC = captured_TC.index_select(0, self._tensor(chosen))
+        self._memory.feature_SE.index_copy_(0, self._tensor(slots), self._head.features(captured_TC))
+        self._slots, self._tokens, self._captured = [], [], []
 
     def _new(self, row: DraftRow) -> _Part:
         """What the row lacks up to and with its sampled token; long stretches are computed at once."""
@@ -179,6 +206,30 @@ class EagleSource:
         roots_B = torch.zeros(B, dtype=torch.int64, device=head.device)  # known already
         grown = grow(roots_B, logprobs(read_BE)[:, 0], expand, shapes)
         return _draft_trees(grown, head)
+
+    def _chains(self, parts: Sequence[_Part], wants: Sequence[DraftWant]) -> list[DraftTree | None]:
+        """What `_grow` gives where a node has one child, in fewer operations: nothing is sorted, gathered or masked."""
+        head = self._head
+        depths = [min(want.steps, want.num_tokens) for want in wants]
+        num_rounds = max(depths) - 1
+        attention, feature_BE, read_BE = self._compute(parts, max(len(part.ids) for part in parts) + num_rounds)
+        heat_B1 = torch.tensor([[draft_temperature(want.temperature)] for want in wants], device=head.device)
+        ends_B = torch.tensor([len(part.slots) for part in parts], device=head.device)
+        positions_BR = ends_B[:, None] + torch.arange(num_rounds, device=head.device)
+        cos_BR1D, sin_BR1D = head.rope.angles(positions_BR, positions_BR)
+        scores, tokens = [], []
+        for place in range(num_rounds + 1):
+            if place:
+                attention.follow()
+                cos_B1D, sin_B1D = cos_BR1D[:, place - 1], sin_BR1D[:, place - 1]
+                feature_BE, read_BE = head.forward_rotated(tokens[-1], feature_BE, cos_B1D, sin_B1D, attention)
+            logits_BV = head.logits(read_BE) / heat_B1
+            best_B, index_B = logits_BV.max(dim=-1)
+            scores.append(best_B - logits_BV.logsumexp(dim=-1))
+            tokens.append(head.token_ids(index_B))
+        total_BR = torch.stack(scores, dim=1).clamp(max=0.0).cumsum(dim=1)
+        rows = zip(torch.stack(tokens, dim=1).tolist(), total_BR.tolist(), depths, strict=True)
+        return [DraftTree.chain(ids[:depth], own[:depth]) for ids, own, depth in rows]
 
     def _tensor(self, array: NDArray[np.generic]) -> torch.Tensor:
         return torch.from_numpy(array).to(self._head.device, non_blocking=True)

@@ -14,7 +14,8 @@ import torch.nn.functional as F
 
 
 class TreeAttention:
-    """First `begin`, then one call for the new tokens; `branch` or `descend` before every further call."""
+    """First `begin`, then one call for the new tokens; before every further call `branch` or `descend`, or for chains
+    `follow`."""
 
     def __init__(
         self,
@@ -34,12 +35,20 @@ class TreeAttention:
         self._kv = [torch.cat((part, part.new_zeros(B, room, part.shape[-1])), dim=1) for part in (k_BPC, v_BPC)]
         self._bias = k_BPC.new_full((B, 1, P + room), -torch.inf)
         self._bias[:, :, :P] = 0.0
+        self._ragged = hidden_BP is not None  # rows see different columns
+        self._all_seen = False  # everything, by all that come next
         if hidden_BP is not None:
             self._bias[:, :, :P].masked_fill_(hidden_BP[:, None], -torch.inf)
 
     def begin(self, width: int, padding_BW: torch.Tensor | None) -> None:
         """`width` new tokens a row come next; those of shorter rows end where the longest's do. `padding_BW`: what
         precedes them, which only itself sees."""
+        self._ragged |= padding_BW is not None
+        self._all_seen = width == 1 and not self._ragged
+        if self._all_seen:
+            self._start, self._end = self._end, self._end + 1
+            self._bias[:, :, self._start] = 0.0
+            return
         self._bias = self._bias.repeat(1, width, 1)
         own = torch.ones(width, width, dtype=torch.bool, device=self._bias.device).triu(1)
         if padding_BW is not None:
@@ -49,8 +58,17 @@ class TreeAttention:
             width, torch.zeros(own.shape, dtype=self._bias.dtype, device=own.device).masked_fill_(own, -torch.inf)
         )
 
+    def follow(self) -> None:
+        """The next node of each row follows what came last."""
+        self._all_seen = not self._ragged
+        self._start, self._end = self._end, self._end + 1
+        if not self._all_seen:
+            self._bias = self._bias[:, -1:]
+            self._bias[:, :, self._start] = 0.0
+
     def branch(self, width: int) -> None:
         """The next `width` nodes follow each row's last token."""
+        self._all_seen = False
         self._bias = self._bias[:, -1:].repeat(1, width, 1)
         self._open_nodes(width)
 
@@ -78,7 +96,7 @@ class TreeAttention:
             q,
             k,
             v,
-            attn_mask=self._bias[:, None, :, :end],
+            attn_mask=None if self._all_seen else self._bias[:, None, :, :end],
             scale=self._scale,
             enable_gqa=q.shape[1] != self._num_kv_heads,
         )

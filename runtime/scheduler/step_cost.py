@@ -1,0 +1,94 @@
+"""What a step costs, in seconds, by what it does: fitted to the steps that come, on clocks of busy machines.
+
+A Kalman filter over the cost of a pass and of what is added to it. What has not been seen for long keeps its value and
+only grows less certain, so that a cost which is looked at once in a thousand steps is still known in between.
+
+Time is read from results, so that a logged run decides again what it decided.
+"""
+
+from __future__ import annotations
+
+import statistics
+from typing import NamedTuple
+
+import numpy as np
+
+SMALL = 256  # tokens; larger steps say nothing of the cost of a few more
+# Of an unmeasured step, in plain steps: the pass, one token more, any row of several tokens (for which other kernels
+# run than for single ones), drafting at all, one more request's draft, one more round of all drafts, one more node.
+PRIOR = np.array([0.9, 0.05, 0.1, 0.3, 0.05, 0.1, 0.01])
+FIRST = 5  # steps, whose median is the unit of what is unmeasured
+NOISE = 0.2  # of a step's time, one standard deviation
+DRIFT = 0.005  # of a cost, one standard deviation from a step to the next
+COMMON_DRIFT = 0.03  # of all at once: what else the machine does slows down everything alike
+OUTLIER = (
+    2.0  # standard deviations; what is slower than that is cut down to it, for a busy machine is slow and never fast
+)
+
+
+class StepShape(NamedTuple):
+    """What a step does, as far as its cost goes. A node is one that a draft's round looks at, and the first round comes
+    with drafting itself."""
+
+    num_tokens: int
+    wide: bool = False  # any row of several tokens
+    num_drafts: int = 0
+    num_rounds: int = 0
+    num_nodes: int = 0
+
+    @property
+    def plain(self) -> bool:
+        return not self.wide and not self.num_drafts
+
+
+class StepCost:
+    """`seconds` of a shape is None until enough steps have come."""
+
+    def __init__(self) -> None:
+        self._first: list[float] = []
+        self._mean = np.zeros(len(PRIOR))
+        self._used = [0.0] * len(PRIOR)  # the same, none below a thousandth of the pass
+        self._covariance = np.zeros((len(PRIOR), len(PRIOR)))
+        self._most = np.zeros(len(PRIOR))  # variance
+        self.num_since_plain = 0  # steps, since one without guesses and drafts
+
+    @property
+    def known(self) -> bool:
+        return len(self._first) >= FIRST
+
+    def seconds(self, shape: StepShape) -> float:
+        """What such a step takes. Only where `known`."""
+        step, token, wide, drafting, draft, round_, node = self._used
+        seconds = step + token * shape.num_tokens + wide * shape.wide
+        if shape.num_drafts:
+            seconds += drafting + draft * shape.num_drafts + round_ * shape.num_rounds + node * shape.num_nodes
+        return seconds
+
+    def observe(self, shape: StepShape, seconds: float) -> None:
+        if seconds <= 0 or shape.num_tokens > SMALL:
+            return
+        self.num_since_plain = 0 if shape.plain else self.num_since_plain + 1
+        if not self.known:
+            self._first.append(seconds)
+            if self.known:
+                self._mean = PRIOR * statistics.median(self._first)
+                self._most = self._mean**2
+                self._covariance = np.diag(self._most)
+                self._used = self._mean.tolist()
+            return
+        x = _columns(shape)
+        spread = (self._covariance * x).sum(axis=1)
+        predicted = self.seconds(shape)
+        variance = float((spread * x).sum()) + (NOISE * predicted) ** 2
+        surprise = min(OUTLIER * variance**0.5, seconds - float((self._mean * x).sum()))
+        self._mean = self._mean + spread * (surprise / variance)
+        self._mean[0] = max(self._mean[0], 0.05 * predicted)
+        self._used = np.maximum(self._mean, 1e-3 * self._mean[0]).tolist()
+        self._covariance = self._covariance - np.outer(spread, spread) / variance
+        self._covariance += COMMON_DRIFT**2 * np.outer(self._mean, self._mean)
+        room = np.maximum(0.0, np.maximum(self._most, self._mean**2) - self._covariance.diagonal())
+        self._covariance[np.diag_indices(len(PRIOR))] += np.minimum(room, (DRIFT * self._mean) ** 2)
+
+
+def _columns(shape: StepShape) -> np.ndarray:
+    return np.array([1.0, shape.num_tokens, shape.wide, shape.num_drafts > 0, *shape[2:]])
