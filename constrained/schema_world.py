@@ -20,7 +20,7 @@ from .schema_parts import ArrayPart, ObjectPart, array_part, object_part
 from .schema_strings import StringPart, join_strings
 from .schema_strings import candidates as string_candidates
 from .schema_unevaluated import unevaluated
-from .string_regions import string_combinations
+from .string_regions import MANY, has_many_texts, string_combinations
 
 VALUE_TYPES = ("null", "true", "false", "number", "string", "object", "array")
 MAX_SAME_INSTANCE = 100  # schemas applied to one value inside each other
@@ -391,12 +391,26 @@ class World:
         if isinstance(formula, And | Or | One | Not):
             parts = atoms(formula)
             try:
-                found = string_combinations(parts) if kind == "string" else number_combinations(parts)
+                if kind == "string" and _leaves_some(formula):
+                    return True
+                found = string_combinations(tuple(parts)) if kind == "string" else number_combinations(parts)
             except GrammarError as error:
                 self.refused.append(error)
                 return False  # as in `join`
             return any(evaluate(formula, dict(zip(parts, truth, strict=True)).__getitem__) for truth in found)
         return True
+
+
+def _leaves_some(formula: Formula) -> bool:
+    """Whether it asks for one part that many strings satisfy, and leaves out a few texts, as where items differ."""
+    if not isinstance(formula, And):
+        return False
+    out = [part.part for part in formula.parts if isinstance(part, Not)]
+    (*more, asked) = [part for part in formula.parts if not isinstance(part, Not)] or [None]
+    if more or not isinstance(asked, StringPart):
+        return False
+    listed = [part.texts for part in out if isinstance(part, StringPart) and part.texts is not None]
+    return len(listed) == len(out) and sum(map(len, listed)) <= MANY and has_many_texts(asked)
 
 
 def _with_texts_together(formula: Or | One) -> Iterable[Formula]:

@@ -6,6 +6,7 @@ Character automata are taken apart by each other; what is empty is dropped. Know
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 
 import numpy as np
 
@@ -18,6 +19,7 @@ from .subset import char_dfa
 
 Truths = tuple[bool, ...]
 MAX_REGIONS = 256
+MANY = 64  # texts
 
 
 def regions(tests: Sequence[CharDfa], budget: Budget) -> dict[Truths, CharDfa]:
@@ -36,8 +38,10 @@ def regions(tests: Sequence[CharDfa], budget: Budget) -> dict[Truths, CharDfa]:
     return found
 
 
-def chars_of(part: StringPart, budget: Budget) -> CharDfa:
+@lru_cache(maxsize=512)
+def chars_of(part: StringPart) -> CharDfa:
     """Everything that is asked. Raises GrammarError when it is too complex."""
+    budget = Budget()
     if part.texts is not None:
         return char_dfa(choice(literal(text) for text in sorted(part.texts)), budget)
     chars = part.chars()
@@ -47,7 +51,8 @@ def chars_of(part: StringPart, budget: Budget) -> CharDfa:
     return chars
 
 
-def string_combinations(parts: Sequence[StringPart]) -> Iterable[Truths]:
+@lru_cache(maxsize=1024)
+def string_combinations(parts: tuple[StringPart, ...]) -> Iterable[Truths]:
     """The truths that the parts can have of one string. Raises GrammarError when that is too complex."""
     if all(part.texts is not None for part in parts):
         listed = frozenset[str]().union(*(part.texts or () for part in parts))
@@ -60,7 +65,14 @@ def string_combinations(parts: Sequence[StringPart]) -> Iterable[Truths]:
         leaves_some = parts[0].least or parts[0].most is not None or chars is None or not chars.complement().is_empty
         return [(True,), (False,)] if leaves_some else [(True,)]
     budget = Budget()
-    return regions([chars_of(part, budget) for part in parts], budget)
+    return regions([chars_of(part) for part in parts], budget)
+
+
+@lru_cache(maxsize=1024)
+def has_many_texts(part: StringPart) -> bool:
+    """More than MANY of them, so that some are left when so many are taken away. Raises GrammarError when it is too
+    complex."""
+    return few_texts(chars_of(part), MANY) is None
 
 
 def few_texts(chars: CharDfa, most: int) -> list[str] | None:
