@@ -304,6 +304,8 @@ class World:
         """A goal as a formula over the parts of one type of values, in which as much as possible is joined."""
         if goal is True or goal is False:
             return goal
+        if type(goal) is Node and type(whole := self.whole(goal)) is Local:
+            return whole.typed(kind)  # which is a part already, and remembered
         key = ("typed", goal, kind)
         found = self.memory.get(key)
         if found is None:
