@@ -88,8 +88,8 @@ class KeySpace:
             found = regions(chars, budget)
         except GrammarError:
             return  # they are too complex to be told apart, as will be seen
-        for passed, region in found.items():
-            texts = few_texts(region, MAX_LISTED)
+        for passed in found.truths:
+            texts = few_texts(found.chars(passed), MAX_LISTED)
             if texts is not None:
                 self._listed.add(frozenset(test for test, accepted in zip(tests, passed, strict=True) if accepted))
                 self.names = list(dict.fromkeys((*self.names, *texts)))

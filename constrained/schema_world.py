@@ -20,7 +20,7 @@ from .schema_parts import ArrayPart, ObjectPart, array_part, object_part
 from .schema_strings import StringPart, join_strings
 from .schema_strings import candidates as string_candidates
 from .schema_unevaluated import unevaluated
-from .string_regions import MANY, has_many_texts, string_combinations
+from .string_regions import MANY, has_many_texts, likely_texts, string_combinations
 
 VALUE_TYPES = ("null", "true", "false", "number", "string", "object", "array")
 MAX_SAME_INSTANCE = 100  # schemas applied to one value inside each other
@@ -393,7 +393,13 @@ class World:
         if isinstance(formula, And | Or | One | Not):
             parts = atoms(formula)
             try:
-                if kind == "string" and _leaves_some(formula):
+                if kind == "string" and (
+                    _leaves_some(formula)
+                    or any(
+                        evaluate(formula, lambda part: part.holds(text))  # noqa: B023
+                        for text in likely_texts(parts)
+                    )
+                ):
                     return True
                 found = string_combinations(tuple(parts)) if kind == "string" else number_combinations(parts)
             except GrammarError as error:

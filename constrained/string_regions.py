@@ -1,41 +1,67 @@
 """Which of several demands on a string can hold together, and the texts of which that is true where they are few.
 
-Character automata are taken apart by each other; what is empty is dropped. Knows automata; no states and no bytes.
+Character automata are walked side by side. Knows automata; no states and no bytes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
+from numpy.typing import NDArray
 
+from .alphabet import Alphabet, common_alphabet
 from .budget import Budget
-from .char_dfa import DEAD, START, CharDfa, length_chars
+from .char_dfa import DEAD, START, CharDfa, length_chars, trimmed_chars
 from .errors import GrammarError
 from .expression import choice, literal
+from .pair_product import pair_product
 from .schema_strings import StringPart
 from .subset import char_dfa
 
 Truths = tuple[bool, ...]
-MAX_REGIONS = 256
+MAX_STATES = 20_000
 MANY = 64  # texts
 
 
-def regions(tests: Sequence[CharDfa], budget: Budget) -> dict[Truths, CharDfa]:
-    """Which tests a text can pass, and the texts that pass these and no others. Raises GrammarError when
-    they are too many, or too complex."""
-    found: dict[Truths, CharDfa] = {(): length_chars(0, None)}
+@dataclass(frozen=True, eq=False)
+class Regions:
+    """Several automata side by side: S states, the dead one first, in which any text goes on, and by state what of
+    them accept there."""
+
+    alphabet: Alphabet
+    rows: NDArray[np.int32]  # [S, classes]
+    passed: list[Truths | None]  # [S]
+
+    @property
+    def truths(self) -> list[Truths]:
+        """What a text can pass together, and the others not."""
+        return list(dict.fromkeys(truths for truths in self.passed if truths is not None))
+
+    def chars(self, truths: Truths) -> CharDfa:
+        """The texts that pass just these."""
+        return trimmed_chars(self.alphabet, self.rows, [passed == truths for passed in self.passed])
+
+
+def regions(tests: Sequence[CharDfa], budget: Budget) -> Regions:
+    """Raises GrammarError beyond the budget, or when there are too many states."""
+    universe = length_chars(0, None)
+    alphabet, rows = universe.alphabet, universe.table
+    states = np.arange(len(rows))[:, None]  # of each automaton: [S, 1 + tests]
+
+    def check(number: int) -> None:
+        budget.check(number)
+        if number > MAX_STATES + 1:
+            raise GrammarError("what is asked of a string is too complex in combination")
+
     for test in tests:
-        split: dict[Truths, CharDfa] = {}
-        for truths, chars in found.items():
-            for passed, part in ((True, chars.intersect(test, budget)), (False, chars.minus(test, budget))):
-                if not part.is_empty:
-                    split[*truths, passed] = part
-        if len(split) > MAX_REGIONS:
-            raise GrammarError("what is asked of a string has too many combinations")
-        found = split
-    return found
+        alphabet, old, new = common_alphabet(alphabet, test.alphabet)
+        rows, pairs = pair_product(rows[:, old], test.table[:, new], "first", check)
+        states = np.concatenate([states[pairs[:, 0]], pairs[:, 1:]], axis=1)
+    ends = [test.accepting[states[1:, 1 + number]].tolist() for number, test in enumerate(tests)]
+    return Regions(alphabet, rows, [None, *(zip(*ends, strict=True) if tests else [()] * (len(rows) - 1))])
 
 
 @lru_cache(maxsize=512)
@@ -65,7 +91,7 @@ def string_combinations(parts: tuple[StringPart, ...]) -> Iterable[Truths]:
         leaves_some = parts[0].least or parts[0].most is not None or chars is None or not chars.complement().is_empty
         return [(True,), (False,)] if leaves_some else [(True,)]
     budget = Budget()
-    return regions([chars_of(part) for part in parts], budget)
+    return regions([chars_of(part) for part in parts], budget).truths
 
 
 @lru_cache(maxsize=1024)
@@ -73,6 +99,18 @@ def has_many_texts(part: StringPart) -> bool:
     """More than MANY of them, so that some are left when so many are taken away. Raises GrammarError when it is too
     complex."""
     return few_texts(chars_of(part), MANY) is None
+
+
+def likely_texts(parts: Sequence[StringPart]) -> Iterator[str]:
+    """Texts of which some combination of the parts is likely to hold: each one's shortest, and a few beside."""
+    yield from ("", "a", "~", "0")
+    for part in parts:
+        if part.texts is not None:
+            yield from part.texts
+        elif (chars := part.chars()) is None:
+            yield "a" * max(part.least, 1)
+        elif (text := chars.witness()) is not None:
+            yield text
 
 
 def few_texts(chars: CharDfa, most: int) -> list[str] | None:

@@ -27,6 +27,8 @@ MODEL_FLAGS = {
     "--served-model-name",
     "--device",
     "--dtype",
+    "--tp",
+    "--deterministic",
     "--quantize",
     "--context-length",
     "--num-pages",

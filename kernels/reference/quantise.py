@@ -16,6 +16,7 @@ LARGEST = {torch.int8: 127.0, E4M3: 448.0}  # of the formats; quantised caches h
 # An e4m3 code, shifted, is the same number in a wider format but for the bias of its exponent, subnormals included:
 # the integer to do it in, the shift, the bits to keep (sign, exponent, mantissa), and what makes up for the bias.
 _WIDER = {
+    torch.float64: (torch.int64, 49, -0x7F02000000000000, 2.0**1016),
     torch.float32: (torch.int32, 20, -0x78100000, 2.0**120),
     torch.bfloat16: (torch.int16, 4, -0x7810, 2.0**120),
     torch.float16: (torch.int16, 7, -0x4080, 2.0**8),

@@ -12,6 +12,8 @@ import triton.language as tl
 from ..kv_cache import KvCache
 
 _FP8_MAX = 448.0  # e4m3
+# 1.5 * 2**23, whose float32 neighbours are integers: what is added to it is rounded to the nearest one, ties to even.
+ROUNDER = tl.constexpr(12582912.0)
 
 
 def rope_and_store(
@@ -56,7 +58,7 @@ def rope_and_store(
 def _quantise(x, scale, LIMIT: tl.constexpr, dtype: tl.constexpr):
     x = tl.minimum(tl.maximum(x / scale, -LIMIT), LIMIT)
     if dtype == tl.int8:
-        x = tl.floor(x + 0.5)
+        x = (x + ROUNDER) - ROUNDER
     return x.to(dtype)
 
 

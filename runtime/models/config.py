@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+from ..gguf_file import is_gguf
 from .errors import CheckpointError
 from .experts_config import MIXTRAL, QWEN2_MOE, QWEN3_MOE, ExpertFamily, ExpertsConfig, parse_experts
 from .fields import Fields
@@ -82,13 +83,17 @@ class ModelConfig:
 
 
 def read_config(path: Path) -> ModelConfig:
-    """The config of the checkpoint in directory `path`.
+    """The config of the checkpoint in directory `path`, or of the GGUF file `path`.
 
     Raises CheckpointError when there is none, it is not JSON, or it asks for what we do not compute: the error names
     the field and its value.
     """
     if not path.exists():
         raise CheckpointError(path, "no such model directory")
+    if is_gguf(path):
+        from .gguf_config import read_gguf_config  # the package that reads them need not be installed
+
+        return read_gguf_config(path)
     file = path / "config.json"
     if not file.is_file():
         raise CheckpointError(path, "not a Hugging Face checkpoint: it has no config.json")

@@ -15,7 +15,10 @@ import torch.nn.functional as F
 
 from ... import kernels
 from ...kernels import AttentionLayout, KvCache
+from ..parallel.group import ALONE
+from ..parallel.shard import Shard
 from .config import ModelConfig
+from .packed import pack
 from .parameters import DecoderParameters, LayerParameters, num_parameters
 from .rope import Rope
 
@@ -35,13 +38,23 @@ class DecoderInputs:
 class Decoder:
     """A model on its device, ready to run."""
 
-    def __init__(self, config: ModelConfig, parameters: DecoderParameters) -> None:
-        self.config = config
+    def __init__(self, config: ModelConfig, parameters: DecoderParameters, shard: Shard = ALONE.shard) -> None:
+        """`config` is the whole model's; `shard` says which part of it the parameters are."""
+        self.config = shard.local(config)
+        self.whole_config = config
+        self.kv_heads = shard.kv_part(config)  # those of `whole_config` that are computed here
         self.dtype = parameters.norm_E.dtype
         self.device = parameters.norm_E.device
         self.rope = Rope(config.rope, config.head_dim, device=self.device, dtype=self.dtype)
+        # Slices whose number is fixed attend one by one, as their heads do that are alone on a rank. A CUDA kernel
+        # computes each head by itself anyway.
+        one_by_one = shard.ordered and self.device.type == "cpu"
+        self._head_slices = shard.heads_of_slices(config) if one_by_one else None
         self.num_parameters = num_parameters(config)
         self.parameters = parameters
+        # Beside the weight itself, which the embedding often is.
+        rows, head = parameters.rows, parameters.head
+        self.head = pack(head) if rows is None else rows.head([pack(part) for part in rows.parts(head.weight)])
         self._scale = config.head_dim**-0.5
 
     def hidden(self, inputs: DecoderInputs, kv: Sequence[KvCache]) -> torch.Tensor:
@@ -56,7 +69,8 @@ class Decoder:
         config, eps = self.config, self.config.norm_eps
         captured: dict[int, torch.Tensor] = {}
         wanted_O = inputs.wanted_O
-        residual = F.embedding(inputs.ids_T, self.parameters.embedding_VE)
+        rows, embedding = self.parameters.rows, self.parameters.embedding_VE
+        residual = F.embedding(inputs.ids_T, embedding) if rows is None else rows.embed(inputs.ids_T, embedding)
         x = kernels.rms_norm(residual, self.parameters.layers[0].input_norm_E, eps)
         for index, layer in enumerate(self.parameters.layers):
             if index:
@@ -75,7 +89,7 @@ class Decoder:
 
     def logits(self, hidden_OE: torch.Tensor) -> torch.Tensor:
         """float32 [O, V]."""
-        return self.parameters.head(hidden_OE).float()
+        return self.head(hidden_OE).float()
 
     def _attention(
         self, x_TE: torch.Tensor, layer: LayerParameters, inputs: DecoderInputs, kv: KvCache, layout: AttentionLayout
@@ -92,4 +106,10 @@ class Decoder:
             qk = kernels.apply_rope(qk, inputs.cos_T1D, inputs.sin_T1D)
             q, k = qk[:, :H], qk[:, H:]
         kernels.store_kv(k, v, kv, inputs.slots_T)
-        return kernels.paged_attention(q, kv, layout, self._scale).view(T, -1)
+        if self._head_slices is None:
+            return kernels.paged_attention(q, kv, layout, self._scale).view(T, -1)
+        parts = [
+            kernels.paged_attention(q[:, own].contiguous(), kv.heads(own_kv), layout, self._scale)
+            for own, own_kv in self._head_slices
+        ]
+        return torch.cat(parts, dim=1).view(T, -1)

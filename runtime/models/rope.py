@@ -58,6 +58,8 @@ def frequencies(config: RopeConfig, head_dim: int) -> torch.Tensor:
             return plain
         case "linear":  # Chen et al. 2023, position interpolation
             return plain / config.factor
+        case "listed":
+            return plain / torch.tensor(config.factors)
         case "llama3":
             # Wavelengths beyond the original context are interpolated, short ones kept, a ramp in between.
             wavelengths = 2 * math.pi / plain

@@ -9,7 +9,7 @@ import msgspec
 
 from ..models.config import ModelConfig
 from .devices import Device
-from .size import KvFormat, WeightFormat, kept_tokens, kv_bytes, model_size, read_bytes, weight_bytes
+from .size import KvFormat, WeightFormat, kept_tokens, kv_bytes, mlp_width, model_size, read_bytes, weight_bytes
 
 PAGE_SIZE = 16
 ALL_REDUCE_LATENCY = 10e-6  # seconds, of a message so small that its bytes do not count
@@ -69,7 +69,7 @@ def estimate(
     # The first stage has the embedding, the last the head, so the fullest has its part of the layers and one of them.
     ends = 2 * (size.embedding if size.tied else size.embedding + size.head) / tp
     weights = layers_weights if pp == 1 else (layers_weights - ends) / pp + 2 * size.head / tp
-    activations = chunk * (2 * (2 * config.hidden_size + 2 * config.intermediate_size / tp) + 4 * 8 * config.num_heads)
+    activations = chunk * (2 * (2 * config.hidden_size + 2 * mlp_width(config) / tp) + 4 * 8 * config.num_heads)
     logits = 4 * workload.concurrency * config.vocab_size / tp
     token = kv_bytes(config, arrangement.kv, tp) / pp  # on one device
     pages = -(-kept_tokens(config, workload.context) // PAGE_SIZE)
@@ -94,7 +94,7 @@ def _prefill(
     config: ModelConfig, device: Device, workload: Workload, arrangement: Arrangement, efficiency: float
 ) -> float:
     size, new = model_size(config), workload.prompt - workload.cached
-    products = 2 * size.linear * new + 2 * size.head
+    products = 2 * size.active_linear * new + 2 * size.head
     # Each new token meets what is cached and, on average, half of the others: twice, for scores and for values.
     met = sum(
         new * workload.cached + new * new / 2 if window is None else new * min(window, workload.cached + new / 2)
@@ -103,7 +103,7 @@ def _prefill(
     attention = 4 * config.num_heads * config.head_dim * met
     rate = _matrix_rate(device, arrangement.weights)
     compute = (products / rate + attention / device.bf16) / arrangement.tp / efficiency
-    read = read_bytes(size, arrangement.weights) / arrangement.tp / device.bandwidth / efficiency
+    read = read_bytes(size, arrangement.weights, new) / arrangement.tp / device.bandwidth / efficiency
     return max(compute, read) + _communication(config, device, new, arrangement)
 
 
@@ -114,9 +114,9 @@ def _step(
     size, tp = model_size(config), arrangement.tp
     batch = max(1.0, workload.concurrency / arrangement.pp)
     length = kept_tokens(config, round(workload.mean_length))
-    read = read_bytes(size, arrangement.weights) / tp + batch * length * kv_bytes(config, arrangement.kv, tp)
+    read = read_bytes(size, arrangement.weights, batch) / tp + batch * length * kv_bytes(config, arrangement.kv, tp)
     memory = read / device.bandwidth
-    products = 2 * (size.linear + size.head) * batch / tp / _matrix_rate(device, arrangement.weights)
+    products = 2 * (size.active_linear + size.head) * batch / tp / _matrix_rate(device, arrangement.weights)
     return max(memory, products) / efficiency + _communication(config, device, batch, arrangement)
 
 

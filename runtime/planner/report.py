@@ -14,8 +14,10 @@ from .size import kv_bytes, model_size, weight_bytes
 def facts(config: ModelConfig) -> str:
     """The model's size and that of its context, in a few lines."""
     size = model_size(config)
+    active = f" ({size.num_active / 1e9:,.3g} for a token)" if size.experts else ""
     lines = [
-        f"{config.architecture}: {size.num_parameters / 1e9:,.3g} billion parameters, {config.num_layers} layers, "
+        f"{config.architecture}: {size.num_parameters / 1e9:,.3g} billion parameters{active}, "
+        f"{config.num_layers} layers, "
         f"{config.num_heads} query and {config.num_kv_heads} key heads of {config.head_dim}",
         "weights: " + ", ".join(f"{name} {_bytes(weight_bytes(size, name))}" for name in ("bf16", "fp8", "int4")),
         "KV of a token: " + ", ".join(f"{name} {_bytes(kv_bytes(config, name))}" for name in ("bf16", "fp8")),

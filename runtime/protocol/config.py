@@ -37,6 +37,10 @@ class CoreConfig(msgspec.Struct, frozen=True, kw_only=True):
             "checkpoint's own, else measured on random tokens at start"
         ),
     ] = None
+    tp: Annotated[int, Meta(ge=1, le=64, description="processes that share the model, each on a device of its own")] = 1
+    deterministic: Annotated[
+        bool, Meta(description="compute the same bits in every run, however many processes share the model")
+    ] = False
     quantize: Annotated[
         QuantizeName | None,
         Meta(description="round a dense checkpoint's linear layers while loading; fp8 rounds their inputs too"),

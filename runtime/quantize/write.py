@@ -1,7 +1,8 @@
 """Writes a dense checkpoint again as a quantised one in compressed-tensors' format, file by file. Knows names and
 formats; knows no architecture, and holds one file's tensors at a time.
 
-The linear layers of attention and MLP are rounded; embeddings, head, norms and biases stay as they are.
+The linear layers of attention and MLP, experts and all, are rounded; embeddings, routers, head, norms and biases stay
+as they are.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ from ..models.quantised import nibbles
 from ..models.quantised.rounding import GROUP_SIZES, fp8_rows, int4_group_size, int4_groups, int8_rows
 from ..models.weights import INDEX, Progress, weight_files
 
-LINEAR = re.compile(r"(model\.layers\.\d+\.(?:self_attn|mlp)\.\w+_proj)\.weight")
+_MLP = r"mlp\.(?:experts\.\d+\.|shared_expert\.)?\w+_proj|block_sparse_moe\.experts\.\d+\.w[123]"
+LINEAR = re.compile(rf"(model\.layers\.\d+\.(?:self_attn\.\w+_proj|{_MLP}))\.weight")
 
 
 def write_quantised(source: Path, out: Path, method: str, on_progress: Progress | None = None) -> None:
@@ -59,7 +61,7 @@ def write_quantised(source: Path, out: Path, method: str, on_progress: Progress 
     if (source / INDEX).is_file():
         (out / INDEX).write_text(json.dumps(index.as_json(), indent=2) + "\n", encoding="utf-8")
     raw = json.loads((source / "config.json").read_text(encoding="utf-8"))
-    raw["quantization_config"] = _quantisation_config(method, group_size)
+    raw["quantization_config"] = _quantisation_config(method, group_size, config.experts is not None)
     (out / "config.json").write_text(json.dumps(raw, indent=2) + "\n", encoding="utf-8")
     for file in source.iterdir():
         if file.is_file() and file.suffix in (".json", ".model", ".jinja", ".txt") and not (out / file.name).exists():
@@ -83,7 +85,7 @@ def _rounded(module: str, weight: torch.Tensor, method: str, group_size: int | N
     return {f"{module}.weight": codes, f"{module}.weight_scale": scale_N1}
 
 
-def _quantisation_config(method: str, group_size: int | None) -> dict[str, Any]:
+def _quantisation_config(method: str, group_size: int | None, mixture: bool) -> dict[str, Any]:
     weights: dict[str, Any] = {
         "num_bits": 4 if method == "int4-rtn" else 8,
         "type": "float" if method == "fp8" else "int",
@@ -98,7 +100,8 @@ def _quantisation_config(method: str, group_size: int | None) -> dict[str, Any]:
         "quant_method": "compressed-tensors",
         "format": kind,
         "quantization_status": "compressed",
-        "ignore": ["lm_head"],
+        # Routers of mixtures, too, are linear layers to the libraries that read this.
+        "ignore": ["lm_head", *(["re:.*\\.gate$", "re:.*shared_expert_gate$"] if mixture else [])],
         "config_groups": {
             "group_0": {
                 "targets": ["Linear"],

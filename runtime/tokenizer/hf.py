@@ -20,9 +20,10 @@ class HFTokenizer(VocabularyTokenizer):
     """One library tokenizer for each way of encoding, made when first needed: a setting switched back and forth
     would be seen by other threads."""
 
-    def __init__(self, path: Path, facts: TokenizerFacts) -> None:
+    def __init__(self, path: Path, facts: TokenizerFacts, state: dict[str, Any] | None = None) -> None:
+        """Of the tokenizer.json `path`; of its content `state`, when it is given, and `path` is named in errors."""
         self._path = path
-        self._state = read_json(path)
+        self._state = read_json(path) if state is None else state
         self._has_first_space = _continuing(self._state) != _beginning(self._state)
         self._libraries: dict[tuple[bool, bool], tokenizers.Tokenizer] = {}
         library = self._library(parse_special=True, continues=False)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from ..gguf_file import is_gguf
 from .config_files import read_facts
 from .errors import TokenizerError
+from .gguf import load_gguf_tokenizer
 from .hf import HFTokenizer
 from .interface import Tokenizer
 from .ranks import RanksTokenizer, looks_like_ranks
@@ -13,10 +15,13 @@ from .sp import SentencePieceTokenizer
 
 
 def load_tokenizer(path: Path) -> Tokenizer:
-    """The tokenizer in the folder `path`: tokenizer.json, else tokenizer.model (SentencePiece or tiktoken ranks).
+    """The tokenizer in the folder `path`: tokenizer.json, else tokenizer.model (SentencePiece or tiktoken ranks); that
+    of the GGUF file `path`, of its metadata.
 
     Raises TokenizerError when there is none, or when a file cannot be read.
     """
+    if is_gguf(path):
+        return load_gguf_tokenizer(path)
     facts = read_facts(path)
     if (path / "tokenizer.json").exists():
         return HFTokenizer(path / "tokenizer.json", facts)

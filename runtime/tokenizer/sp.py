@@ -20,8 +20,10 @@ _NO_DUMMY_PREFIX = b"\x1a\x02\x18\x00"
 class SentencePieceTokenizer(VocabularyTokenizer):
     """The library never makes a special token from text; their names are looked for here, when asked to."""
 
-    def __init__(self, path: Path, facts: TokenizerFacts) -> None:
-        model = path.read_bytes()
+    def __init__(self, path: Path, facts: TokenizerFacts, model: bytes | None = None) -> None:
+        """Of the tokenizer.model `path`; of its content `model`, when it is given, and `path` is named in errors."""
+        if model is None:
+            model = path.read_bytes()
         self._first = _load(path, model)
         self._continuing = _load(path, model + _NO_DUMMY_PREFIX)
         size = self._first.vocab_size()

@@ -74,7 +74,7 @@ def expected() -> dict[str, Got]:
     return plain(REQUESTS)
 
 
-def check(got: dict[str, Got], expected: dict[str, Got]) -> None:
+def check(got: dict[str, Got], expected: dict[str, Got], tolerance: float = TOLERANCE) -> None:
     for rid, mine in got.items():
         want = expected[rid]
         assert (mine.ids, mine.finish) == (want.ids, want.finish), rid
@@ -82,7 +82,7 @@ def check(got: dict[str, Got], expected: dict[str, Got]) -> None:
         flat = [[value.logprob, *(top for top, _ in value.top)] for value in mine.logprobs]
         judge = [[value.logprob, *(top for top, _ in value.top)] for value in want.logprobs]
         for ours, theirs in zip(flat, judge, strict=True):
-            assert ours == pytest.approx(theirs, abs=TOLERANCE), rid
+            assert ours == pytest.approx(theirs, abs=tolerance), rid
 
 
 SHAPES = {

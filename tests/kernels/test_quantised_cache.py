@@ -17,7 +17,7 @@ CPU = torch.device("cpu")
 QUANTISED = pytest.mark.parametrize("stored", [torch.int8, E4M3], ids=str)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16], ids=str)
 def test_every_code_of_e4m3_is_the_number_that_torch_says(dtype: torch.dtype) -> None:
     codes = torch.arange(-128, 128, dtype=torch.int8)
     wanted = codes.view(E4M3).to(dtype)

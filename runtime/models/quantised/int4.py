@@ -56,8 +56,8 @@ class Int4Linear:
         return y if self.bias_N is None else y + self.bias_N
 
     def finish(self) -> None:
-        scale_GN = self.groups_GN2[..., 0]
-        self.groups_GN2[..., 1] = (8 - self.zeros_NG.t().float()) * scale_GN.float()
+        if self.scheme.source != "gguf":  # whose groups say that of code 8 themselves, and need be no whole steps
+            self.groups_GN2[..., 1] = (8 - self.zeros_NG.t().float()) * self.groups_GN2[..., 0].float()
         if self.codes_NC2.device.type == "cpu":
             codes = _two_to_one(self.codes_NC2).to(torch.int32)
             self.codes_NC2.copy_(torch._convert_weight_to_int4pack_for_cpu(codes, 1))
@@ -92,6 +92,13 @@ class Int4Linear:
         match self.scheme.source:
             case "dense":
                 return {"weight": Destination((size, C), put_dense), **bias}
+            case "gguf":
+                base_NG = self.groups_GN2[:, rows, 1].t()
+                pieces = {
+                    "codes_NC": Destination((size, C), put_codes, (torch.uint8,)),
+                    "scales_NG": Destination((size, G), scale_NG.copy_),
+                    "bases_NG": Destination((size, G), base_NG.copy_),
+                }
             case "compressed-tensors":
                 pieces = {
                     "weight_packed": Destination((size, C // 8), lambda w: put_codes(nibbles.unpack(w, 1)), _INT32),

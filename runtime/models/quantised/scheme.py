@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 Kind = Literal["int8", "int4", "fp8"]
-Source = Literal["dense", "compressed-tensors", "awq", "gptq"]
+Source = Literal["dense", "compressed-tensors", "awq", "gptq", "gguf"]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 
 from .... import kernels
-from ...models.linear import DenseLinear
+from ...models.linear import Linear
 from ...models.rope import Rope
 from .config import HeadConfig
 from .parameters import HeadParameters
@@ -51,7 +51,7 @@ class EagleHead:
         parameters: HeadParameters,
         *,
         target_embedding: torch.Tensor,
-        target_lm_head: DenseLinear,
+        target_lm_head: Linear,
         token_offsets: torch.Tensor | None = None,
         ops: LayerOps = kernels,
     ) -> None:

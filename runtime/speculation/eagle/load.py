@@ -64,7 +64,7 @@ def load_head(path: Path, target: Decoder) -> EagleHead:
         config,
         parameters,
         target_embedding=target.parameters.embedding_VE,
-        target_lm_head=target.parameters.head,
+        target_lm_head=target.head,
         token_offsets=offsets,
     )
 

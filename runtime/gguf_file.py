@@ -1,0 +1,51 @@
+"""A GGUF file: its metadata as Python values and its tensors by name. Knows the format through the `gguf` package;
+knows nothing of models and tokenizers.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .protocol.errors import RamifyError
+
+if TYPE_CHECKING:
+    import gguf
+
+SUFFIX = ".gguf"
+
+
+class GgufFile:
+    def __init__(self, path: Path, reader: gguf.GGUFReader) -> None:
+        self.path = path
+        self.tensors = {tensor.name: tensor for tensor in reader.tensors}
+        self._fields = reader.fields
+        self.architecture = str(self.value("general.architecture", default=""))
+
+    def value(self, key: str, default: Any = None) -> Any:
+        """A number, text, truth value or list of them; `default` when there is no such key. "{arch}" stands for the
+        architecture's name."""
+        field = self._fields.get(key.replace("{arch}", self.architecture) if "{" in key else key)
+        return default if field is None else field.contents()
+
+
+def is_gguf(path: Path) -> bool:
+    return path.suffix == SUFFIX
+
+
+def open_gguf(path: Path) -> GgufFile:
+    """Raises RamifyError when the `gguf` package is not installed, or `path` cannot be read as such a file."""
+    return _open(path, path.stat().st_mtime_ns)
+
+
+@lru_cache(maxsize=1)  # a core asks for its config, its weights and its tokenizer, one after the other
+def _open(path: Path, changed: int) -> GgufFile:
+    try:
+        import gguf
+    except ImportError:
+        raise RamifyError(f"{path}: GGUF files are read with the extra 'gguf': pip install 'ramify[gguf]'") from None
+    try:
+        return GgufFile(path, gguf.GGUFReader(path))
+    except (ValueError, IndexError, OverflowError, KeyError, OSError) as error:
+        raise RamifyError(f"{path}: not readable as GGUF: {error}") from None

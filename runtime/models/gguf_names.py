@@ -1,0 +1,34 @@
+"""Which tensor of a GGUF file holds what a Hugging Face checkpoint has by some name. Opens no files."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from typing import TYPE_CHECKING
+
+import gguf
+
+if TYPE_CHECKING:
+    from .config import ModelConfig
+
+_EXPERT = re.compile(r"\.experts\.(\d+)\.")
+
+
+def gguf_name(name: str, config: ModelConfig, architecture: str) -> str:
+    """The name there. Experts share a tensor: see `expert_of`. Raises KeyError when the architecture has no such."""
+    found = _names(architecture, config.num_layers).get_name(_EXPERT.sub(".experts.", name), (".weight", ".bias"))
+    if found is None:
+        raise KeyError(name)
+    return str(found)
+
+
+def expert_of(name: str) -> int | None:
+    """Which part of the tensor it is."""
+    match = _EXPERT.search(name)
+    return None if match is None else int(match[1])
+
+
+@cache
+def _names(architecture: str, num_layers: int) -> gguf.TensorNameMap:
+    [arch] = [key for key, value in gguf.MODEL_ARCH_NAMES.items() if value == architecture]
+    return gguf.get_tensor_name_map(arch, num_layers)

@@ -1,0 +1,118 @@
+"""GGUF's ways of storing numbers: which are kept in 4 bits here, and how each is read. Knows blocks of bytes; knows no
+layer.
+
+A row is a sequence of blocks, each with its own scale. `gguf.quants` makes any of them dense. Q4_0, Q4_1 and Q4_K,
+whose weights are code * scale + offset in groups of 32, can stay in 4 bits: their layouts are ggml-common.h's.
+
+Legend: N rows, C columns, G groups of a row's C, B blocks of a row, S sub-blocks of a Q4_K block.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import gguf
+import numpy as np
+import torch
+from gguf import GGMLQuantizationType as Type
+from numpy.typing import NDArray
+
+from .gguf_names import gguf_name
+
+if TYPE_CHECKING:
+    from ..gguf_file import GgufFile
+    from .config import ModelConfig
+
+Bytes = NDArray[np.uint8]
+FOUR_BIT = (Type.Q4_0, Type.Q4_1, Type.Q4_K)
+_PLAIN = (Type.F32, Type.F16, Type.BF16)
+READABLE = (*_PLAIN, *FOUR_BIT, Type.Q5_0, Type.Q5_1, Type.Q8_0, Type.Q2_K, Type.Q3_K, Type.Q5_K, Type.Q6_K)
+
+
+class FourBit(NamedTuple):
+    """weight = (codes - 8) * scales + bases, with scales and bases by group."""
+
+    codes_NC: torch.Tensor  # uint8 in [0, 16)
+    scales_NG: torch.Tensor
+    bases_NG: torch.Tensor
+
+
+def dense(data: NDArray[np.generic], kind: Type) -> torch.Tensor:
+    """float32, or float16 as it is stored."""
+    if kind == Type.F16:
+        return torch.from_numpy(np.array(data))
+    return torch.from_numpy(np.array(gguf.quants.dequantize(data, kind)))
+
+
+def four_bit(data_NB: Bytes, kind: Type) -> FourBit:
+    """Of rows of blocks, as they are in the file."""
+    read = {Type.Q4_0: _q4_0, Type.Q4_1: _q4_1, Type.Q4_K: _q4_k}[kind]
+    block_size, block_bytes = gguf.GGML_QUANT_SIZES[kind]
+    N = len(data_NB)
+    codes, scales, offsets = read(data_NB.reshape(N, -1, block_bytes))
+    assert codes.shape[-1] == block_size
+    return FourBit(*(torch.from_numpy(part.reshape(N, -1)) for part in (codes, scales, offsets + 8 * scales)))
+
+
+# Each gives codes, scales and offsets, with weight = code * scale + offset.
+def _q4_0(blocks: Bytes) -> tuple[NDArray[np.generic], ...]:
+    scale = _half(blocks[..., :2])
+    return _halves(blocks[..., 2:]), scale, -8 * scale
+
+
+def _q4_1(blocks: Bytes) -> tuple[NDArray[np.generic], ...]:
+    return _halves(blocks[..., 4:]), _half(blocks[..., :2]), _half(blocks[..., 2:4])
+
+
+def _q4_k(blocks: Bytes) -> tuple[NDArray[np.generic], ...]:
+    """Eight sub-blocks of 32, with six bits each of scale and of minimum: those of the first four in the low bits of
+    bytes 0-3 and 4-7; of the last four, the low bits in bytes 8-11 and the high two above the first four's."""
+    scale, minimum = _half(blocks[..., :2]), _half(blocks[..., 2:4])
+    low, middle, high = np.split(blocks[..., 4:16], 3, axis=-1)
+    scales_BS = np.concatenate([low & 63, (high & 15) | (low >> 6 << 4)], axis=-1)
+    minimums_BS = np.concatenate([middle & 63, (high >> 4) | (middle >> 6 << 4)], axis=-1)
+    pairs = _halves(blocks[..., 16:].reshape(*blocks.shape[:-1], 4, 32))
+    return pairs.reshape(*blocks.shape[:-1], 256), scale * scales_BS, -minimum * minimums_BS
+
+
+def _halves(packed: Bytes) -> Bytes:
+    """All low nibbles, then all high ones."""
+    return np.concatenate([packed & 15, packed >> 4], axis=-1)
+
+
+def _half(two_bytes: Bytes) -> NDArray[np.float32]:
+    return np.ascontiguousarray(two_bytes).view(np.float16).astype(np.float32)
+
+
+def four_bit_modules(file: GgufFile, config: ModelConfig) -> tuple[list[str], list[str]]:
+    """The modules of the layers' products that stay in 4 bits, and the others. Products that are one here stay only
+    when all their parts can; outputs must be a multiple of 16."""
+    four, others = [], []
+    for modules in fused_modules(config):
+        tensors = [file.tensors.get(gguf_name(f"{module}.weight", config, file.architecture)) for module in modules]
+        fits = all(t is not None and t.tensor_type in FOUR_BIT and int(t.shape[1]) % 16 == 0 for t in tensors)
+        (four if fits else others).extend(modules)
+    return four, others
+
+
+def fused_modules(config: ModelConfig) -> list[tuple[str, ...]]:
+    """Hugging Face's names of the layers' linear modules, those together that are one product here."""
+    found: list[tuple[str, ...]] = []
+    for layer in range(config.num_layers):
+        prefix = f"model.layers.{layer}"
+        found.append(tuple(f"{prefix}.self_attn.{name}_proj" for name in "qkv"))
+        found.append((f"{prefix}.self_attn.o_proj",))
+        experts = config.experts
+        if experts is None or not experts.layers[layer]:
+            blocks, names = [f"{prefix}.mlp"], ("gate_proj", "up_proj", "down_proj")
+            found += [pair for block in blocks for pair in _mlp(block, *names)]
+            continue
+        for index in range(experts.num_experts):
+            found += _mlp(f"{prefix}.{experts.names.block}.experts.{index}", *experts.names[1:])
+        if experts.shared_size is not None:
+            found += _mlp(f"{prefix}.{experts.names.block}.shared_expert", "gate_proj", "up_proj", "down_proj")
+    return found
+
+
+def _mlp(block: str, gate: str, up: str, down: str) -> list[tuple[str, ...]]:
+    return [(f"{block}.{gate}", f"{block}.{up}"), (f"{block}.{down}",)]

@@ -1,0 +1,90 @@
+"""Fills a decoder's parameters from a GGUF file. Knows names, blocks and the order of Llama's rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import torch
+
+from ..gguf_file import GgufFile, open_gguf
+from .config import ModelConfig
+from .errors import CheckpointError
+from .gguf_config import ROPE_FACTORS
+from .gguf_names import expert_of, gguf_name
+from .gguf_schemes import FOUR_BIT, READABLE, FourBit, dense, four_bit
+from .linear import Destination
+
+Progress = Callable[[int, int], None]
+
+
+def load_gguf_weights(
+    path: Path,
+    config: ModelConfig,
+    parts: Mapping[str, Destination],
+    on_progress: Progress | None = None,
+    *,
+    everything: bool = True,
+) -> None:
+    """Fill every destination. `everything`: tensors without one are an error. Raises CheckpointError, naming the
+    tensor, when one is missing, unexpected, of another shape, or stored in a way that is not read."""
+    file = open_gguf(path)
+    total = sum(int(tensor.n_bytes) for tensor in file.tensors.values())
+    used: set[str] = set()
+    done = 0
+    for name, destination in parts.items():
+        module, _, last = name.rpartition(".")
+        stored = gguf_name(f"{module}.weight" if last in FourBit._fields else name, config, file.architecture)
+        if stored not in file.tensors:
+            raise CheckpointError(path, f"the tensor {stored} is missing")
+        if stored not in used:
+            used.add(stored)
+            done += int(file.tensors[stored].n_bytes)
+        try:
+            found = _read(file, stored, name, last, config, destination)
+            destination.put(found if destination.part is None else found[destination.part])
+        except ValueError as error:
+            raise CheckpointError(path, f"the tensor {stored} {error}") from None
+        if on_progress is not None:
+            on_progress(done, total)
+    unused = file.tensors.keys() - used - {ROPE_FACTORS, "output.weight"}
+    if everything and unused:
+        raise CheckpointError(path, f"the tensor {min(unused)} is unexpected for this architecture")
+    if on_progress is not None:
+        on_progress(total, total)
+
+
+def _read(
+    file: GgufFile, stored: str, name: str, last: str, config: ModelConfig, destination: Destination
+) -> torch.Tensor:
+    """As the destination wants it. Raises ValueError saying what is wrong with the tensor."""
+    tensor = file.tensors[stored]
+    kind = tensor.tensor_type
+    if kind not in READABLE:
+        raise ValueError(f"is stored as {kind.name}; supported: {', '.join(one.name for one in READABLE)}")
+    expert = expert_of(name)
+    data = tensor.data if expert is None else tensor.data[expert]
+    if last in FourBit._fields:
+        assert kind in FOUR_BIT
+        found = getattr(four_bit(data, kind), last)
+    else:
+        found = dense(data, kind)
+    if file.architecture == "llama" and (heads := _rotated_heads(name, config)) is not None:
+        found = _halves_first(found, heads)
+    if tuple(found.shape) != destination.shape:
+        # A gate of one output is stored as a vector.
+        if found.numel() != torch.Size(destination.shape).numel() or 1 not in destination.shape:
+            raise ValueError(f"has shape {tuple(found.shape)}, the metadata ask for {destination.shape}")
+        found = found.view(destination.shape)
+    return found
+
+
+def _rotated_heads(name: str, config: ModelConfig) -> int | None:
+    if ".q_proj." in name:
+        return config.num_heads
+    return config.num_kv_heads if ".k_proj." in name else None
+
+
+def _halves_first(rows: torch.Tensor, num_heads: int) -> torch.Tensor:
+    """Llama's files pair neighbouring rows of a head for the rotary embedding; here row i goes with i + D / 2."""
+    return rows.view(num_heads, -1, 2, *rows.shape[1:]).transpose(1, 2).reshape(rows.shape)

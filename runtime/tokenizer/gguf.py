@@ -1,0 +1,125 @@
+"""The tokenizer that a GGUF file's metadata describe: byte-level BPE ("gpt2") or SentencePiece's BPE ("llama").
+
+Its parts are put together as the files that the two libraries read. Knows the metadata's keys; opens the file through
+`gguf_file`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ..gguf_file import GgufFile, open_gguf
+from .chat import ChatTemplate
+from .config_files import TokenizerFacts
+from .errors import TokenizerError
+from .hf import HFTokenizer
+from .interface import Tokenizer
+from .sp import SentencePieceTokenizer
+
+_NORMAL, _CONTROL, _USER_DEFINED, _BYTE = 1, 3, 4, 6  # ggml's types of tokens
+_NAMED = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
+# How text is cut before merging; the keys are what `tokenizer.ggml.pre` calls it, the patterns the models' own.
+_LLAMA3 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
+    r"|\s+(?!\S)|\s+"
+)
+_BYTES = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}
+
+
+def _cut_at(pattern: str) -> dict[str, Any]:
+    split = {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
+    return {"type": "Sequence", "pretokenizers": [split, _BYTES]}
+
+
+_DIGITS = {"type": "Digits", "individual_digits": True}
+_PRE = {
+    "gpt-2": _BYTES | {"use_regex": True},
+    "llama-bpe": _cut_at(_LLAMA3),
+    "qwen2": _cut_at(_LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")),
+    "smollm": {"type": "Sequence", "pretokenizers": [_DIGITS, _BYTES | {"use_regex": True}]},
+}
+
+
+def load_gguf_tokenizer(path: Path) -> Tokenizer:
+    """Raises TokenizerError naming the key whose value is not supported, RamifyError when the file cannot be read."""
+    file = open_gguf(path)
+    tokens: list[str] = _required(file, "tokens")
+    types: list[int] = file.value("tokenizer.ggml.token_type", default=[_NORMAL] * len(tokens))
+    facts = _facts(file, tokens)
+    match kind := _required(file, "model"):
+        case "gpt2":
+            return HFTokenizer(path, facts, _bpe(file, tokens, types))
+        case "llama":
+            return SentencePieceTokenizer(path, facts, _sentencepiece(file, tokens, types))
+    raise TokenizerError(f"{path}: tokenizer.ggml.model: supported: gpt2, llama; {kind!r} is not supported")
+
+
+def _required(file: GgufFile, name: str) -> Any:
+    value = file.value(f"tokenizer.ggml.{name}")
+    if value is None:
+        raise TokenizerError(f"{file.path}: tokenizer.ggml.{name} is missing: the file has no tokenizer")
+    return value
+
+
+def _facts(file: GgufFile, tokens: Sequence[str]) -> TokenizerFacts:
+    ids = {name: file.value(f"tokenizer.ggml.{key}_token_id") for name, key in _NAMED.items()}
+    ends = [file.value(f"tokenizer.ggml.{key}_token_id") for key in ("eos", "eot", "eom")]
+    names = {name: tokens[number] for name, number in ids.items() if number is not None and number < len(tokens)}
+    template = file.value("tokenizer.chat_template")
+    return TokenizerFacts(
+        names=names,
+        added={},
+        eos_ids=tuple(dict.fromkeys(number for number in ends if number is not None)),
+        adds_bos=file.value("tokenizer.ggml.add_bos_token"),
+        chat=None if template is None else ChatTemplate(template, names),
+    )
+
+
+def _bpe(file: GgufFile, tokens: Sequence[str], types: Sequence[int]) -> dict[str, Any]:
+    """As a tokenizer.json."""
+    pre = file.value("tokenizer.ggml.pre", default="absent")
+    if pre not in _PRE:
+        raise TokenizerError(f"{file.path}: tokenizer.ggml.pre: supported: {', '.join(_PRE)}; {pre!r} is not supported")
+    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+    added = [
+        {"id": number, "content": text, "special": kind == _CONTROL, **flags}
+        for number, (text, kind) in enumerate(zip(tokens, types, strict=True))
+        if kind in (_CONTROL, _USER_DEFINED)
+    ]
+    merges = [merge.split(" ") for merge in _required(file, "merges")]
+    return {
+        "version": "1.0",
+        "added_tokens": added,
+        "normalizer": {"type": "NFC"} if pre == "qwen2" else None,
+        "pre_tokenizer": _PRE[pre],
+        "post_processor": None,
+        "decoder": _BYTES,
+        "model": {"type": "BPE", "vocab": {text: n for n, text in enumerate(tokens)}, "merges": merges},
+    }
+
+
+def _sentencepiece(file: GgufFile, tokens: Sequence[str], types: Sequence[int]) -> bytes:
+    """As a tokenizer.model."""
+    try:
+        from sentencepiece import sentencepiece_model_pb2 as messages
+    except ImportError:
+        raise TokenizerError(
+            f"{file.path}: its tokenizer is read with the extra 'gguf': pip install 'ramify[gguf]'"
+        ) from None
+    scores: list[float] = _required(file, "scores")
+    model = messages.ModelProto()
+    for text, score, kind in zip(tokens, scores, types, strict=True):
+        model.pieces.add(piece=text, score=score, type=kind)  # ggml's numbers are SentencePiece's
+    trained, normal = model.trainer_spec, model.normalizer_spec
+    trained.model_type = messages.TrainerSpec.BPE
+    trained.byte_fallback = _BYTE in types
+    for name, key in (("bos_id", "bos"), ("eos_id", "eos"), ("unk_id", "unknown"), ("pad_id", "padding")):
+        number = file.value(f"tokenizer.ggml.{key}_token_id")
+        setattr(trained, name, -1 if number is None else number)
+    normal.name = "identity"
+    normal.add_dummy_prefix = file.value("tokenizer.ggml.add_space_prefix", default=True)
+    normal.remove_extra_whitespaces = file.value("tokenizer.ggml.remove_extra_whitespaces", default=False)
+    normal.escape_whitespaces = True
+    return bytes(model.SerializeToString())

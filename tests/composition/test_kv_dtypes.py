@@ -1,0 +1,167 @@
+"""With keys and values in few bits everyone still gets what they get alone: whatever the cache holds, however requests
+are scheduled, whoever guesses.
+
+Judge: the same dtype of keys and values, one request after the other, without cache and guesses. The model computes in
+float64. In float32 sums in another order differ in their seventh digit, which now and then moves a number to the code
+beside its own, and that is seen in the third digit of log-probabilities: nothing wrong, but a wrong key would look like
+it. In float64 no code moves, and everything is compared as closely as without quantisation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import msgspec
+import pytest
+import torch
+
+from ramify.runtime.checkpoint import SHIPPED_MODEL
+from ramify.runtime.engine import Engine, build
+from ramify.runtime.models.load import load_model
+from ramify.runtime.protocol.config import CoreConfig, KvDtypeName
+from ramify.runtime.protocol.core import Generate
+from ramify.runtime.protocol.sampling import SamplingParams
+from ramify.runtime.speculation.draft_model import DraftModelSource
+from ramify.runtime.speculation.eagle import EagleSource, load_head
+from ramify.runtime.speculation.source import DraftSource
+
+from .alone import TOKENIZER, AnyTree, Got, make_engine, run
+from .mix import Target, make_mix, make_writers, run_alone, run_together
+from .test_cache_and_schedule import check_flush, check_pages, start
+from .test_speculation import REQUESTS, check
+
+TOLERANCE = 1e-6
+NAMES: tuple[KvDtypeName, ...] = ("fp8", "int8")
+
+
+def writers() -> list[Generate]:
+    """Long outputs, of which some begin as one: samples of a prompt, and branches of what one of them may have said."""
+    prompt = TOKENIZER.encode("Ada lives near a river and reads about seven spiders under blue lamps.", add_bos=True)
+    sampling = SamplingParams(max_new_tokens=70, temperature=1.0, ignore_eos=True)
+    branches = [[], TOKENIZER.encode(" In spring"), TOKENIZER.encode(" In the capital of France")]
+    return [
+        Generate(
+            rid=f"writer {index}",
+            tokens=prompt + branches[index % 3],
+            sampling=msgspec.structs.replace(sampling, seed=index),
+        )
+        for index in range(6)
+    ]
+
+
+EVERYONE = REQUESTS[:16] + writers()  # two of each kind
+
+
+class Alone(NamedTuple):
+    kv_dtype: KvDtypeName
+    got: dict[str, Got]
+
+
+@pytest.fixture(scope="module")
+def wide() -> Iterator[None]:
+    """The engine may be asked for float64."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(build._DTYPES, "float64", torch.float64)
+        yield
+
+
+def engine_of(kv_dtype: str, source: DraftSource | None = None, **settings: Any) -> Engine:
+    config = {"device": "cpu", "dtype": "float64", "num_pages": 256, "kv_dtype": kv_dtype} | settings
+    return make_engine(CoreConfig(**config), source)
+
+
+@pytest.fixture(scope="module", params=NAMES)
+def alone(request: pytest.FixtureRequest, wide: None) -> Alone:
+    """What each request gets by itself, from an engine whose memory nobody remembers anything of."""
+    torch.set_num_threads(1)
+    engine = engine_of(request.param)
+    settings: dict[str, Any] = {"speculative": "off", "prefix_cache": False}
+    got = {one.rid: run([one], engine=engine, **settings)[0][one.rid] for one in EVERYONE}
+    return Alone(request.param, got)
+
+
+def test_few_bits_are_seen_in_what_is_said(alone: Alone) -> None:
+    """Else nothing here were tested."""
+    plain, _, _ = run(REQUESTS[:8], engine=engine_of("fp32"), speculative="off")
+    differences = [
+        abs(one.logprob - other.logprob)
+        for rid, mine in plain.items()
+        for one, other in zip(mine.logprobs, alone.got[rid].logprobs, strict=False)
+    ]
+    assert max(differences) > 1000 * TOLERANCE
+
+
+SCHEDULES: dict[str, dict[str, Any]] = {
+    "together": {},
+    "few pages": {"num_pages": 16},
+    "small chunks": {"prefill_budget": 24, "max_running": 8, "num_pages": 32},
+    "host memory": {"num_pages": 16, "host_kv_memory": 0.001},
+    "no cache, no jumps": {"jump_forward": False, "prefix_cache": False},
+    "guesses from the text": {"speculative": "ngram", "speculative_adaptive": False},
+}
+
+
+@pytest.mark.parametrize("settings", SCHEDULES.values(), ids=SCHEDULES)
+def test_together_as_alone(alone: Alone, settings: dict[str, Any]) -> None:
+    settings = {"speculative": "off"} | settings
+    engine = engine_of(alone.kv_dtype, **settings)
+    got, stats, _ = run(EVERYONE, engine=engine, **settings)
+    check(got, alone.got, TOLERANCE)
+    assert (stats.num_cached_tokens > 0) == settings.get("prefix_cache", True)
+    if settings.get("num_pages") == 16:
+        assert stats.num_evicted_pages > 10
+        assert stats.num_retractions > 0
+    if "host_kv_memory" in settings:
+        assert stats.num_demoted_pages > stats.num_promoted_pages > 0
+    if settings["speculative"] != "off":
+        assert stats.num_accepted_tokens > 0
+    assert (stats.num_forced_tokens > 0) == settings.get("jump_forward", True)
+
+
+def any_tree(alone: Alone) -> DraftSource:
+    return AnyTree(1, [(request.tokens, alone.got[request.rid].ids) for request in EVERYONE])
+
+
+def itself(_: Alone) -> DraftSource:
+    return DraftModelSource(load_model(SHIPPED_MODEL, device=torch.device("cpu"), dtype=torch.float64), 64, 4096)
+
+
+def head(_: Alone) -> DraftSource:
+    target = load_model(SHIPPED_MODEL, device=torch.device("cpu"), dtype=torch.float64)
+    return EagleSource(load_head(SHIPPED_MODEL / "draft", target), 64, 4096)
+
+
+@pytest.mark.parametrize("make", [any_tree, itself, head])
+def test_guesses_leave_outputs_as_they_are(make: Callable[[Alone], DraftSource], alone: Alone) -> None:
+    """The keys and values of guesses that prove right are moved as codes."""
+    source = make(alone)
+    settings: dict[str, Any] = {"num_pages": 64, "speculative_adaptive": False}
+    settings["speculative"] = "draft" if make is itself else "eagle"
+    settings["host_kv_memory"] = 4096 * 16 * 2 * 6 * 2 * 64 / 2**30  # 4096 pages of codes: the sources have as many
+    engine = engine_of(alone.kv_dtype, source, **settings)
+    assert engine.info.num_host_pages == 4096
+    got, stats, plans = run(EVERYONE, engine=engine, **settings)
+    check(got, alone.got, TOLERANCE)
+    assert any(row.parents for plan in plans for row in plan.rows)
+    assert sum(stats.accepted_lengths[2:]) > 5
+
+
+def test_programs_forks_and_samples_on_a_crowded_runtime() -> None:
+    """The mix of everything that clients do, in float32: codes may move, but seldom so many that a token changes."""
+    kv_dtype = "int8"
+    with start(kv_dtype=kv_dtype, prefix_cache=False, num_pages=2048, speculative="off") as one, Target(one) as judge:
+        cases = make_mix(30, judge.encode) + make_writers(12, judge.encode)
+        expected = run_alone(cases, [judge])
+    settings: dict[str, Any] = {"prefill_budget": 40, "speculative": "ngram", "num_pages": 32}
+    with start(kv_dtype=kv_dtype, **settings) as runtime, Target(runtime) as target:
+        assert target.idle_stats()["kv_dtype"] == kv_dtype
+        got = run_together(cases, target)
+        whole = [index for index, case in enumerate(cases) if not hasattr(case, "whole")]
+        same = sum(got[index].exact == expected[index].exact for index in whole)
+        assert same >= 0.8 * len(whole)
+        stats = check_pages(target)
+        assert stats["num_retractions"] > 0
+        assert stats["num_cached_tokens"] > 0
+        assert stats["num_forced_tokens"] > 0
+        check_flush(target)

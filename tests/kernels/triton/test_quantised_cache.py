@@ -1,0 +1,90 @@
+"""The kernels and the plain torch share a quantised cache: what one stores, the other reads. Judge: the plain torch."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from ramify.kernels import KvCache, RowSpan, attention_layout, paged_attention, store_kv
+from ramify.kernels.reference.layers import apply_rope
+from ramify.kernels.triton import store
+from ramify.kernels.triton.chunk_attention import chunk_attention, query_tiles
+from ramify.kernels.triton.paged_rows import PagedRows
+from ramify.kernels.triton.split_attention import split_attention
+from ramify.kernels.triton.splits import make_splits
+from ramify.kernels.triton.tables import chunk_tile
+
+PAGE_SIZE = 16
+H, K, D = 6, 2, 32
+LENGTHS = (40, 19)
+SCALE = D**-0.5
+QUANTISED = pytest.mark.parametrize("stored", [torch.int8, torch.float8_e4m3fn], ids=str)
+
+
+def empty(stored: torch.dtype, device: torch.device) -> KvCache:
+    scales = torch.tensor([0.02, 0.01], device=device), torch.tensor([0.03, 0.015], device=device)
+    codes = torch.zeros(2, 8 * PAGE_SIZE, K, D, dtype=torch.int8, device=device)
+    return KvCache(*codes.view(stored), *scales)
+
+
+@QUANTISED
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+def test_both_store_the_same_codes(stored: torch.dtype, dtype: torch.dtype, device: torch.device) -> None:
+    torch.manual_seed(0)
+    qkv = torch.randn(9, H + 2 * K, D, device=device).to(dtype)
+    # Halfway between two codes of the first value head.
+    qkv[0, H + K] = ((torch.arange(D) - D // 2 + 0.5) * 0.03125).to(dtype).to(device)
+    angles = torch.zeros(9, 1, D // 2, device=device)  # no rotation, hence no rounding of its own
+    cos, sin = (
+        torch.cat([x, y], -1).to(dtype) for x, y in ((angles.cos(), angles.cos()), (-angles.sin(), angles.sin()))
+    )
+    slots = torch.randperm(8 * PAGE_SIZE, device=device)[:9]
+    ours, theirs = empty(stored, device), empty(stored, device)
+    scale_K = torch.tensor([0.03125, 0.015625], device=device)
+    ours, theirs = (KvCache(kv.k_SKD, kv.v_SKD, scale_K, scale_K) for kv in (ours, theirs))
+    store.rope_and_store(qkv, cos, sin, ours, slots, H)
+    store_kv(apply_rope(qkv[:, H : H + K], cos, sin), qkv[:, H + K :], theirs, slots)
+    assert torch.equal(ours.k_SKD.view(torch.int8), theirs.k_SKD.view(torch.int8))
+    assert torch.equal(ours.v_SKD.view(torch.int8), theirs.v_SKD.view(torch.int8))
+
+
+@QUANTISED
+@pytest.mark.parametrize("num_queries", [1, 5])
+@pytest.mark.parametrize("window", [None, 12])
+def test_both_read_the_same_from_a_cache(
+    stored: torch.dtype, num_queries: int, window: int | None, device: torch.device
+) -> None:
+    torch.manual_seed(1)
+    kv = empty(stored, device)
+    slots = torch.arange(8 * PAGE_SIZE, device=device)
+    store_kv(*torch.randn(2, 8 * PAGE_SIZE, K, D, device=device), kv, slots)
+    q_THD = torch.randn(2 * num_queries, H, D, device=device)
+    pages = [np.array([3, 0, 6]), np.array([5, 2])]
+    spans = [RowSpan(n - num_queries, num_queries, p) for n, p in zip(LENGTHS, pages, strict=True)]
+    layout = attention_layout(spans, page_size=PAGE_SIZE, window=window, dtype=torch.float32, device=device)
+    want = paged_attention(q_THD, kv, layout, SCALE)
+
+    def ints(values: list[int]) -> torch.Tensor:
+        return torch.tensor(values, dtype=torch.int32, device=device)
+
+    rows = PagedRows(
+        page_table_RP=ints([3, 0, 6, 5, 2, 0]).view(2, 3),
+        num_keys_R=ints(list(LENGTHS)),
+        first_query_R=ints([0, num_queries]),
+        num_queries_R=ints([num_queries] * 2),
+        positions_T=ints([n - num_queries + i for n in LENGTHS for i in range(num_queries)]),
+        visible_T=None,
+        max_queries=num_queries,
+        page_size=PAGE_SIZE,
+        window=window,
+    )
+    got = torch.empty_like(q_THD)
+    if num_queries == 1:
+        num_seen_R = rows.num_keys_R if window is None else rows.num_keys_R.clamp(max=window)
+        split_attention(q_THD, kv, rows, make_splits(num_seen_R, num_wanted=4, tile=64), got, SCALE)
+    else:
+        tile = chunk_tile(device, D, stored)
+        tiles = query_tiles([num_queries] * 2, LENGTHS, group=H // K, tile=tile, device=device)
+        chunk_attention(q_THD, kv, rows, tiles, got, SCALE)
+    torch.testing.assert_close(got, want, atol=3e-3, rtol=3e-3)  # the kernels multiply in float16

@@ -1,0 +1,125 @@
+"""GGUF files of small random models, as llama.cpp's converter would write them, by `gguf`'s own writer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import torch
+from gguf import GGMLQuantizationType as Type
+from transformers import PreTrainedModel
+
+ARCHITECTURES = {
+    "LlamaForCausalLM": "llama",
+    "MixtralForCausalLM": "llama",
+    "Qwen2ForCausalLM": "qwen2",
+    "Qwen3ForCausalLM": "qwen3",
+    "Qwen2MoeForCausalLM": "qwen2moe",
+    "Qwen3MoeForCausalLM": "qwen3moe",
+}
+Kinds = Callable[[str], Type]  # how a tensor of that GGUF name is stored
+
+
+def write_gguf(model: PreTrainedModel, path: Path, kinds: Kinds, change: Callable[[Any], None] | None = None) -> Path:
+    """`change` may add to what the writer is told, or say otherwise."""
+    config = model.config
+    arch = ARCHITECTURES[config.architectures[0]]
+    writer = gguf.GGUFWriter(path, arch)
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    writer.add_key_length(head_dim)
+    writer.add_vocab_size(config.vocab_size)
+    if experts := getattr(config, "num_local_experts", None) or getattr(config, "num_experts", None):
+        writer.add_expert_count(experts)
+        writer.add_expert_used_count(config.num_experts_per_tok)
+        if arch != "llama":
+            writer.add_expert_feed_forward_length(config.moe_intermediate_size)
+        if arch == "qwen2moe":
+            writer.add_expert_shared_feed_forward_length(config.shared_expert_intermediate_size)
+    if change is not None:
+        change(writer)
+    names = gguf.get_tensor_name_map(getattr(gguf.MODEL_ARCH, arch.upper()), config.num_hidden_layers)
+    for name, tensor in model.state_dict().items():
+        if name == "lm_head.weight" and config.tie_word_embeddings:
+            continue
+        rows = tensor.detach().numpy().astype(np.float32)
+        if arch == "llama" and name.split(".")[-2] in ("q_proj", "k_proj"):
+            heads = config.num_attention_heads if ".q_proj." in name else config.num_key_value_heads
+            rows = rows.reshape(heads, 2, head_dim // 2, -1).swapaxes(1, 2).reshape(rows.shape)
+        if name.endswith("experts.gate_up_proj"):
+            gate, up = np.split(rows, 2, axis=1)
+            block = f"blk.{name.split('.')[2]}"
+            _add(writer, f"{block}.ffn_gate_exps.weight", np.ascontiguousarray(gate), kinds)
+            _add(writer, f"{block}.ffn_up_exps.weight", np.ascontiguousarray(up), kinds)
+        elif name.endswith("experts.down_proj"):
+            _add(writer, f"blk.{name.split('.')[2]}.ffn_down_exps.weight", rows, kinds)
+        else:
+            found = names.get_name(name, (".weight", ".bias"))
+            assert found is not None, name
+            _add(writer, found, rows, kinds)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def _add(writer: gguf.GGUFWriter, name: str, rows: np.ndarray, kinds: Kinds) -> None:
+    kind = Type.F32 if rows.ndim == 1 or "gate_inp" in name else kinds(name)
+    data = blocks(rows, kind)
+    writer.add_tensor(name, data, raw_dtype=kind)
+
+
+def blocks(rows: np.ndarray, kind: Type) -> np.ndarray:
+    """The rows as they are stored; of the formats that `gguf` cannot write, random blocks of about that size."""
+    try:
+        return gguf.quants.quantize(rows, kind)
+    except NotImplementedError:
+        return random_blocks(rows.shape, kind, seed=rows.size)
+
+
+def random_blocks(shape: tuple[int, ...], kind: Type, seed: int) -> np.ndarray:
+    """Any bytes are numbers, but for the two half floats of a block that scale the others."""
+    size, num_bytes = gguf.GGML_QUANT_SIZES[kind]
+    draw = np.random.default_rng(seed)
+    data = draw.integers(0, 256, (*shape[:-1], shape[-1] // size, num_bytes), dtype=np.uint8)
+    scales = {Type.Q4_K: (0, 2), Type.Q5_K: (0, 2), Type.Q6_K: (208,), Type.Q2_K: (80, 82), Type.Q3_K: (108,)}[kind]
+    for at in scales:
+        some = draw.uniform(1e-4, 4e-4, data.shape[:-1]).astype(np.float16)
+        data[..., at : at + 2] = some[..., None].view(np.uint8)
+    return data.reshape(*shape[:-1], -1)
+
+
+def dequantised(model: PreTrainedModel, path: Path) -> PreTrainedModel:
+    """The model with the weights that the file holds, read by `gguf`."""
+    reader = gguf.GGUFReader(path)
+    stored = {t.name: torch.tensor(gguf.quants.dequantize(t.data, t.tensor_type)) for t in reader.tensors}
+    config = model.config
+    arch = ARCHITECTURES[config.architectures[0]]
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    names = gguf.get_tensor_name_map(getattr(gguf.MODEL_ARCH, arch.upper()), config.num_hidden_layers)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            block = f"blk.{name.split('.')[2]}" if "layers." in name else ""
+            if name.endswith("experts.gate_up_proj"):
+                parts = [stored[f"{block}.ffn_{part}_exps.weight"] for part in ("gate", "up")]
+                parameter.copy_(torch.cat(parts, 1))
+                continue
+            if name.endswith("experts.down_proj"):
+                parameter.copy_(stored[f"{block}.ffn_down_exps.weight"])
+                continue
+            rows = stored[names.get_name(name, (".weight", ".bias"))]
+            if arch == "llama" and name.split(".")[-2] in ("q_proj", "k_proj"):
+                rows = rows.reshape(-1, head_dim // 2, 2, *rows.shape[1:]).transpose(1, 2)
+            parameter.copy_(rows.reshape(parameter.shape))
+    return model

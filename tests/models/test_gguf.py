@@ -1,0 +1,266 @@
+"""Judges: the `gguf` package, which writes the files and makes their tensors dense, and `transformers`' forward."""
+
+from __future__ import annotations
+
+import string
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+import torch
+import transformers
+from gguf import GGMLQuantizationType as Type
+from transformers import PreTrainedModel
+
+import ramify
+from ramify.runtime.engine import KvMemory, KvPool
+from ramify.runtime.engine.inputs import decoder_inputs
+from ramify.runtime.launch import Runtime
+from ramify.runtime.models.errors import CheckpointError
+from ramify.runtime.models.gguf_schemes import FOUR_BIT, four_bit
+from ramify.runtime.models.load import load_model
+from ramify.runtime.models.quantised.int4 import Int4Linear
+from ramify.runtime.protocol.errors import RamifyError
+from ramify.runtime.scheduler.plan import Row
+
+from .gguf_files import dequantised, random_blocks, write_gguf
+
+SIZES = {
+    "vocab_size": 96,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+    "initializer_range": 0.15,
+}
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+CONFIGS: dict[str, Callable[..., transformers.PretrainedConfig]] = {
+    "llama": lambda **sizes: transformers.LlamaConfig(**SIZES | sizes),
+    "llama, tied": lambda **sizes: transformers.LlamaConfig(**SIZES | {"tie_word_embeddings": True} | sizes),
+    "qwen2": lambda **sizes: transformers.Qwen2Config(**SIZES | sizes),
+    "qwen3": lambda **sizes: transformers.Qwen3Config(**SIZES | {"head_dim": 32} | sizes),
+    "mixtral": lambda **sizes: transformers.MixtralConfig(**SIZES | {"num_local_experts": 3} | sizes),
+    "qwen2 moe": lambda **sizes: transformers.Qwen2MoeConfig(
+        **SIZES | EXPERTS | {"shared_expert_intermediate_size": 64, "sliding_window": None} | sizes
+    ),
+    "qwen3 moe": lambda **sizes: transformers.Qwen3MoeConfig(
+        **SIZES | EXPERTS | {"head_dim": 32, "norm_topk_prob": True} | sizes
+    ),
+}
+# Blocks of 256 numbers want rows of as many.
+WIDE = {"hidden_size": 256, "intermediate_size": 256, "num_hidden_layers": 1}
+TOKENS = [5, 90, 3, 3, 41, 77, 0, 12, 63, 8, 8, 30]
+
+
+def model_of(name: str, **sizes: int) -> PreTrainedModel:
+    torch.manual_seed(len(name))
+    model = transformers.AutoModelForCausalLM.from_config(CONFIGS[name](**sizes), dtype=torch.float32).eval()
+    model.config.architectures = [type(model).__name__]
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() == 1:
+                parameter.add_(0.2 * torch.randn_like(parameter))
+    return model
+
+
+def logits(path: Path, **options: Any) -> torch.Tensor:
+    model = load_model(path, device=torch.device("cpu"), dtype=torch.float32, **options)
+    pool = KvPool(KvMemory(model.config, 2, device=model.device, dtype=model.dtype))
+    rows = [Row(rid="r", tokens=TOKENS, first_position=0, pages=[1])]
+    with torch.inference_mode():
+        return model.logits(model.hidden(decoder_inputs(rows, model, np.arange(len(TOKENS))), pool.layers))
+
+
+def error_of(path: Path, judge: PreTrainedModel, **options: Any) -> float:
+    with torch.inference_mode():
+        expected = judge(torch.tensor([TOKENS])).logits[0]
+    return float((logits(path, **options) - expected).norm() / expected.norm())
+
+
+@pytest.mark.parametrize("kind", [Type.F32, Type.F16, Type.BF16, Type.Q8_0, Type.Q5_0], ids=lambda kind: kind.name)
+@pytest.mark.parametrize("name", list(CONFIGS))
+def test_a_file_gives_the_logits_of_its_dequantised_tensors(name: str, kind: Type, tmp_path: Path) -> None:
+    model = model_of(name)
+    path = write_gguf(model, tmp_path / "model.gguf", lambda _: kind)
+    assert error_of(path, dequantised(model, path)) < 1e-5
+
+
+@pytest.mark.parametrize("kind", [Type.Q4_0, Type.Q4_1], ids=lambda kind: kind.name)
+@pytest.mark.parametrize("name", list(CONFIGS))
+def test_four_bits_stay_four_bits_and_give_the_logits_of_the_dequantised(name: str, kind: Type, tmp_path: Path) -> None:
+    model = model_of(name)
+    path = write_gguf(model, tmp_path / "model.gguf", lambda _: kind)
+    assert error_of(path, dequantised(model, path)) < 0.03  # the product rounds inputs and scales to bfloat16
+    parameters = load_model(path, device=torch.device("cpu"), dtype=torch.float32).parameters
+    assert isinstance(parameters.layers[1].qkv, Int4Linear)
+    assert isinstance(parameters.layers[1].o, Int4Linear)
+
+
+@pytest.mark.parametrize("kind", [Type.Q4_K, Type.Q6_K, Type.Q5_K, Type.Q3_K, Type.Q2_K], ids=lambda kind: kind.name)
+@pytest.mark.parametrize("name", ["llama", "qwen3 moe"])
+def test_blocks_of_256_give_the_logits_of_the_dequantised(name: str, kind: Type, tmp_path: Path) -> None:
+    sizes = WIDE | ({"moe_intermediate_size": 256, "head_dim": 64} if "moe" in name else {})
+    model = model_of(name, **sizes)
+    path = write_gguf(model, tmp_path / "model.gguf", lambda _: kind)
+    assert error_of(path, dequantised(model, path)) < (0.03 if kind in FOUR_BIT else 1e-5)
+
+
+def test_a_mixture_of_formats_stays_in_four_bits_where_it_can(tmp_path: Path) -> None:
+    # As Q4_K_M mixes them: some of the values and of the down projections have six bits.
+    model = model_of("llama", **WIDE | {"num_hidden_layers": 2})
+    six = ("blk.0.attn_v", "blk.0.ffn_down", "token_embd", "output.")
+    path = write_gguf(model, tmp_path / "model.gguf", lambda name: Type.Q6_K if name.startswith(six) else Type.Q4_K)
+    assert error_of(path, dequantised(model, path)) < 0.03
+    first, second = load_model(path, device=torch.device("cpu"), dtype=torch.float32).parameters.layers
+
+    def four(layer: Any) -> set[str]:
+        found = {"qkv": layer.qkv, "o": layer.o, "gate_up": layer.mlp.gate_up, "down": layer.mlp.down}
+        return {name for name, linear in found.items() if isinstance(linear, Int4Linear)}
+
+    assert four(first) == {"o", "gate_up"}
+    assert four(second) == {"qkv", "o", "gate_up", "down"}
+
+
+@pytest.mark.parametrize("kind", FOUR_BIT, ids=lambda kind: kind.name)
+def test_four_bit_blocks_are_the_numbers_that_the_package_reads(kind: Type) -> None:
+    shape = (5, 512)
+    if kind == Type.Q4_K:
+        data = random_blocks(shape, kind, seed=1)
+    else:
+        data = gguf.quants.quantize(np.random.default_rng(0).normal(size=shape).astype(np.float32), kind)
+    codes, scales, bases = four_bit(data, kind)
+    ours = (codes.float() - 8) * scales.repeat_interleave(32, 1) + bases.repeat_interleave(32, 1)
+    theirs = torch.tensor(gguf.quants.dequantize(data, kind))
+    torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
+    assert theirs.std() > 1e-3
+
+
+def test_transformers_reads_the_same_model_from_the_same_file(tmp_path: Path) -> None:
+    model = model_of("llama")
+    write_gguf(model, tmp_path / "model.gguf", lambda _: Type.Q8_0)
+    judge = transformers.AutoModelForCausalLM.from_pretrained(
+        tmp_path, gguf_file="model.gguf", dtype=torch.float32
+    ).eval()
+    assert error_of(tmp_path / "model.gguf", judge) < 1e-4
+
+
+@pytest.mark.parametrize("quantize", ["int8", "int4"])
+def test_an_eight_bit_file_may_be_rounded_while_loading(quantize: str, tmp_path: Path) -> None:
+    model = model_of("qwen2")
+    path = write_gguf(model, tmp_path / "model.gguf", lambda _: Type.Q8_0)
+    assert 0 < error_of(path, dequantised(model, path), quantize=quantize) < 0.4
+    write_gguf(model, path, lambda _: Type.Q4_0)
+    with pytest.raises(CheckpointError, match="holds int4 weights already"):
+        logits(path, quantize=quantize)
+
+
+def test_rope_factors_of_the_file_divide_the_frequencies(tmp_path: Path) -> None:
+    rope = {
+        "rope_type": "llama3",
+        "rope_theta": 5000.0,
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 16,
+    }
+    torch.manual_seed(0)
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**SIZES, rope_parameters=rope)).eval()
+    model.config.architectures = ["LlamaForCausalLM"]
+    plain = 1.0 / 5000.0 ** (torch.arange(0, 16, 2, dtype=torch.float32) / 16)
+    factors = (plain / model.model.rotary_emb.inv_freq).numpy()
+    path = tmp_path / "model.gguf"
+    write_gguf(model, path, lambda _: Type.F32, lambda writer: writer.add_tensor("rope_freqs.weight", factors))
+    assert error_of(path, model) < 1e-5
+    assert float(np.abs(factors - 1).max()) > 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            {"kinds": lambda name: Type.F64 if "blk.1.ffn_up" in name else Type.F16},
+            "blk.1.ffn_up.weight is stored as F64",
+        ),
+        ({"kinds": lambda name: Type.I8 if "attn_k" in name else Type.F16}, "blk.0.attn_k.weight is stored as I8"),
+    ],
+    ids=["F64", "I8"],
+)
+def test_a_scheme_that_is_not_read_is_refused_by_layer_and_name(
+    arguments: dict[str, Any], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from . import gguf_files
+
+    def stored(rows: np.ndarray, kind: Type) -> np.ndarray:
+        plain = {Type.F64: np.float64, Type.I8: np.int8}
+        return rows.astype(plain[kind]) if kind in plain else gguf.quants.quantize(rows, kind)
+
+    monkeypatch.setattr(gguf_files, "blocks", stored)
+    path = write_gguf(model_of("llama"), tmp_path / "model.gguf", **arguments)
+    with pytest.raises(CheckpointError, match=message):
+        logits(path)
+
+
+def test_a_file_is_served_with_its_own_tokenizer(tmp_path: Path) -> None:
+    model = model_of("qwen2", vocab_size=28)
+
+    def add_tokenizer(writer: gguf.GGUFWriter) -> None:
+        writer.add_tokenizer_model("gpt2")
+        writer.add_tokenizer_pre("qwen2")
+        writer.add_token_list([*string.ascii_lowercase, "<|end|>", "ab"])
+        writer.add_token_types([1] * 26 + [3, 1])
+        writer.add_token_merges(["a b"])
+        writer.add_eos_token_id(26)
+
+    path = write_gguf(model, tmp_path / "tiny.gguf", lambda _: Type.F32, add_tokenizer)
+    ids = [ord(letter) - ord("a") for letter in "hello"]
+    with torch.inference_mode():
+        while len(ids) < 11 and ids[-1] != 26:
+            ids.append(int(model(torch.tensor([ids])).logits[0, -1].argmax()))
+    pieces = [*string.ascii_lowercase, "", "ab"]
+
+    @ramify.function
+    def write(s: ramify.ProgramState) -> None:
+        s += "hello"
+        s += ramify.gen("text", max_tokens=6, temperature=0.0)
+
+    with Runtime(model=str(path), device="cpu", num_pages=16) as runtime:
+        assert runtime.info.name == "tiny"
+        assert write.run(backend=runtime)["text"] == "".join(pieces[number] for number in ids[5:])
+
+
+def test_another_architecture_is_refused_by_its_name(tmp_path: Path) -> None:
+    writer = gguf.GGUFWriter(tmp_path / "model.gguf", "mamba")
+    writer.add_tensor("token_embd.weight", np.zeros((4, 4), np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    with pytest.raises(CheckpointError, match=r"general\.architecture: supported: .*'mamba' is not supported"):
+        logits(tmp_path / "model.gguf")
+
+
+def test_a_file_that_is_cut_off_or_is_something_else_is_refused(tmp_path: Path) -> None:
+    path = write_gguf(model_of("llama"), tmp_path / "model.gguf", lambda _: Type.F16)
+    whole = path.read_bytes()
+    for content in (whole[: len(whole) // 2], whole[:40], b"PK\x03\x04" + bytes(64), b""):
+        path.write_bytes(content)
+        with pytest.raises(RamifyError, match=r"model\.gguf: not readable as GGUF"):
+            logits(path)
+
+
+def test_a_missing_and_a_strange_tensor_are_named(tmp_path: Path) -> None:
+    model = model_of("llama")
+    path = tmp_path / "model.gguf"
+    write_gguf(
+        model, path, lambda _: Type.F16, lambda writer: writer.add_tensor("extra.weight", np.zeros(4, np.float32))
+    )
+    with pytest.raises(CheckpointError, match=r"the tensor extra\.weight is unexpected"):
+        logits(path)
+    write_gguf(model, path, lambda _: Type.F16, lambda writer: writer.add_block_count(3))
+    with pytest.raises(CheckpointError, match=r"the tensor blk\.2\.attn_norm\.weight is missing"):
+        logits(path)
