@@ -7,7 +7,7 @@ import time
 from .errors import GrammarError
 
 MAX_STATES = 100_000  # of each automaton on the way
-MAX_CPU_SECONDS = 1.5
+MAX_CPU_SECONDS = 0.9
 
 
 class Budget:

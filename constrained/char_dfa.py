@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,6 +12,7 @@ from numpy.typing import NDArray
 from .alphabet import NO_CLASS, Alphabet, alphabet_of, common_alphabet
 from .budget import Budget
 from .charset import ALL
+from .pair_product import Lives, pair_product
 
 DEAD, START = 0, 1
 
@@ -46,13 +48,13 @@ class CharDfa:
 
     def intersect(self, other: CharDfa, budget: Budget | None = None) -> CharDfa:
         """What both accept. This and the others raise GrammarError beyond the budget."""
-        return _product(self, other, budget or Budget(), lambda a, b: a and b, lambda a, b: a != DEAD and b != DEAD)
+        return _product(self, other, "both", budget)
 
     def union(self, other: CharDfa, budget: Budget | None = None) -> CharDfa:
-        return _product(self, other, budget or Budget(), lambda a, b: a or b, lambda a, b: True)
+        return _product(self, other, "either", budget)
 
     def minus(self, other: CharDfa, budget: Budget | None = None) -> CharDfa:
-        return _product(self, other, budget or Budget(), lambda a, b: a and not b, lambda a, b: a != DEAD)
+        return _product(self, other, "only first", budget)
 
     def complement(self) -> CharDfa:
         """Every text but those accepted."""
@@ -107,26 +109,20 @@ class CharDfa:
         return None
 
 
-def trimmed_chars(alphabet: Alphabet, rows: Sequence[Sequence[int]], accepting: Sequence[bool]) -> CharDfa:
+def trimmed_chars(
+    alphabet: Alphabet, rows: Sequence[Sequence[int]] | NDArray[np.int32], accepting: Sequence[bool] | NDArray[np.bool_]
+) -> CharDfa:
     """The automaton without the states from which no accepting one can be reached. Every state is reachable."""
-    sources: list[list[int]] = [[] for _ in rows]
-    for state, row in enumerate(rows):
-        for target in set(row):
-            sources[target].append(state)
-    alive = {state for state, accepts in enumerate(accepting) if accepts}
-    todo = list(alive)
-    while todo:
-        new = [source for source in sources[todo.pop()] if source not in alive]
-        alive.update(new)
-        todo += new
-    alive -= {DEAD}
-    table = np.array(rows, np.int32).reshape(len(rows), alphabet.num_classes)
+    from . import product_kernel  # here, for it imports numba
+
+    table = np.ascontiguousarray(rows, np.int32).reshape(len(rows), alphabet.num_classes)
     ends = np.array(accepting, np.bool_)
-    if len(alive) == len(rows) - 1:
+    kept = product_kernel.alive(table, ends)
+    kept[DEAD] = False
+    if kept[1:].all():
         return CharDfa(alphabet, table, ends)
-    kept = [DEAD, *sorted(alive | {START})]
-    number = np.zeros(len(rows), np.int32)
-    number[kept] = np.arange(len(kept))
+    kept[[DEAD, START]] = True
+    number = np.where(kept, np.cumsum(kept, dtype=np.int32) - 1, DEAD).astype(np.int32)
     return CharDfa(alphabet, number[table[kept]], ends[kept])
 
 
@@ -140,32 +136,15 @@ def length_chars(least: int, most: int | None, budget: Budget | None = None) -> 
 
 
 def _product(
-    a: CharDfa, b: CharDfa, budget: Budget, ends: Callable[[bool, bool], bool], lives: Callable[[int, int], bool]
+    a: CharDfa, b: CharDfa, accepts: Literal["both", "only first", "either"], budget: Budget | None
 ) -> CharDfa:
-    """Pairs of states, found breadth first."""
     alphabet, from_a, from_b = common_alphabet(a.alphabet, b.alphabet)
-    rows_a, rows_b = a.table[:, from_a].tolist(), b.table[:, from_b].tolist()
-    ends_a, ends_b = a.accepting.tolist(), b.accepting.tolist()
-    number = {(START, START): START}
-    pairs = [(START, START)]
-    rows = [[DEAD] * alphabet.num_classes]
-    accepting = [False]
-    for state_a, state_b in pairs:
-        if len(rows) % 64 == 0:
-            budget.check(len(number))
-        row = []
-        for pair in zip(rows_a[state_a], rows_b[state_b], strict=True):
-            target = number.get(pair)
-            if target is None:
-                if pair == (DEAD, DEAD) or not lives(*pair):
-                    target = DEAD
-                else:
-                    target = number[pair] = len(number) + START
-                    pairs.append(pair)
-            row.append(target)
-        rows.append(row)
-        accepting.append(ends(ends_a[state_a], ends_b[state_b]))
-    return trimmed_chars(alphabet, rows, accepting)
+    lives: Lives = "first" if accepts == "only first" else accepts
+    check = (budget or Budget()).check
+    table, pairs = pair_product(a.table[:, from_a], b.table[:, from_b], lives, check)
+    in_a, in_b = a.accepting[pairs[:, 0]], b.accepting[pairs[:, 1]]
+    ends = in_a & in_b if accepts == "both" else in_a | in_b if accepts == "either" else in_a & ~in_b
+    return trimmed_chars(alphabet, table, ends)
 
 
 def _typical(alphabet: Alphabet, label: int) -> str:

@@ -16,10 +16,12 @@ from .actions import DEAD_END, ENDS, FILLED, FLAGS, LEAST, LOOPS, MOST, PLAIN, R
 from .automaton import Automaton
 from .layout import BELOW, CONTEXT_SIZE, FRAME, LEVEL, MAX_DEPTH
 from .tables import Tables
-from .token_trie import DEPTH, FIRST_TOKEN, TokenTrie
+from .token_trie import DEPTH, FIRST_TOKEN, TokenTrie, addresses
 from .vocabulary import Vocabulary
 
 MAX_MASK_BYTES = 64 << 20  # of masks kept per grammar, the least recently used go first
+
+_GO_ON = (-1, 0, 0, 0, 0)  # in place of a configuration: with the walk that had asked for something
 
 
 class Configuration(NamedTuple):
@@ -47,9 +49,12 @@ class Walker:
         self._context = np.zeros(CONTEXT_SIZE, np.int64)
         self._masks: OrderedDict[tuple[int, ...], NDArray[np.int32]] = OrderedDict()
         self._reach: dict[tuple[int, int, int], int] = {}
+        self._lengths: dict[int, tuple[int, int]] = {}
         self._max_masks = max(1, MAX_MASK_BYTES // (4 * vocabulary.num_words))
 
-    def mask(self, at: Configuration, cells: NDArray[np.int32], history: bytearray) -> NDArray[np.int32]:
+    def mask(
+        self, at: Configuration, cells: NDArray[np.int32], cells_address: int, history: bytearray
+    ) -> NDArray[np.int32]:
         """The bitmask of a configuration; never written to."""
         key = self._key(at)
         # Near the deepest that a stack may be, a mask depends on how deep it is.
@@ -62,7 +67,7 @@ class Walker:
             if mask is not None:
                 self._masks.move_to_end(full)
                 return mask
-        mask = self._compute(at, cells, history)
+        mask = self._compute(at, cells, cells_address, history)
         context = self._context
         if context[layout.REACH] >= 0 and is_shallow:
             now = max(int(context[layout.REACH]), reach or 0)
@@ -73,35 +78,38 @@ class Walker:
         return mask
 
     def _key(self, at: Configuration) -> tuple[int, int, int]:
-        state = self.automaton.tables.states[at.state]
-        longest = self._longest
-        room = min(int(state[MOST]) - at.counted, longest)
-        return at.state, room, min(max(int(state[LEAST]) - at.counted, 0), longest)
+        number, longest = at.state, self._longest
+        lengths = self._lengths.get(number)
+        if lengths is None:
+            state = self.automaton.tables.states[number]
+            lengths = self._lengths[number] = int(state[LEAST]), int(state[MOST])
+        least, most = lengths
+        return number, min(most - at.counted, longest), min(max(least - at.counted, 0), longest)
 
-    def _compute(self, at: Configuration, cells: NDArray[np.int32], history: bytearray) -> NDArray[np.int32]:
+    def _compute(
+        self, at: Configuration, cells: NDArray[np.int32], cells_address: int, history: bytearray
+    ) -> NDArray[np.int32]:
         vocabulary, states = self.vocabulary, self.automaton.tables.states
         if not states[at.state, FILLED]:
             self.automaton.fill(at.state)
             states = self.automaton.tables.states
-        self._begin(at, cells, len(history))
-        trie = vocabulary.trie
-        if states[at.state, FLAGS] & PLAIN:
+        trie, flags = vocabulary.trie, int(states[at.state, FLAGS])
+        if flags & PLAIN:
             room = int(states[at.state, MOST]) - at.counted
             out = vocabulary.plain.mask(room).copy()
             trie = vocabulary.plain.others
-            if states[at.state, FLAGS] & LOOPS and room >= self._longest and at.counted >= states[at.state, LEAST]:
+            if flags & LOOPS and room >= self._longest and at.counted >= states[at.state, LEAST]:
                 trie = vocabulary.plain.tails
-        elif states[at.state, FLAGS] & WORDS:
+        elif flags & WORDS:
             out = vocabulary.words.mask(int(states[at.state, MOST]) - at.counted).copy()
             trie = vocabulary.words.others
         else:
             out = np.zeros(vocabulary.num_words, np.int32)
-        guarded = self._walk(trie, out, cells, history)
+        guarded = self._walk(trie, at, out, cells, cells_address, history)
         if guarded and trie is vocabulary.plain.tails:
             # A guard needs the whole text, of which the tails are only a part.
             out = vocabulary.plain.mask(room).copy()
-            self._begin(at, cells, len(history))
-            self._walk(vocabulary.plain.others, out, cells, history)
+            self._walk(vocabulary.plain.others, at, out, cells, cells_address, history)
         if self.may_end(at, cells, history):
             out |= vocabulary.ends_mask
         if guarded:
@@ -116,21 +124,43 @@ class Walker:
         context[layout.OFFSET] = offset
         context[layout.ANSWERED] = 0
 
-    def _walk(self, trie: TokenTrie, out: NDArray[np.int32], cells: NDArray[np.int32], history: bytearray) -> bool:
+    def _walk(
+        self,
+        trie: TokenTrie,
+        at: Configuration,
+        out: NDArray[np.int32],
+        cells: NDArray[np.int32],
+        cells_address: int,
+        history: bytearray,
+    ) -> bool:
         """Whether a guard was asked."""
         node, guarded = 1, False
+        if not self._kernel.IS_COMPILED:
+            self._begin(at, cells, len(history))
+        begin = (*at, len(history))
         while True:
-            answer, node = self._kernel.walk(
-                trie.nodes, trie.tokens, out, node, *self._tables(), cells, self._work, self._context
-            )
+            if self._kernel.IS_COMPILED:
+                packed = self._addresses()
+                answer, node = packed.walk(*begin, node, cells_address, len(cells), trie.packed, out, packed.addresses)
+                begin = _GO_ON
+            else:
+                answer, node = self._kernel.walk(
+                    trie.nodes, trie.tokens, out, node, *self._tables(), cells, self._work, self._context
+                )
             if answer == layout.DONE:
                 return guarded
-            guarded |= answer == layout.NEEDS_GUARD
             if answer == layout.NEEDS_GUARD:
+                guarded = True
                 token = int(trie.tokens[trie.nodes[node, FIRST_TOKEN]])
                 self._provide(answer, history, (self.vocabulary.tokens[token] or b"")[: trie.nodes[node, DEPTH]])
             else:
                 self._provide(answer, history, b"")
+
+    def _addresses(self) -> Packed:
+        packed = self._packed
+        if packed is None or not packed.holds(self.automaton.tables):
+            packed = self._packed = Packed(self.automaton.tables, self._work, self._context, self.vocabulary)
+        return packed
 
     def _tables(self) -> tuple[Any, ...]:
         tables = self.automaton.tables
@@ -180,9 +210,7 @@ class Walker:
         """As `advance`, for a token of the vocabulary that has bytes."""
         if not self._kernel.IS_COMPILED:
             return self.advance(at, cells, history, self.vocabulary.tokens[token] or b"")
-        packed = self._packed
-        if packed is None or not packed.holds(self.automaton.tables):
-            packed = self._packed = Packed(self.automaton.tables, self._work, self._context, self.vocabulary)
+        packed = self._addresses()
         answer, place, *after = packed.advance(token, *at, len(history), cells_address, len(cells), packed.addresses)
         if answer == layout.DONE:
             return Configuration(*after)
@@ -232,10 +260,11 @@ class Packed:
         from . import packed  # here, for it imports numba
 
         self.advance: Any = packed.advance
+        self.walk: Any = packed.walk
         self._states, self._edges, self._classes = tables.states, tables.edges, tables.classes
         self._targets, self._pushes, self._returns = tables.targets, tables.pushes, tables.returns
         self._others = (work, context, *vocabulary.packed)
-        self.addresses = packed.addresses(
+        self.addresses = addresses(
             self._states, self._edges, self._classes, self._targets, self._pushes, self._returns, *self._others
         )
 

@@ -55,7 +55,7 @@ class Matcher:
             out[:] = 0
             return
         with self._grammar.lock:
-            out[:] = self._grammar.walker.mask(self._at, self._cells, self._history)
+            out[:] = self._grammar.walker.mask(self._at, self._cells, self._cells_address, self._history)
 
     def accept(self, token: int) -> bool:
         """Go on by one token. False, and nothing changed, when it may not come next."""

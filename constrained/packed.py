@@ -27,16 +27,6 @@ def _compiled(function: F) -> F:
     return cast(F, njit(cache=True, nogil=True)(function))
 
 
-def addresses(*arrays: NDArray[Any]) -> NDArray[np.int64]:
-    """Of contiguous arrays, in the order of the places here. Whoever uses them keeps the arrays alive."""
-    return np.array([number for array in arrays for number in (address(array), len(array))], np.int64)
-
-
-def address(array: NDArray[Any]) -> int:
-    """Of its first element; a good deal sooner than by way of `ctypes`."""
-    return int(array.__array_interface__["data"][0])
-
-
 def _as_pointer(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
     return builder.inttoptr(arguments[0], context.get_value_type(signature.return_type))
 
@@ -60,6 +50,51 @@ def _to_uint8(_: Any, address: Any) -> Any:
 _int32s: Any = intrinsic(_to_int32)
 _int64s: Any = intrinsic(_to_int64)
 _bytes: Any = intrinsic(_to_uint8)
+
+
+@_compiled
+def walk(
+    state: int,
+    top: int,
+    free: int,
+    counted: int,
+    offset: int,
+    node: int,
+    cells_address: int,
+    num_cells: int,
+    trie: NDArray[np.int64],
+    out: NDArray[np.int32],
+    packed: NDArray[np.int64],
+) -> tuple[int, int]:
+    """Set the bits of the trie's tokens that may come from a configuration; when `state` is -1, go on from `node` with
+    a walk that had asked for something. The answer, and the node to go on with, as `kernel.walk` gives them."""
+    work = carray(_int32s(packed[WORK]), (packed[WORK + 1], 4))
+    context = carray(_int64s(packed[CONTEXT]), (CONTEXT_SIZE,))
+    cells = carray(_int32s(cells_address), (num_cells, 4))
+    if state >= 0:
+        work[0, STATE] = state
+        work[0, TOP] = top
+        work[0, FREE] = free
+        work[0, COUNTED] = counted
+        context[REACH] = 0
+        context[BASE_DEPTH] = cells[top, LEVEL]
+        context[OFFSET] = offset
+        context[ANSWERED] = 0
+    return kernel.walk(
+        carray(_int32s(trie[0]), (trie[1], 4)),
+        carray(_int32s(trie[2]), (trie[3],)),
+        out,
+        node,
+        carray(_int32s(packed[STATES]), (packed[STATES + 1], NUM_COLUMNS)),
+        carray(_int32s(packed[EDGES]), (packed[EDGES + 1], 3)),
+        carray(_bytes(packed[CLASSES]), (packed[CLASSES + 1], 256)),
+        carray(_int32s(packed[TARGETS]), (packed[TARGETS + 1],)),
+        carray(_int32s(packed[PUSHES]), (packed[PUSHES + 1], 2)),
+        carray(_int32s(packed[RETURNS]), (packed[RETURNS + 1],)),
+        cells,
+        work,
+        context,
+    )
 
 
 @_compiled

@@ -85,7 +85,7 @@ def _texts(typed: Formula) -> list[str] | None:
     parts = atoms(typed)
     budget = Budget()
     try:
-        found = regions([chars_of(part, budget) for part in parts], budget)
+        found = regions([chars_of(part) for part in parts], budget)
     except GrammarError:
         return None
     texts: list[str] = []

@@ -84,7 +84,7 @@ class KeySpace:
         tests = [test for test in self._tests if not isinstance(test, Doubt)]
         budget = Budget()
         try:
-            chars = [pattern_chars(test) if isinstance(test, str) else chars_of(test, budget) for test in tests]
+            chars = [pattern_chars(test) if isinstance(test, str) else chars_of(test) for test in tests]
             found = regions(chars, budget)
         except GrammarError:
             return  # they are too complex to be told apart, as will be seen

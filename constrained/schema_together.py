@@ -95,7 +95,7 @@ def _of_kind(kind: str, typed: list[Formula]) -> Iterator[Truths] | None:
         return None
     parts: list[Any] = list(dict.fromkeys(atom for formula in typed for atom in atoms(formula)))
     try:
-        combinations = string_combinations(parts) if kind == "string" else number_combinations(parts)
+        combinations = string_combinations(tuple(parts)) if kind == "string" else number_combinations(parts)
     except GrammarError:
         return iter(())  # too complex together, so no such value is let in either
     return (

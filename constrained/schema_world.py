@@ -20,7 +20,7 @@ from .schema_parts import ArrayPart, ObjectPart, array_part, object_part
 from .schema_strings import StringPart, join_strings
 from .schema_strings import candidates as string_candidates
 from .schema_unevaluated import unevaluated
-from .string_regions import likely_texts, string_combinations
+from .string_regions import MANY, has_many_texts, likely_texts, string_combinations
 
 VALUE_TYPES = ("null", "true", "false", "number", "string", "object", "array")
 MAX_SAME_INSTANCE = 100  # schemas applied to one value inside each other
@@ -304,6 +304,8 @@ class World:
         """A goal as a formula over the parts of one type of values, in which as much as possible is joined."""
         if goal is True or goal is False:
             return goal
+        if type(goal) is Node and type(whole := self.whole(goal)) is Local:
+            return whole.typed(kind)  # which is a part already, and remembered
         key = ("typed", goal, kind)
         found = self.memory.get(key)
         if found is None:
@@ -395,17 +397,32 @@ class World:
         if isinstance(formula, And | Or | One | Not):
             parts = atoms(formula)
             try:
-                if kind == "string" and any(
-                    evaluate(formula, lambda part: part.holds(text))  # noqa: B023
-                    for text in likely_texts(parts)
+                if kind == "string" and (
+                    _leaves_some(formula)
+                    or any(
+                        evaluate(formula, lambda part: part.holds(text))  # noqa: B023
+                        for text in likely_texts(parts)
+                    )
                 ):
                     return True
-                found = string_combinations(parts) if kind == "string" else number_combinations(parts)
+                found = string_combinations(tuple(parts)) if kind == "string" else number_combinations(parts)
             except GrammarError as error:
                 self._refuse(error, parts)
                 return False  # as in `join`
             return any(evaluate(formula, dict(zip(parts, truth, strict=True)).__getitem__) for truth in found)
         return True
+
+
+def _leaves_some(formula: Formula) -> bool:
+    """Whether it asks for one part that many strings satisfy, and leaves out a few texts, as where items differ."""
+    if not isinstance(formula, And):
+        return False
+    out = [part.part for part in formula.parts if isinstance(part, Not)]
+    (*more, asked) = [part for part in formula.parts if not isinstance(part, Not)] or [None]
+    if more or not isinstance(asked, StringPart):
+        return False
+    listed = [part.texts for part in out if isinstance(part, StringPart) and part.texts is not None]
+    return len(listed) == len(out) and sum(map(len, listed)) <= MANY and has_many_texts(asked)
 
 
 def _with_texts_together(formula: Or | One) -> Iterable[Formula]:

@@ -14,7 +14,7 @@ from .formats import format_expression, possible_expression
 from .regex import parse_regex, searched
 from .subset import char_dfa
 
-MAX_CPU_SECONDS = 0.9  # of one pattern
+MAX_CPU_SECONDS = 0.5  # of one pattern
 
 
 def pattern_dfa(pattern: str) -> Dfa:

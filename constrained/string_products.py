@@ -16,6 +16,7 @@ from .dfa import DEAD, START, Dfa
 from .encode import encoded
 from .errors import GrammarError
 from .expression import Chars, repeat
+from .pair_product import pair_product
 from .subset import char_dfa
 
 MAX_LENGTH_STATES = 60_000
@@ -130,32 +131,24 @@ class Product:
 @lru_cache(maxsize=256)
 def _product(machines: tuple[Dfa, ...]) -> Product:
     columns, inverse = np.unique(np.stack([m.class_of for m in machines]), axis=1, return_inverse=True)
-    tables = [m.table[:, column].tolist() for m, column in zip(machines, columns, strict=True)]
-    start = tuple([START] * len(machines))
-    numbers: dict[tuple[int, ...], int] = {start: START}
-    rows = [[DEAD] * columns.shape[1]]
-    todo = [start]
-    for states in todo:
-        if len(numbers) > MAX_PRODUCT_STATES:
-            raise GrammarError("what is asked of a value is too complex in combination")
-        row = []
-        for target in zip(*(table[state] for table, state in zip(tables, states, strict=True)), strict=True):
-            number = DEAD
-            if target[0] != DEAD:
-                found = numbers.get(target)
-                if found is None:
-                    found = numbers[target] = len(numbers) + 1
-                    todo.append(target)
-                number = found
-            row.append(number)
-        rows.append(row)
-    ends = np.full(len(rows), -1, np.int64)
+    tables = [m.table[:, column] for m, column in zip(machines, columns, strict=True)]
+    # One after another beside the universe, without which nothing lives; states[n] are those of the automata.
+    table, states = tables[0], np.arange(len(tables[0]))[:, None]
+    for other in tables[1:]:
+        table, pairs = pair_product(table, other, "first", _check_product)
+        states = np.concatenate([states[pairs[:, 0]], pairs[:, 1:]], axis=1)
+    ends = np.full(len(table), -1, np.int64)
     combinations: dict[tuple[bool, ...], int] = {}
-    for states, number in numbers.items():
-        if machines[0].accepting[states[0]]:
-            accepted = tuple(bool(m.accepting[s]) for m, s in zip(machines[1:], states[1:], strict=True))
-            ends[number] = combinations.setdefault(accepted, len(combinations))
-    return Product(np.array(rows, np.int32), inverse.reshape(-1).astype(np.uint8), ends, tuple(combinations))
+    accepting = [machine.accepting[states[:, number]].tolist() for number, machine in enumerate(machines)]
+    for number, (ended, *accepted) in enumerate(zip(*accepting, strict=True)):
+        if ended:
+            ends[number] = combinations.setdefault(tuple(accepted), len(combinations))
+    return Product(table, inverse.reshape(-1).astype(np.uint8), ends, tuple(combinations))
+
+
+def _check_product(number: int) -> None:
+    if number > MAX_PRODUCT_STATES + 1:
+        raise GrammarError("what is asked of a value is too complex in combination")
 
 
 def combinations(universe: Dfa, dfas: Sequence[Dfa]) -> tuple[tuple[bool, ...], ...]:

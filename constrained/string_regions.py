@@ -7,19 +7,23 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
+from numpy.typing import NDArray
 
 from .alphabet import Alphabet, common_alphabet
 from .budget import Budget
 from .char_dfa import DEAD, START, CharDfa, length_chars, trimmed_chars
 from .errors import GrammarError
 from .expression import choice, literal
+from .pair_product import pair_product
 from .schema_strings import StringPart
 from .subset import char_dfa
 
 Truths = tuple[bool, ...]
 MAX_STATES = 20_000
+MANY = 64  # texts
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,7 +32,7 @@ class Regions:
     them accept there."""
 
     alphabet: Alphabet
-    rows: list[list[int]]  # [S, classes]
+    rows: NDArray[np.int32]  # [S, classes]
     passed: list[Truths | None]  # [S]
 
     @property
@@ -43,34 +47,27 @@ class Regions:
 
 def regions(tests: Sequence[CharDfa], budget: Budget) -> Regions:
     """Raises GrammarError beyond the budget, or when there are too many states."""
-    alphabet, columns = length_chars(0, None).alphabet, list[tuple[int, ...]]()
+    universe = length_chars(0, None)
+    alphabet, rows = universe.alphabet, universe.table
+    states = np.arange(len(rows))[:, None]  # of each automaton: [S, 1 + tests]
+
+    def check(number: int) -> None:
+        budget.check(number)
+        if number > MAX_STATES + 1:
+            raise GrammarError("what is asked of a value is too complex in combination")
+
     for test in tests:
         alphabet, old, new = common_alphabet(alphabet, test.alphabet)
-        columns = [*(tuple(column[label] for label in old) for column in columns), new]
-    tables = [test.table[:, list(column)].tolist() for test, column in zip(tests, columns, strict=True)]
-    ends = [test.accepting.tolist() for test in tests]
-    start = (START,) * len(tests)
-    numbers, states = {start: START}, [start]
-    rows, passed = [[DEAD] * alphabet.num_classes], list[Truths | None]([None])
-    for state in states:
-        if len(states) % 64 == 0:
-            budget.check(len(states))
-        if len(states) > MAX_STATES:
-            raise GrammarError("what is asked of a value is too complex in combination")
-        row = []
-        for target in zip(*(table[at] for table, at in zip(tables, state, strict=True)), strict=True):
-            number = numbers.get(target)
-            if number is None:
-                number = numbers[target] = len(numbers) + START
-                states.append(target)
-            row.append(number)
-        rows.append(row)
-        passed.append(tuple(end[at] for end, at in zip(ends, state, strict=True)))
-    return Regions(alphabet, rows, passed)
+        rows, pairs = pair_product(rows[:, old], test.table[:, new], "first", check)
+        states = np.concatenate([states[pairs[:, 0]], pairs[:, 1:]], axis=1)
+    ends = [test.accepting[states[1:, 1 + number]].tolist() for number, test in enumerate(tests)]
+    return Regions(alphabet, rows, [None, *(zip(*ends, strict=True) if tests else [()] * (len(rows) - 1))])
 
 
-def chars_of(part: StringPart, budget: Budget) -> CharDfa:
+@lru_cache(maxsize=512)
+def chars_of(part: StringPart) -> CharDfa:
     """Everything that is asked. Raises GrammarError when it is too complex."""
+    budget = Budget()
     if part.texts is not None:
         return char_dfa(choice(literal(text) for text in sorted(part.texts)), budget)
     chars = part.chars()
@@ -80,7 +77,8 @@ def chars_of(part: StringPart, budget: Budget) -> CharDfa:
     return chars
 
 
-def string_combinations(parts: Sequence[StringPart]) -> Iterable[Truths]:
+@lru_cache(maxsize=1024)
+def string_combinations(parts: tuple[StringPart, ...]) -> Iterable[Truths]:
     """The truths that the parts can have of one string. Raises GrammarError when that is too complex."""
     if all(part.texts is not None for part in parts):
         listed = frozenset[str]().union(*(part.texts or () for part in parts))
@@ -93,7 +91,14 @@ def string_combinations(parts: Sequence[StringPart]) -> Iterable[Truths]:
         leaves_some = parts[0].least or parts[0].most is not None or chars is None or not chars.complement().is_empty
         return [(True,), (False,)] if leaves_some else [(True,)]
     budget = Budget()
-    return regions([chars_of(part, budget) for part in parts], budget).truths
+    return regions([chars_of(part) for part in parts], budget).truths
+
+
+@lru_cache(maxsize=1024)
+def has_many_texts(part: StringPart) -> bool:
+    """More than MANY of them, so that some are left when so many are taken away. Raises GrammarError when it is too
+    complex."""
+    return few_texts(chars_of(part), MANY) is None
 
 
 def likely_texts(parts: Sequence[StringPart]) -> Iterator[str]:

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +27,11 @@ class TokenTrie:
     nodes: NDArray[np.int32]  # [N + 1, 4]
     tokens: NDArray[np.int32]  # [T]
     max_depth: int
+
+    @cached_property
+    def packed(self) -> NDArray[np.int64]:
+        """Where `nodes` and `tokens` lie, and how many there are of each: [4]. For compiled code with few arguments."""
+        return addresses(self.nodes, self.tokens)
 
     @classmethod
     def build(cls, tokens: Sequence[bytes | None], kept: Iterable[int] | None = None) -> TokenTrie:
@@ -51,6 +58,11 @@ class TokenTrie:
             bounds = np.append(np.flatnonzero(depth[:-1] <= level), num_nodes)
             nodes[at, END] = bounds[np.searchsorted(bounds, at, side="right")]
         return cls(nodes, np.array(ids, np.int32)[order].astype(np.int32), int(depth.max()))
+
+
+def addresses(*arrays: NDArray[Any]) -> NDArray[np.int64]:
+    """Of contiguous arrays, each with its number of rows. Whoever uses them keeps the arrays alive."""
+    return np.array([n for array in arrays for n in (array.__array_interface__["data"][0], len(array))], np.int64)
 
 
 def _common_prefixes(words: Sequence[bytes], lengths: NDArray[np.int64]) -> NDArray[np.int64]:

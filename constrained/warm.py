@@ -9,12 +9,13 @@ from functools import cache
 
 from .formats import PATTERNS
 from .schema_strings import StringPart, part_block
-from .string_products import any_string, plain_states
+from .string_products import any_string, labelled_product, plain_states
 
 
 @cache
 def warm_up() -> None:
     """About a third of a second, once a process."""
     plain_states(any_string())
+    labelled_product(any_string(), [any_string()], lambda _: 0)
     for name in PATTERNS:
         part_block(StringPart(formats=frozenset([name])), 0)

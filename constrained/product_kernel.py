@@ -1,0 +1,100 @@
+"""Loops over the tables of finite automata, compiled by numba when it is installed: pairs of states, and which states
+lead to an end. Compiled, they let other threads run. Import this file where it is needed: it imports numba."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .kernel import compiled
+
+Ints = NDArray[np.int32]
+BOTH, FIRST, EITHER = range(3)  # which of the two must not be dead
+MAX_ROWS = 4096  # of one call, so that its caller can look at the clock
+_SPREAD = 0x9E3779B1
+
+
+@compiled
+def extend(
+    rows_a: Ints, rows_b: Ints, lives: int, pairs: Ints, table: Ints, slots: Ints, at: int, number: int
+) -> tuple[int, int]:
+    """Rows of the product from row `at` on, while there is room for what a row may add: row and number come to.
+
+    pairs[n] is the pair of states that the state n is; slots, of a power of two, finds it by its hash, 0 is free.
+    """
+    num_classes = rows_a.shape[1]
+    mask = len(slots) - 1
+    last = at + MAX_ROWS
+    while at < number and at < last and number + num_classes <= len(pairs):
+        state_a, state_b = pairs[at, 0], pairs[at, 1]
+        for label in range(num_classes):
+            target_a, target_b = rows_a[state_a, label], rows_b[state_b, label]
+            if lives == BOTH:
+                is_dead = target_a == 0 or target_b == 0
+            elif lives == FIRST:
+                is_dead = target_a == 0
+            else:
+                is_dead = target_a == 0 and target_b == 0
+            if is_dead:
+                continue
+            slot = place(target_a, target_b, pairs, slots, mask)
+            if slots[slot] == 0:
+                slots[slot] = number
+                pairs[number, 0] = target_a
+                pairs[number, 1] = target_b
+                number += 1
+            table[at, label] = slots[slot]
+        at += 1
+    return at, number
+
+
+@compiled
+def place(state_a: int, state_b: int, pairs: Ints, slots: Ints, mask: int) -> int:
+    """The slot of a pair, or the free one that is to be its."""
+    mixed = (state_a * _SPREAD + state_b) * _SPREAD
+    slot = (mixed ^ (mixed >> 17)) & mask
+    while slots[slot] != 0 and (pairs[slots[slot], 0] != state_a or pairs[slots[slot], 1] != state_b):
+        slot = (slot + 1) & mask
+    return slot
+
+
+@compiled
+def enter(pairs: Ints, number: int, slots: Ints) -> None:
+    """All pairs so far into empty slots."""
+    for known in range(1, number):
+        slots[place(pairs[known, 0], pairs[known, 1], pairs, slots, len(slots) - 1)] = known
+
+
+@compiled
+def alive(table: Ints, accepting: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Those states from which an accepting one can be reached."""
+    num_states, num_classes = table.shape
+    begins = np.zeros(num_states + 2, np.int64)  # of each state's sources, from the second place on
+    for state in range(num_states):
+        for label in range(num_classes):
+            begins[table[state, label] + 2] += 1
+    for state in range(num_states):
+        begins[state + 2] += begins[state + 1]
+    sources = np.empty(num_states * num_classes, np.int32)
+    for state in range(num_states):
+        for label in range(num_classes):
+            target = table[state, label]
+            sources[begins[target + 1]] = state
+            begins[target + 1] += 1
+    found = accepting.copy()
+    todo = np.empty(num_states, np.int32)
+    size = 0
+    for state in range(num_states):
+        if found[state]:
+            todo[size] = state
+            size += 1
+    while size > 0:
+        size -= 1
+        target = todo[size]
+        for number in range(begins[target], begins[target + 1]):
+            source = sources[number]
+            if not found[source]:
+                found[source] = True
+                todo[size] = source
+                size += 1
+    return found

@@ -1,0 +1,102 @@
+"""Products of automata and the states that lead to an end, beside the plainest way to work them out."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+from numpy.typing import NDArray
+
+from ramify.constrained import Vocabulary, product_kernel
+from ramify.constrained.errors import GrammarError
+from ramify.constrained.pair_product import Lives, pair_product
+from ramify.constrained.schema_strings import StringPart
+from ramify.constrained.string_regions import MANY, has_many_texts
+
+Table = NDArray[np.int32]  # [S, C]
+
+
+@st.composite
+def tables(draw: st.DrawFn, num_classes: int) -> Table:
+    """Of automata with a dead state 0."""
+    size = draw(st.integers(2, 9))
+    table = draw(arrays(np.int32, (size, num_classes), elements=st.integers(0, size - 1)))
+    table[0] = 0
+    return table
+
+
+def naive_product(a: Table, b: Table, lives: Lives) -> dict[tuple[int, int], list[tuple[int, int] | None]]:
+    """Each pair that is come to, and its followers."""
+    found: dict[tuple[int, int], list[tuple[int, int] | None]] = {}
+    todo = [(1, 1)]
+    while todo:
+        pair = todo.pop()
+        if pair in found:
+            continue
+        found[pair] = []
+        for target in zip(a[pair[0]].tolist(), b[pair[1]].tolist(), strict=True):
+            alive = {"both": all(target), "first": target[0] > 0, "either": any(target)}[lives]
+            found[pair].append(target if alive else None)
+            todo += [target] if alive else []
+    return found
+
+
+@settings(max_examples=100, deadline=None)
+@given(data=st.data(), lives=st.sampled_from(["both", "first", "either"]))
+def test_a_product_has_the_pairs_that_are_come_to_and_their_followers(data: st.DataObject, lives: Lives) -> None:
+    num_classes = data.draw(st.integers(1, 4))
+    a, b = data.draw(tables(num_classes)), data.draw(tables(num_classes))
+    table, pairs = pair_product(a, b, lives, lambda _: None)
+    names: list[tuple[int, int] | None] = [None, *map(tuple, pairs[1:].tolist())]
+    assert names[1] == (1, 1)
+    assert len(set(names)) == len(names)
+    got = {name: [names[target] for target in row] for name, row in zip(names[1:], table[1:].tolist(), strict=True)}
+    assert got == naive_product(a, b, lives)
+
+
+def test_a_product_that_grows_is_found_as_a_whole() -> None:
+    a = np.array([[0]] + [[1 + state % 97] for state in range(1, 98)], np.int32)
+    b = np.array([[0]] + [[1 + state % 101] for state in range(1, 102)], np.int32)
+    table, pairs = pair_product(a, b, "both", lambda _: None)
+    assert len(table) == len(pairs) == 1 + 97 * 101
+
+
+def test_who_checks_a_product_can_end_it() -> None:
+    chain = np.array([[0]] + [[1 + state % 5003] for state in range(1, 5004)], np.int32)
+    other = np.array([[0]] + [[1 + state % 4999] for state in range(1, 5000)], np.int32)
+
+    def check(number: int) -> None:
+        if number > 20_000:
+            raise GrammarError("too many")
+
+    with pytest.raises(GrammarError, match="too many"):
+        pair_product(chain, other, "both", check)
+
+
+@settings(max_examples=100, deadline=None)
+@given(data=st.data())
+def test_alive_are_the_states_from_which_an_end_can_be_reached(data: st.DataObject) -> None:
+    table = data.draw(tables(3))
+    ends = data.draw(arrays(np.bool_, len(table)))
+    reach = np.eye(len(table), dtype=np.bool_)
+    for _ in table:
+        reach |= reach[table].any(axis=1)
+    assert product_kernel.alive(table, ends).tolist() == (reach @ ends).tolist()
+
+
+def test_loops_are_compiled_once_whatever_arrays_they_are_given() -> None:
+    if not hasattr(product_kernel.extend, "signatures"):
+        pytest.skip("numba is not installed")
+    Vocabulary.from_tokens([b"a", b"b"], [0])
+    table = np.asfortranarray(np.array([[0, 0], [2, 1], [1, 0]], np.int32))
+    pair_product(table, table[:, ::-1], "first", lambda _: None)
+    assert len(product_kernel.extend.signatures) == 1
+    assert len(product_kernel.enter.signatures) == 1
+
+
+@pytest.mark.parametrize(("pattern", "many"), [("^[ab]{6}$", False), ("^[ab]{7}$", True), ("^x*$", True)])
+def test_many_texts_are_more_than_so_many(pattern: str, many: bool) -> None:
+    assert MANY == 64
+    assert has_many_texts(StringPart(patterns=frozenset([pattern]))) is many
