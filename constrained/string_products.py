@@ -148,7 +148,7 @@ def _product(machines: tuple[Dfa, ...]) -> Product:
 
 def _check_product(number: int) -> None:
     if number > MAX_PRODUCT_STATES + 1:
-        raise GrammarError("what is asked of a string is too complex in combination")
+        raise GrammarError("what is asked of a value is too complex in combination")
 
 
 def combinations(universe: Dfa, dfas: Sequence[Dfa]) -> tuple[tuple[bool, ...], ...]:

@@ -54,7 +54,7 @@ def regions(tests: Sequence[CharDfa], budget: Budget) -> Regions:
     def check(number: int) -> None:
         budget.check(number)
         if number > MAX_STATES + 1:
-            raise GrammarError("what is asked of a string is too complex in combination")
+            raise GrammarError("what is asked of a value is too complex in combination")
 
     for test in tests:
         alphabet, old, new = common_alphabet(alphabet, test.alphabet)

@@ -17,6 +17,7 @@ from ..parallel.shard import cut
 from ..protocol.config import CoreConfig
 from ..protocol.errors import RequestError
 from ..speculation.source import DraftSource
+from .choose_ops import choose_ops
 from .engine import Engine
 from .kv_format import choose_kv_dtype, choose_scales
 from .kv_pool import PAGE_SIZE, KvMemory, KvPool, bytes_per_page
@@ -58,7 +59,10 @@ def build_engine(
     if device.type == "cpu":
         # Ranks share the processors; where the slices' number is fixed, so is what their products are divided by.
         torch.set_num_threads(max(1, torch.get_num_threads() // group.shard.num_slices) if num_weights >= _TINY else 1)
-    model = load_model(path, device=device, dtype=dtype, quantize=config.quantize, on_progress=on_progress, group=group)
+    ops = choose_ops(config, model_config, device)
+    model = load_model(
+        path, device=device, dtype=dtype, quantize=config.quantize, ops=ops, on_progress=on_progress, group=group
+    )
     chosen = choose_scales(config, path, model, kv_dtype)
     num_host_pages = int(config.host_kv_memory * 2**30) // bytes_per_page(model_config, kv_dtype)
     wanted = "kv_memory" if config.num_pages is None else "num_pages"

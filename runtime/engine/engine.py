@@ -85,6 +85,7 @@ class Engine:
         return ForwardResult(step=plan.step, rows=rows, seconds=time.perf_counter() - began)
 
     def _run(self, rows: list[Row]) -> list[RowResult]:
+        ops = self._model.ops
         num_R = [len(row.tokens) for row in rows]
         starts_R = (np.cumsum(num_R) - num_R).tolist()
         sampled = [index for index, row in enumerate(rows) if row.sample is not None]
@@ -93,7 +94,7 @@ class Engine:
         outputs = Outputs.of(rows, sampled, starts_R)
         wanted = np.concatenate((np.array(outputs.indices, dtype=np.int64), _read(rows, starts_R, scored, pooled)))
         hidden_OE, features_TE = self._model.hidden_and_features(
-            decoder_inputs(rows, self._model, wanted), self._pool.layers, self._captures
+            decoder_inputs(rows, self._model, wanted, self._pool.layers[0]), self._pool.layers, self._captures
         )
         num_pooled = [len(rows[index].tokens) - (rows[index].pool_from or 0) for index in pooled]
         hidden_OE, *pools_PE = hidden_OE.split([len(hidden_OE) - sum(num_pooled), *num_pooled])
@@ -101,8 +102,10 @@ class Engine:
         if sampled:
             logits_OV = self._model.logits(hidden_OE[: len(outputs)])
             tokens_O = self._decide(logits_OV, outputs)
-            tokens, ways = outputs.walk(tokens_O, self._pool)
-            logprobs = chosen_logprobs(logits_OV, tokens_O, outputs.samples, [output for way in ways for output in way])
+            tokens, ways = outputs.walk(ops, tokens_O, self._pool)
+            logprobs = chosen_logprobs(
+                ops, logits_OV, tokens_O, outputs.samples, [output for way in ways for output in way]
+            )
             for index, way in zip(sampled, ways, strict=True):
                 results[index] = RowResult(
                     tokens=[tokens[output] for output in way],
@@ -110,7 +113,7 @@ class Engine:
                 )
         if scored:
             scores = [row.score for row in rows if row.score is not None]
-            found = score(hidden_OE[len(outputs) :], scores, self._model.logits, self.info.vocab_size)
+            found = score(ops, hidden_OE[len(outputs) :], scores, self._model.logits, self.info.vocab_size)
             for index, entries in zip(scored, found, strict=True):
                 results[index] = msgspec.structs.replace(results[index], scores=entries)
         for index, pool_PE in zip(pooled, pools_PE, strict=True):
@@ -125,7 +128,7 @@ class Engine:
     def _decide(self, logits_OV: torch.Tensor, outputs: Outputs) -> torch.Tensor:
         """int64 [O]: what rank 0 samples."""
         if self._group.shard.rank == 0:
-            return self._group.decide(sample(logits_OV, outputs.samples, outputs.masks))
+            return self._group.decide(sample(self._model.ops, logits_OV, outputs.samples, outputs.masks))
         return self._group.decide(torch.empty(len(outputs), dtype=torch.int64, device=logits_OV.device))
 
     def warm_up(self) -> None:

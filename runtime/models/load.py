@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 
+from ...kernels import Ops
 from ..gguf_file import is_gguf
 from ..parallel.group import ALONE, Group
 from .config import ModelConfig, read_config
@@ -25,6 +26,7 @@ def load_model(
     device: torch.device,
     dtype: torch.dtype,
     quantize: Kind | None = None,
+    ops: Ops | None = None,
     on_progress: Progress | None = None,
     group: Group = ALONE,
 ) -> Decoder:
@@ -32,8 +34,8 @@ def load_model(
     `dtype` on `device`; the part of it that the rank of `group` holds.
 
     `quantize` rounds the linear layers of a dense checkpoint, tensor by tensor as they are read; embeddings, head and
-    norms stay. Raises CheckpointError when the directory, its config.json or its safetensors cannot be served, or
-    are to be quantised twice.
+    norms stay. `ops` are as `Decoder` takes them. Raises CheckpointError when the directory, its config.json or its
+    safetensors cannot be served, or are to be quantised twice.
     """
     config = read_config(path)
     if quantize is not None:
@@ -52,7 +54,7 @@ def load_model(
     _fill(path, config, destinations(parameters, config, group), on_progress)
     for linear in parameters.linears():
         linear.finish()
-    return Decoder(config, parameters, group.shard)
+    return Decoder(config, parameters, ops, group.shard)
 
 
 def load_ends(path: Path, *, device: torch.device, dtype: torch.dtype) -> Decoder:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ... import kernels
+from ...kernels import Ops
 from ..models.mlp import DenseMlp
 from .linears import ColumnLinear, RowLinear
 
@@ -22,6 +22,6 @@ class DividedMlp(DenseMlp):
     gate_up: ColumnLinear
     down: RowLinear
 
-    def __call__(self, x_TE: torch.Tensor) -> torch.Tensor:
+    def __call__(self, x_TE: torch.Tensor, ops: Ops) -> torch.Tensor:
         slices = zip(self.gate_up.slices, self.down.slices, strict=True)
-        return self.down.total([down(kernels.silu_and_mul(gate_up(x_TE))) for gate_up, down in slices])
+        return self.down.total([down(ops.silu_and_mul(gate_up(x_TE))) for gate_up, down in slices])

@@ -14,6 +14,7 @@ import torch
 import transformers
 from transformers import LlamaConfig, MistralConfig, PretrainedConfig, Qwen2Config, Qwen3Config
 
+from ramify.kernels import for_device
 from ramify.runtime.engine import KvMemory, KvPool
 from ramify.runtime.engine.inputs import decoder_inputs
 from ramify.runtime.models import weights
@@ -72,7 +73,9 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path
 
 def logits(path: Path, group: Group = ALONE, **options: Any) -> torch.Tensor:
     """Of all TOKENS, computed as a prompt of two chunks and five tokens after it."""
-    model = load_model(path, device=torch.device("cpu"), dtype=torch.float32, group=group, **options)
+    device = torch.device("cpu")
+    ops = for_device(device, deterministic=True) if group.shard.ordered else None
+    model = load_model(path, device=device, dtype=torch.float32, ops=ops, group=group, **options)
     pool = KvPool(KvMemory(model.config, 8, device=model.device, dtype=model.dtype))
     pages = [5, 0, 7, 2]
     found = []
@@ -81,7 +84,9 @@ def logits(path: Path, group: Group = ALONE, **options: Any) -> torch.Tensor:
         row = Row(rid="", tokens=TOKENS[first : first + count], first_position=first, pages=pages)
         first += count
         with torch.inference_mode():
-            found.append(model.logits(model.hidden(decoder_inputs([row], model, np.arange(count)), pool.layers)))
+            found.append(
+                model.logits(model.hidden(decoder_inputs([row], model, np.arange(count), pool.layers[0]), pool.layers))
+            )
     return torch.cat(found)
 
 
