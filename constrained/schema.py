@@ -73,8 +73,17 @@ def schema_start(
         return start
     if refused := [*world.refused, *automaton.refused]:
         # There may be such texts, but not among those that could be worked out.
-        raise GrammarError(refused[0].reason, pointer=refused[0].pointer or "") from None
+        pointer = refused[0].pointer or _place_of(refused[0].patterns, document)
+        raise GrammarError(refused[0].reason, pointer=pointer) from None
     raise GrammarError("no text at all satisfies the constraint")
+
+
+def _place_of(patterns: frozenset[str], document: Document) -> str:
+    """The pointer of one of the patterns; of the schema itself when there are none."""
+    for location in document.all:
+        if isinstance(location.schema, dict) and location.schema.get("pattern") in patterns:
+            return child(location.pointer, "pattern")
+    return ""
 
 
 def _check(location: Any, document: Document) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from .formula import Formula, conj, evaluate, optimistic
@@ -81,7 +82,15 @@ class ArrayCompletion(Completion["ArrayState"]):
         for wanted in asked.wanted:
             found |= dict.fromkeys(wanted)
         found[asked.repeated] = None
+        if self.context.unique:
+            found |= self._scarce
         return together_of(self._world, tuple(goal for goal in found if goal is not True and goal is not False))
+
+    @cached_property
+    def _scarce(self) -> dict[Formula, None]:
+        """Goals that only a few values satisfy: each of them that comes is one less for later items."""
+        goals = {part.goal(n): None for part in self.context.parts if part.unique for n in range(part.num_kinds)}
+        return {goal: None for goal in goals if distinct_values(self._world, goal) is not None}
 
     def value(self, state: ArrayState) -> Value | None:
         """Of the next item; None when none may come."""

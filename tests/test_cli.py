@@ -73,7 +73,7 @@ FLAGS = {
     "info": MODEL_FLAGS | {"--address", "--keys"} | LOG_FLAGS,
     "keys": {"--name"},
     "calibrate-kv": {"--data", "--out", "--window", "--device", "--dtype"},
-    "quantize": {"--method", "--out", "--data", "--window"},
+    "quantize": {"--method", "--out", "--data", "--calibration", "--window"},
     "plan": {
         "--gpus",
         "--prompt",

@@ -213,6 +213,32 @@ def test_eight_bit_weights_give_the_logits_of_their_dequantised_weights(
     torch.testing.assert_close(logits(packed, group=TWO_SLICES), expected, rtol=1e-3, atol=1e-3)
 
 
+# In a mixture an input's rounding may choose another expert.
+@pytest.mark.parametrize("dense", ["llama", "qwen2, biases"], indirect=True)
+@pytest.mark.parametrize("kind", ["int-quantized", "float-quantized"])
+def test_a_checkpoint_with_inputs_quantised_by_token_is_that_of_its_rounded_numbers(
+    kind: str, dense: Path, tmp_path: Path
+) -> None:
+    # As SmoothQuant's recipes write int8: what they smoothed is in the weights and norms already.
+    rounded = int8_rows if kind == "int-quantized" else fp8_rows
+
+    def pack(module: str, w: torch.Tensor) -> Tensors:
+        codes, scale = rounded(w)
+        return {f"{module}.weight": codes, f"{module}.weight_scale": scale}
+
+    def unpack(module: str, w: torch.Tensor) -> Tensors:
+        codes, scale = rounded(w)
+        return {f"{module}.weight": codes.float() * scale}
+
+    both = changed(dense, tmp_path / "both", pack, quantization_config=compressed(kind, inputs=True))
+    weights = changed(dense, tmp_path / "weights", unpack)
+    expected = logits(weights)
+    error = ((logits(both) - expected).norm() / expected.norm()).item()
+    assert 1e-4 < error < (0.03 if kind == "int-quantized" else 0.12)
+    model = load_model(both, device=torch.device("cpu"), dtype=torch.float32)
+    assert model.parameters.layers[0].qkv.scheme.activations
+
+
 @pytest.mark.parametrize("kind", ["int8", "fp8"])
 @pytest.mark.parametrize("num_tokens", [1, 5, 33])
 def test_with_quantised_inputs_a_product_is_that_of_the_rounded_numbers(kind: str, num_tokens: int) -> None:
