@@ -8,7 +8,7 @@ from typing import Any
 from .automaton import Automaton, State
 from .errors import GrammarError
 from .formula import Formula, evaluate
-from .schema_arrays import ArrayContext
+from .schema_arrays import ArrayContext, is_plain_array
 from .schema_cycles import check_cycles
 from .schema_document import Document, read_schema
 from .schema_keywords import check_keywords, child
@@ -50,7 +50,7 @@ class Schema(World):
     def has_structures(self, kind: str, formula: Formula) -> bool:
         if not self._parts_have_values(formula):
             return False
-        if kind == "array" or is_plain(formula):
+        if is_plain(formula) if kind == "object" else is_plain_array(self, formula):
             return True
         return self.structure_start(kind, (formula,), results_of(self, ())) is not None
 

@@ -12,6 +12,8 @@ from ..models.decoder import Decoder
 from ..models.load import load_model
 from ..models.parameters import num_parameters
 from ..models.weights import Progress
+from ..parallel.group import ALONE, Alone, Group
+from ..parallel.shard import cut
 from ..protocol.config import CoreConfig
 from ..protocol.errors import RequestError
 from ..speculation.source import DraftSource
@@ -32,24 +34,36 @@ class MakeSource(Protocol):
 
 
 def build_engine(
-    config: CoreConfig, path: Path, on_progress: Progress | None = None, make_source: MakeSource | None = None
+    config: CoreConfig,
+    path: Path,
+    on_progress: Progress | None = None,
+    make_source: MakeSource | None = None,
+    group: Group = ALONE,
 ) -> Engine:
-    """The engine of the checkpoint in directory `path`, its weights loaded, and the draft source beside it, if any.
+    """The engine of the checkpoint in directory `path`, its weights loaded, and the draft source beside it, if any. Of
+    `group`'s rank the part of the model, with its part of the KV.
 
     Raises CheckpointError when the checkpoint cannot be served, RequestError naming the setting when the device does
     not exist or has no numbers of the KV's dtype, the context is longer than the model's, or the KV memory holds no
     sequence or is more than there is.
     """
-    model_config = read_config(path)
+    whole_config = read_config(path)
+    if config.deterministic and group is ALONE:
+        group = Alone(cut(whole_config, rank=0, size=1, ordered=True))
+    model_config = group.shard.local(whole_config)
+    num_weights = num_parameters(whole_config)
     device = choose_device(config.device)
-    dtype = choose_dtype(config.dtype, device, num_parameters(model_config))
+    dtype = choose_dtype(config.dtype, device, num_weights)
     context_length = _context_length(config, model_config)
     kv_dtype = choose_kv_dtype(config.kv_dtype, dtype, device)
     num_pages = config.num_pages or _pages_in_memory(config.kv_memory, context_length, model_config, kv_dtype)
-    if device.type == "cpu" and num_parameters(model_config) < _TINY:
-        torch.set_num_threads(1)
+    if device.type == "cpu":
+        # Ranks share the processors; where the slices' number is fixed, so is what their products are divided by.
+        torch.set_num_threads(max(1, torch.get_num_threads() // group.shard.num_slices) if num_weights >= _TINY else 1)
     ops = choose_ops(config, model_config, device)
-    model = load_model(path, device=device, dtype=dtype, quantize=config.quantize, ops=ops, on_progress=on_progress)
+    model = load_model(
+        path, device=device, dtype=dtype, quantize=config.quantize, ops=ops, on_progress=on_progress, group=group
+    )
     chosen = choose_scales(config, path, model, kv_dtype)
     num_host_pages = int(config.host_kv_memory * 2**30) // bytes_per_page(model_config, kv_dtype)
     wanted = "kv_memory" if config.num_pages is None else "num_pages"
@@ -60,7 +74,8 @@ def build_engine(
         source = make_source(model, num_pages=num_pages, num_host_pages=num_host_pages)
     pool = KvPool(memory, host, chosen.scales)
     graphs = None
-    if config.cuda_graphs and device.type == "cuda" and DecodeGraphs.serve(model, pool.layers):
+    alone = group.shard.size == 1  # what ranks say to each other is not captured
+    if config.cuda_graphs and device.type == "cuda" and alone and DecodeGraphs.serve(model, pool.layers):
         graphs = DecodeGraphs(
             model,
             pool.layers,
@@ -69,7 +84,15 @@ def build_engine(
             captures=() if source is None else source.captures,
             capture=CudaCapture(),
         )
-    return Engine(model, pool, context_length=context_length, source=source, graphs=graphs, kv_scales=chosen.origin)
+    return Engine(
+        model,
+        pool,
+        context_length=context_length,
+        source=source,
+        graphs=graphs,
+        kv_scales=chosen.origin,
+        group=group,
+    )
 
 
 def _memory(model: ModelConfig, num_pages: int, device: torch.device, dtype: torch.dtype, *, param: str) -> KvMemory:

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from ..models.decoder import Decoder
+from ..parallel.group import ALONE, Group
 from ..scheduler.plan import ForwardPlan, ForwardResult, Row, RowResult, Sample
 from ..speculation.source import DraftRow, DraftSource, DraftStep
 from .decode_graphs import DecodeGraphs
@@ -51,12 +52,15 @@ class Engine:
         source: DraftSource | None = None,
         graphs: DecodeGraphs | None = None,
         kv_scales: str = "none",
+        group: Group = ALONE,
     ) -> None:
+        """`group` are the ranks that compute the same plans, each with its part of the model; rank 0 has the source."""
         config = model.config
         self._model = model
         self._pool = pool
         self._source = source
         self._graphs = graphs
+        self._group = group
         self._captures = () if source is None else source.captures
         self.info = EngineInfo(
             architecture=config.architecture,
@@ -98,7 +102,7 @@ class Engine:
         results = dict.fromkeys(range(len(rows)), RowResult())
         if sampled:
             logits_OV = self._model.logits(hidden_OE[: len(outputs)])
-            tokens_O = sample(ops, logits_OV, outputs.samples, outputs.masks)
+            tokens_O = self._decide(logits_OV, outputs)
             tokens, ways = outputs.walk(ops, tokens_O, self._pool)
             logprobs = chosen_logprobs(
                 ops, logits_OV, tokens_O, outputs.samples, [output for way in ways for output in way]
@@ -128,16 +132,26 @@ class Engine:
         kv = self._pool.layers
         return self._model.hidden_and_features(decoder_inputs(rows, self._model, wanted, kv[0]), kv, self._captures)
 
+    def _decide(self, logits_OV: torch.Tensor, outputs: Outputs) -> torch.Tensor:
+        """int64 [O]: what rank 0 samples."""
+        if self._group.shard.rank == 0:
+            return self._group.decide(sample(self._model.ops, logits_OV, outputs.samples, outputs.masks))
+        return self._group.decide(torch.empty(len(outputs), dtype=torch.int64, device=logits_OV.device))
+
     @torch.inference_mode()
     def warm_up(self) -> None:
-        """Run one small plan in pages 0 and 1, so that the first request finds libraries loaded, memory touched and
-        graphs captured."""
+        """Run one small plan, so that the first request finds libraries loaded, memory touched and graphs captured."""
         if self._graphs is not None:
             self._graphs.capture_all()
+        self.run(self.warm_up_plan())
+
+    @staticmethod
+    def warm_up_plan() -> ForwardPlan:
+        """Writes to pages 0 and 1."""
         draw = Sample(temperature=1.0, top_k=8, top_p=0.9, min_p=0.0, draw=5, num_top_logprobs=1)
         prefill = Row(rid="warm-up", tokens=[0] * PAGE_SIZE, first_position=0, pages=[0], sample=draw)
         decode = Row(rid="warm-up", tokens=[0], first_position=0, pages=[1], sample=draw)
-        self.run(ForwardPlan(step=0, copies=[], rows=[prefill, decode]))
+        return ForwardPlan(step=0, copies=[], rows=[prefill, decode])
 
 
 def _draft_step(

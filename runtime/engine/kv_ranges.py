@@ -94,6 +94,11 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
     v_absmax: list[list[Range]]
 
 
+def ranges_file(path: Path) -> Path:
+    """Beside the model: in a checkpoint's directory, or next to a model that is one file."""
+    return path / FILE_NAME if path.is_dir() else path.with_suffix("." + FILE_NAME)
+
+
 def write_ranges(ranges: KvRanges, file: Path) -> None:
     content = _File("ramify KV ranges, 1", ranges.num_tokens, ranges.k_LK.tolist(), ranges.v_LK.tolist())
     file.write_bytes(msgspec.json.format(msgspec.json.encode(content), indent=1) + b"\n")

@@ -14,6 +14,8 @@ import torch
 import torch.nn.functional as F
 
 from ...kernels import Attention, KvCache, Ops, for_device
+from ..parallel.group import ALONE
+from ..parallel.shard import Shard
 from .config import ModelConfig
 from .fixed_rows import FixedRows, with_fixed_rows
 from .linear import Linear
@@ -42,17 +44,32 @@ class Decoder:
     """A model on its device, ready to run. `ops` None are those of its device, or plain torch, where keys have to be
     stored unrotated and the device's ops do not rotate what they read."""
 
-    def __init__(self, config: ModelConfig, parameters: DecoderParameters, ops: Ops | None = None) -> None:
-        self.config = config
+    def __init__(
+        self,
+        config: ModelConfig,
+        parameters: DecoderParameters,
+        ops: Ops | None = None,
+        shard: Shard = ALONE.shard,
+    ) -> None:
+        """`config` is the whole model's; `shard` says which part of it the parameters are."""
+        self.config = shard.local(config)
+        self.whole_config = config
+        self.kv_heads = shard.kv_part(config)  # those of `whole_config` that are computed here
         self.dtype = parameters.norm_E.dtype
         self.device = parameters.norm_E.device
         self.rope = Rope(config.rope, config.head_dim, device=self.device, dtype=self.dtype)
+        # Slices whose number is fixed attend one by one, as their heads do that are alone on a rank. A CUDA kernel
+        # computes each head by itself anyway.
+        one_by_one = shard.ordered and self.device.type == "cpu"
+        self._head_slices = shard.heads_of_slices(config) if one_by_one else None
         self.num_parameters = num_parameters(config)
         if ops is None:
             ops = for_device(self.device, "reference" if self.rope.depends_on_length else "auto")
         self.ops = ops
         self.parameters = parameters
-        self.head: Linear = pack(parameters.head)  # beside the weight itself, which the embedding often is
+        # Beside the weight itself, which the embedding often is.
+        rows, head = parameters.rows, parameters.head
+        self.head: Linear = pack(head) if rows is None else rows.head([pack(part) for part in rows.parts(head.weight)])
         if ops.deterministic:
             num_rows = FIXED_ROWS[self.device.type]
             self.parameters = with_fixed_rows(parameters, num_rows)
@@ -71,7 +88,8 @@ class Decoder:
         config, eps, ops = self.config, self.config.norm_eps, self.ops
         captured: dict[int, torch.Tensor] = {}
         wanted_O = inputs.wanted_O
-        residual = F.embedding(inputs.ids_T, self.parameters.embedding_VE)
+        rows, embedding = self.parameters.rows, self.parameters.embedding_VE
+        residual = F.embedding(inputs.ids_T, embedding) if rows is None else rows.embed(inputs.ids_T, embedding)
         x = ops.rms_norm(residual, self.parameters.layers[0].input_norm_E, eps)
         for index, layer in enumerate(self.parameters.layers):
             if index:
@@ -109,4 +127,10 @@ class Decoder:
             eps=self.config.norm_eps,
             rotate_keys=not self.rope.depends_on_length,  # else they are rotated when read
         )
-        return attention.attend(q_THD, kv, self._scale).view(T, -1)
+        if self._head_slices is None:
+            return attention.attend(q_THD, kv, self._scale).view(T, -1)
+        parts = [
+            attention.attend(q_THD[:, own].contiguous(), kv.heads(own_kv), self._scale)
+            for own, own_kv in self._head_slices
+        ]
+        return torch.cat(parts, dim=1).view(T, -1)

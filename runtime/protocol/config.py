@@ -38,6 +38,11 @@ class CoreConfig(msgspec.Struct, frozen=True, kw_only=True):
             "checkpoint's own, else measured on random tokens at start"
         ),
     ] = None
+    tp: Annotated[int, Meta(ge=1, le=64, description="processes that share the model, each on a device of its own")] = 1
+    deterministic: Annotated[
+        bool,
+        Meta(description="the same bits for a request in any batch and chunks, on any number of processes; slower"),
+    ] = False
     quantize: Annotated[
         QuantizeName | None,
         Meta(description="round a dense checkpoint's linear layers while loading; fp8 rounds their inputs too"),
@@ -52,9 +57,6 @@ class CoreConfig(msgspec.Struct, frozen=True, kw_only=True):
     kernels: Annotated[
         KernelsName, Meta(description="who computes; auto: Triton on CUDA devices, plain torch elsewhere")
     ] = "auto"
-    deterministic: Annotated[
-        bool, Meta(description="the same bits for a request in any batch, chunks and cache; slower")
-    ] = False
     cuda_graphs: Annotated[
         bool, Meta(description="on a CUDA device, steps that only decode are captured once and repeated")
     ] = True
