@@ -28,7 +28,6 @@ MODEL_FLAGS = {
     "--device",
     "--kernels",
     "--cuda-graphs",
-    "--deterministic",
     "--dtype",
     "--tp",
     "--quantize",

@@ -83,12 +83,8 @@ def build_engine(
         source = make_source(model, num_pages=num_pages, num_host_pages=num_host_pages)
     pool = KvPool(memory, host, chosen.scales)
     graphs = None
-    if (
-        config.cuda_graphs
-        and device.type == "cuda"
-        and group.shard.size == 1
-        and DecodeGraphs.serve(model, pool.layers)
-    ):
+    alone = group.shard.size == 1  # what ranks say to each other is not captured
+    if config.cuda_graphs and device.type == "cuda" and alone and DecodeGraphs.serve(model, pool.layers):
         graphs = DecodeGraphs(
             model,
             pool.layers,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import logging
 
 import torch
 
@@ -11,14 +12,17 @@ from ..models.config import ModelConfig
 from ..protocol.config import CoreConfig
 from ..protocol.errors import RequestError
 
+logger = logging.getLogger("ramify.engine")
+
 MAX_DETERMINISTIC_TREE = 64  # tokens that the kernels' masks have bits for
 
 
 def choose_ops(config: CoreConfig, model: ModelConfig, device: torch.device) -> Ops | None:
-    """None: those that suit model and device.
+    """None: those that suit model and device. Where a token's numbers depend on who else is there whatever the ops, as
+    a mixture's do, or on how its prompt was cut, a warning says so.
 
-    Raises RequestError naming the setting when Triton is not installed or has no such op, or when the model's numbers
-    depend on who else is in the batch whatever ops it has.
+    Raises RequestError naming the setting when Triton is not installed or has no such op, or when a tree may be larger
+    than deterministic kernels take.
     """
     rotates = model.rope.type == "dynamic"
     if config.kernels == "triton":
@@ -31,18 +35,10 @@ def choose_ops(config: CoreConfig, model: ModelConfig, device: torch.device) -> 
             raise RequestError("kernels 'triton' need the package triton: install ramify[gpu]", param="kernels")
     if not config.deterministic:
         return None if config.kernels == "auto" else for_device(device, config.kernels)
-    if rotates:
-        raise RequestError(
-            "dynamic rotary scaling makes a token's numbers depend on how its prompt was cut: such a model is not "
-            "served with deterministic",
-            param="deterministic",
-        )
-    if model.experts is not None:
-        raise RequestError(
-            "a mixture's experts multiply whatever tokens chose them together: such a model is not served with "
-            "deterministic",
-            param="deterministic",
-        )
+    if rotates or model.experts is not None:
+        reason = "dynamic rotary scaling" if rotates else "a mixture of experts"
+        logger.warning("with %s, deterministic does not cover other batches and chunks, only processes", reason)
+        return None if config.kernels == "auto" else for_device(device, config.kernels)
     if config.speculative_num_draft_tokens > MAX_DETERMINISTIC_TREE:
         raise RequestError(
             f"deterministic verifies at most {MAX_DETERMINISTIC_TREE} tokens at once, got "

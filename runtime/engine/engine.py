@@ -131,17 +131,17 @@ class Engine:
                 results[index] = msgspec.structs.replace(results[index], draft=draft)
         return list(results.values())
 
-    def _decide(self, logits_OV: torch.Tensor, outputs: Outputs) -> torch.Tensor:
-        """int64 [O]: what rank 0 samples."""
-        if self._group.shard.rank == 0:
-            return self._group.decide(sample(self._model.ops, logits_OV, outputs.samples, outputs.masks))
-        return self._group.decide(torch.empty(len(outputs), dtype=torch.int64, device=logits_OV.device))
-
     def _forward(self, rows: list[Row], wanted: np.ndarray) -> tuple[torch.Tensor, torch.Tensor | None]:
         if self._graphs is not None and self._graphs.fits(rows):
             return self._graphs.hidden_and_features(rows)  # every row's one token is wanted
         kv = self._pool.layers
         return self._model.hidden_and_features(decoder_inputs(rows, self._model, wanted, kv[0]), kv, self._captures)
+
+    def _decide(self, logits_OV: torch.Tensor, outputs: Outputs) -> torch.Tensor:
+        """int64 [O]: what rank 0 samples."""
+        if self._group.shard.rank == 0:
+            return self._group.decide(sample(self._model.ops, logits_OV, outputs.samples, outputs.masks))
+        return self._group.decide(torch.empty(len(outputs), dtype=torch.int64, device=logits_OV.device))
 
     @torch.inference_mode()
     def warm_up(self) -> None:

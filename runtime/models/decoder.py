@@ -7,7 +7,7 @@ D head size.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -18,6 +18,7 @@ from ..parallel.group import ALONE
 from ..parallel.shard import Shard
 from .config import ModelConfig
 from .fixed_rows import FixedRows, with_fixed_rows
+from .linear import Linear
 from .packed import pack
 from .parameters import DecoderParameters, LayerParameters, num_parameters
 from .rope import Rope
@@ -63,17 +64,16 @@ class Decoder:
         self.ops = ops
         # Slices whose number is fixed attend one by one, as their heads do that are alone on a rank. Triton's kernels
         # compute each key/value head by itself anyway.
-        one_by_one = shard.ordered and ops.name == "reference"
+        one_by_one = shard.ordered and ops.name != "triton"
         self._head_slices = shard.heads_of_slices(config) if one_by_one else None
         self.parameters = parameters
         # Beside the weight itself, which the embedding often is.
-        rows = parameters.rows
-        heads = [pack(part) for part in ([parameters.head] if rows is None else rows.parts(parameters.head.weight))]
+        rows, head = parameters.rows, parameters.head
+        self.head: Linear = pack(head) if rows is None else rows.head([pack(part) for part in rows.parts(head.weight)])
         if ops.deterministic:
             num_rows = FIXED_ROWS[self.device.type]
             self.parameters = with_fixed_rows(parameters, num_rows)
-            heads = [FixedRows(head, num_rows) for head in heads]
-        self.head: Callable[[torch.Tensor], torch.Tensor] = heads[0] if rows is None else rows.head(heads)
+            self.head = FixedRows(self.head, num_rows)
         self._scale = config.head_dim**-0.5
 
     def hidden(self, inputs: DecoderInputs, kv: Sequence[KvCache]) -> torch.Tensor:

@@ -7,7 +7,6 @@ Legend: T tokens.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from copy import copy
 from typing import NamedTuple
 
 import torch
@@ -75,12 +74,6 @@ class ColumnLinear:
             own += self._sizes[number]
         raise AssertionError(f"no section begins at row {start}")
 
-    def mapped(self, change: Callable[[Linear], Linear]) -> ColumnLinear:
-        """The same layer with its slices changed, each by itself."""
-        other = copy(self)
-        other.slices = tuple(map(change, self.slices))
-        return other
-
     def finish(self) -> None:
         for linear in self.slices:
             linear.finish()
@@ -122,12 +115,6 @@ class RowLinear:
             for name in slices[0]
         }
         return {**pieces, **bias_piece(self._bias, start, size)}
-
-    def mapped(self, change: Callable[[Linear], Linear]) -> RowLinear:
-        """The same layer with its slices changed, each by itself."""
-        other = copy(self)
-        other.slices = tuple(map(change, self.slices))
-        return other
 
     def finish(self) -> None:
         for linear in self.slices:
