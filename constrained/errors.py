@@ -17,6 +17,7 @@ class GrammarError(ValueError):
         self.reason = message
         self.pointer = pointer
         self.position = position
+        self.patterns: frozenset[str] = frozenset()  # of a schema, that are too complex together
 
     @classmethod
     def in_pattern(cls, message: str, pattern: str, position: int) -> GrammarError:

@@ -8,7 +8,7 @@ from typing import Any
 from .automaton import Automaton, State
 from .errors import GrammarError
 from .formula import Formula, evaluate
-from .schema_arrays import ArrayContext
+from .schema_arrays import ArrayContext, is_plain_array
 from .schema_cycles import check_cycles
 from .schema_document import Document, read_schema
 from .schema_keywords import check_keywords, child
@@ -50,7 +50,7 @@ class Schema(World):
     def has_structures(self, kind: str, formula: Formula) -> bool:
         if not self._parts_have_values(formula):
             return False
-        if kind == "array" or is_plain(formula):
+        if is_plain(formula) if kind == "object" else is_plain_array(self, formula):
             return True
         return self.structure_start(kind, (formula,), results_of(self, ())) is not None
 
@@ -73,8 +73,17 @@ def schema_start(
         return start
     if refused := [*world.refused, *automaton.refused]:
         # There may be such texts, but not among those that could be worked out.
-        raise GrammarError(refused[0].reason, pointer=refused[0].pointer or "") from None
+        pointer = refused[0].pointer or _place_of(refused[0].patterns, document)
+        raise GrammarError(refused[0].reason, pointer=pointer) from None
     raise GrammarError("no text at all satisfies the constraint")
+
+
+def _place_of(patterns: frozenset[str], document: Document) -> str:
+    """The pointer of one of the patterns; of the schema itself when there are none."""
+    for location in document.all:
+        if isinstance(location.schema, dict) and location.schema.get("pattern") in patterns:
+            return child(location.pointer, "pattern")
+    return ""
 
 
 def _check(location: Any, document: Document) -> None:

@@ -3,29 +3,57 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from .automaton import Automaton, Frame, Row, State
-from .formula import Formula, atoms, conj, evaluate, has_negation, neg, optimistic
+from .formula import Formula, Or, atoms, conj, evaluate, has_negation, neg, optimistic
+from .schema_array_completion import ArrayCompletion
+from .schema_distinct import canonical, distinct_values, value_of
 from .schema_parts import ArrayPart
 from .schema_values import SPACES, Results, ValueStart, results_of
 from .schema_world import World
 
 CLOSE, COMMA = 0x5D, 0x2C
 MAX_LISTED = 256  # values that are left out of what may come next, where items are unique
+MAX_STRUCTURES = 32  # objects and arrays among them
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The goal of each part of one item, of each part's `contains` what is looked for, and what is satisfied by the
+    items that have come and are listed, where they matter."""
+
+    goals: tuple[Formula, ...]
+    wanted: tuple[tuple[Formula, ...], ...]
+    repeated: Formula = False
 
 
 @dataclass(frozen=True)
 class Item:
-    """What is asked of one item: what it must satisfy, what is tracked, the goal of each part, and of each part's
-    `contains` what is looked for."""
+    """What one item must satisfy, what is tracked, what is asked, and those goals of which it is certain whether they
+    hold."""
 
     need: Formula
     tracked: tuple[Formula, ...]
-    goals: tuple[Formula, ...]
-    wanted: tuple[tuple[Formula, ...], ...]
-    possible: bool
+    asked: Asked
+    known: Mapping[Formula, bool] = field(default_factory=dict, compare=False)
+
+
+def is_plain_array(world: World, formula: Formula) -> bool:
+    """Whether one part, or one of several, is all that is asked for, and nothing in a part is in another's way."""
+    parts = formula.parts if isinstance(formula, Or) else [formula]
+    return all(
+        isinstance(part, bool) or (isinstance(part, ArrayPart) and not part.contains and not _runs_out(world, part))
+        for part in parts
+    )
+
+
+def _runs_out(world: World, part: ArrayPart) -> bool:
+    """Whether there may not be enough different items."""
+    indices = range(min(part.least, part.num_kinds))
+    return part.unique and part.least > 1 and any(distinct_values(world, part.goal(n)) is not None for n in indices)
 
 
 class ArrayContext:
@@ -43,9 +71,10 @@ class ArrayContext:
         self.num_alike = max((part.num_alike for part in self.parts), default=0)
         self.unique = any(part.unique for part in self.parts)
         self.exact = len(formulas) > 1 or has_negation(formulas[0])
-        self.simple = (
-            not self.exact and len(self.parts) <= 1 and not self.unique and not any(p.contains for p in self.parts)
-        )
+        # Where it is plain, every item brings an array nearer to its end. Else a way to the end is looked for.
+        self.plain = is_plain_array(world, formulas[0])
+        self.simple = self.plain and not self.exact and len(self.parts) <= 1 and not self.unique
+        self.completion = ArrayCompletion(self)
 
     def start(self) -> ArrayState:
         return ArrayState(
@@ -108,73 +137,92 @@ class ArrayState:
             )
         )
 
-    def item(self) -> Item | None:
-        """Of the next item; None when none may come."""
-        context, world = self.context, self.context.world
+    def asked(self) -> Asked:
+        """Of the next item."""
         goals: list[Formula] = []
-        hopes: list[Formula] = []
         wanted: list[tuple[Formula, ...]] = []
-        for number, part in enumerate(context.parts):
+        for number, part in enumerate(self.context.parts):
             full = part.most is not None and self.index >= part.most
             goal: Formula = part.goal(self.index) if self.alive >> number & 1 and not full else False
+            goals.append(goal)
             found: list[Formula] = []
-            hope: list[Formula] = [goal]
             for count, (looked_for, least, most) in zip(self.counts[number], part.contains, strict=True):
                 matters = goal is not False and (count < least or most is not None)
                 found.append(looked_for if matters else False)
-                if matters and most is not None and count >= most:
-                    hope.append(neg(looked_for))
-                elif matters and part.most is not None and part.most - self.index <= least - count:
-                    hope.append(looked_for)
-            if part.unique and goal is not False and self.used and (listed := self._listed()):
-                hope.append(neg(world.given({"enum": listed})))
-            goals.append(goal)
-            hopes.append(conj(hope))
             wanted.append(tuple(found))
+        matters = any(part.unique and goal is not False for part, goal in zip(self.context.parts, goals, strict=True))
+        listed = self._listed() if matters else []
+        return Asked(tuple(goals), tuple(wanted), self.context.world.given({"enum": listed}) if listed else False)
+
+    def item(self) -> Item | None:
+        """The next; None when none may come."""
+        context, asked = self.context, self.asked()
+        if not context.plain:
+            return self._item(asked)
+        hopes = [
+            conj([goal, neg(asked.repeated)]) if part.unique and goal is not False else goal
+            for part, goal in zip(context.parts, asked.goals, strict=True)
+        ]
         need = optimistic(context.formulas[0], lambda part: hopes[context.index[part]], lambda _: False)
-        if not world.satisfiable(need):
+        if not context.world.satisfiable(need):
             return None
-        different = dict.fromkeys(goal for goal in goals if goal is not True and goal is not False)
-        different |= dict.fromkeys(goal for found in wanted for goal in found if goal is not True and goal is not False)
-        tracked = () if not different or tuple(different) == (need,) else tuple(different)
-        if context.simple:
-            tracked = ()
-        return Item(need, tracked, tuple(goals), tuple(wanted), True)
+        all_goals = [*asked.goals, *(goal for found in asked.wanted for goal in found)]
+        different = tuple(dict.fromkeys(goal for goal in all_goals if goal is not True and goal is not False))
+        tracked = () if context.simple or different == (need,) else different
+        return Item(need, tracked, asked, {} if tracked else dict.fromkeys(different, True))
+
+    def _item(self, asked: Asked) -> Item | None:
+        value = self.context.completion.value(self)
+        if value is None:
+            return None
+        if value.truths is not None:
+            return Item(value.need, (), asked, dict(zip(value.goals, value.truths, strict=True)))
+        is_need = value.goals == (value.need,)
+        return Item(value.need, () if is_need else value.goals, asked, {value.need: True} if is_need else {})
 
     def _listed(self) -> list[Any]:
-        """The items so far, if they are few and simple: they are left out of what may come next."""
-        listed = [value for kind, value in self.used if kind != "structure"]
-        return sorted(listed, key=repr) if len(listed) <= MAX_LISTED else []
+        """The items so far, if they are few: they are left out of what may come next."""
+        forms = [form for form in self.used if isinstance(form, tuple)]
+        if len(forms) > MAX_LISTED or sum(kind == "structure" for kind, _ in forms) > MAX_STRUCTURES:
+            forms = [form for form in forms if form[0] != "structure"][:MAX_LISTED]
+        return [value_of(form) for form in sorted(forms, key=repr)]
 
     def after(self, item: Item, truths: tuple[bool, ...], value: Any) -> ArrayState | None:
+        """After an item whose value has these truths of what is tracked."""
         context = self.context
-        known = dict(zip(item.tracked, truths, strict=True))
+        known = {**item.known, **dict(zip(item.tracked, truths, strict=True))}
+        state = self.with_item(item.asked, known, value)
+        return state if context.simple or state.is_possible() else None
+
+    def with_item(self, asked: Asked, known: Mapping[Formula, bool], value: Any) -> ArrayState:
+        """After an item for whose value these goals hold; `value` is its form, where items are unique."""
+        context = self.context
         alive, counts = 0, []
-        for number, (part, goal) in enumerate(zip(context.parts, item.goals, strict=True)):
-            holds = goal is True or (goal is not False and (known.get(goal, not item.tracked)))
-            if part.unique and value in self.used:
-                holds = False
-            if holds:
+        for number, (part, goal) in enumerate(zip(context.parts, asked.goals, strict=True)):
+            holds = goal is True or (goal is not False and known.get(goal, False))
+            if holds and not (part.unique and value in self.used):
                 alive |= 1 << number
             here = []
             for count, found, (_, least, most) in zip(
-                self.counts[number], item.wanted[number], part.contains, strict=True
+                self.counts[number], asked.wanted[number], part.contains, strict=True
             ):
-                found_now = found is True or (found is not False and known.get(found, not item.tracked))
+                found_now = found is True or (found is not False and known.get(found, False))
                 here.append(min(count + found_now, least if most is None else most + 1))
             counts.append(tuple(here))
         used = self.used | {value} if context.unique else self.used
         index = min(self.index + 1, context.num_alike)
-        state = ArrayState(context, alive, index, tuple(counts), used, "after")
-        return state if context.simple or state.is_possible() else None
+        return ArrayState(context, alive, index, tuple(counts), used, "after")
+
+    def truth(self) -> bool | None:
+        """Of what is asked for, as far as it is known whatever comes."""
+        hopes = {part: None if self.alive >> n & 1 else False for n, part in enumerate(self.context.parts)}
+        return evaluate(self.context.formulas[0], hopes.__getitem__)
 
     def is_possible(self) -> bool:
         """Whether it may end well: False only when it cannot."""
-        context = self.context
-        hopes = {part: None if self.alive >> n & 1 else False for n, part in enumerate(context.parts)}
-        if evaluate(context.formulas[0], hopes.__getitem__) is False:
-            return False
-        return self.closing_result() is not None or self.item() is not None
+        if not self.context.plain:
+            return self.context.completion.can_end(self)
+        return self.truth() is not False and (self.closing_result() is not None or self.item() is not None)
 
 
 @dataclass(frozen=True)
@@ -196,16 +244,3 @@ class ItemFrame(Frame):
         truths = results_of(self.state.context.world, self.item.tracked).truths[result] if self.item.tracked else ()
         value = canonical(json.loads(text)) if self.guarded else None
         return self.state.after(self.item, truths, value)
-
-
-def canonical(value: Any) -> tuple[str, Any]:
-    """Equal for values that JSON Schema calls equal: 1 and 1.0, objects in any order."""
-    match value:
-        case dict():
-            return "structure", frozenset((name, canonical(inner)) for name, inner in value.items())
-        case list():
-            return "structure", tuple(canonical(inner) for inner in value)
-        case bool() | None | str():
-            return type(value).__name__, value
-        case _:
-            return "number", int(value) if value == int(value) else value

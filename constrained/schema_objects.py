@@ -13,8 +13,8 @@ from typing import Literal
 
 from .automaton import Automaton, Frame, Row, State
 from .formula import Formula, Or, atoms, evaluate, has_negation, optimistic
-from .schema_completion import Completion
 from .schema_keys import KeySpace, Kind, Outcome
+from .schema_object_completion import ObjectCompletion
 from .schema_parts import ObjectPart
 from .schema_strings import QUOTE
 from .schema_values import SPACES, Results, ValueStart, results_of
@@ -75,7 +75,7 @@ class ObjectContext:
         limits += [part.most + 1 for part in self.parts if part.most is not None]
         self.num_counted = max(limits, default=0)
         self._members: dict[tuple[int, Outcome, int], Member] = {}
-        self.completion = Completion(self)
+        self.completion = ObjectCompletion(self)
 
     @cached_property
     def overwritable(self) -> bool:

@@ -169,6 +169,11 @@ class ArrayPart:
         return tuple(local.contains for local in self.locals if local.contains is not None)
 
     @cached_property
+    def num_kinds(self) -> int:
+        """From this index less one on, items differ no more."""
+        return 1 + max(len(local.first) for local in self.locals)
+
+    @cached_property
     def num_alike(self) -> int:
         """From this index on, items differ no more; lengths matter no more either, but for a maximum."""
         return max(max(len(local.first), local.least, (local.most or -1) + 1) for local in self.locals)
@@ -178,7 +183,7 @@ class ArrayPart:
 
     def has_values(self, world: World) -> bool:
         """False only if no array at all satisfies it."""
-        num_kinds = 1 + max(len(local.first) for local in self.locals)
+        num_kinds = self.num_kinds
         most = FAR if self.most is None else self.most
         for index in range(num_kinds):
             if index < most and not world.satisfiable(self.goal(index)):
@@ -212,7 +217,7 @@ def object_part(world: World, local: Local) -> Formula:
         required = [n for n, v in inner if isinstance(v, dict) and v.get("required") is True]
     most = schema.get("maxProperties")
     names = schema.get("propertyNames", True)
-    part = ObjectLocal(
+    made = ObjectLocal(
         {n: goal(v, "properties", n) for n, v in schema.get("properties", {}).items()},
         {n: goal(v, "patternProperties", n) for n, v in schema.get("patternProperties", {}).items()},
         goal(schema.get("additionalProperties", True), "additionalProperties"),
@@ -222,7 +227,13 @@ def object_part(world: World, local: Local) -> Formula:
         int(schema.get("minProperties", 0)),
         None if most is None else int(most),
     )
-    return True if part.demands_nothing else ObjectPart(frozenset([part]))
+    if made.demands_nothing:
+        return True
+    # Schemas that ask for the same have one part, so that a formula sees that they are the same.
+    by_name = (made.properties, made.patterns, made.requires)
+    key = (*(tuple(each.items()) for each in by_name), made.additional, made.names, made.required)
+    part = world.memory.setdefault(("object", *key, made.least, made.most), made)
+    return world.join([ObjectPart(frozenset([part]))], "object")
 
 
 def array_part(world: World, local: Local) -> Formula:
@@ -244,7 +255,7 @@ def array_part(world: World, local: Local) -> Formula:
             int(schema.get("minContains", 1)) if limits else 1,
             None if found_most is None else int(found_most),
         )
-    part = ArrayLocal(
+    made = ArrayLocal(
         tuple(goal(value, first_name, n) for n, value in enumerate(first)),
         goal(rest, "items" if rest is items else "additionalItems"),
         int(schema.get("minItems", 0)),
@@ -252,4 +263,8 @@ def array_part(world: World, local: Local) -> Formula:
         schema.get("uniqueItems") is True,
         contains,
     )
-    return True if part.demands_nothing else ArrayPart(frozenset([part]))
+    if made.demands_nothing:
+        return True
+    key = (made.first, made.rest, made.least, made.most, made.unique, made.contains)
+    part = world.memory.setdefault(("array", *key), made)
+    return world.join([ArrayPart(frozenset([part]))], "array")

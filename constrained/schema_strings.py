@@ -359,6 +359,7 @@ def _product_machine(automaton: Automaton, formulas: tuple[Formula, ...], result
         made = labelled_product(any_string(), [*map(string_dfa, parts), *doubts], label)
     except GrammarError as error:
         made = None  # refusing all is safe, where what is asked cannot be worked out
+        error.patterns = frozenset().union(*(part.patterns for part in parts))
         automaton.refused.append(error)
     else:
         if made is None and doubts:

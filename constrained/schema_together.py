@@ -50,6 +50,16 @@ class Together:
             truth = dict(zip(different, values, strict=True))
             self.open[tuple(truth.get(formula, formula is True) for formula in typed)] = None
 
+    def some(self) -> Iterator[Truths]:
+        """Truths to be asked about, the known ones first. Not all where goals are too many."""
+        yield from self.known
+        if self.open is not None:
+            yield from self.open
+        else:
+            count = len(self.goals)
+            single = [tuple(n == at for n in range(count)) for at in range(count)]
+            yield from (truths for truths in [*single, (True,) * count, (False,) * count] if truths not in self.known)
+
     def possible(self, truths: Truths) -> bool:
         """Whether some value has these truths."""
         if truths in self.known:

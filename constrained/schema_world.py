@@ -321,13 +321,17 @@ class World:
             try:
                 return join_strings(parts) if kind == "string" else join_numbers(parts)
             except GrammarError as error:
-                self.refused.append(error)
+                self._refuse(error, parts)
                 return False  # refusing all is safe, where what is asked together cannot be worked out
         together = frozenset(local for part in parts for local in part.locals)
         key = ("joined", together)
         if key not in self.memory:
             self.memory[key] = ObjectPart(together) if kind == "object" else ArrayPart(together)
         return self.memory[key]
+
+    def _refuse(self, error: GrammarError, parts: Iterable[Any]) -> None:
+        error.patterns = frozenset().union(*(part.patterns for part in parts if isinstance(part, StringPart)))
+        self.refused.append(error)
 
     def _normal(self, formula: Formula, kind: str) -> Formula:
         """Conjunctions joined into one part, also with each of the alternatives beside them."""
@@ -398,7 +402,7 @@ class World:
                     return True
                 found = string_combinations(parts) if kind == "string" else number_combinations(parts)
             except GrammarError as error:
-                self.refused.append(error)
+                self._refuse(error, parts)
                 return False  # as in `join`
             return any(evaluate(formula, dict(zip(parts, truth, strict=True)).__getitem__) for truth in found)
         return True

@@ -137,7 +137,7 @@ def _product(machines: tuple[Dfa, ...]) -> Product:
     todo = [start]
     for states in todo:
         if len(numbers) > MAX_PRODUCT_STATES:
-            raise GrammarError("what is asked of a string is too complex in combination")
+            raise GrammarError("what is asked of a value is too complex in combination")
         row = []
         for target in zip(*(table[state] for table, state in zip(tables, states, strict=True)), strict=True):
             number = DEAD

@@ -56,7 +56,7 @@ def regions(tests: Sequence[CharDfa], budget: Budget) -> Regions:
         if len(states) % 64 == 0:
             budget.check(len(states))
         if len(states) > MAX_STATES:
-            raise GrammarError("what is asked of a string is too complex in combination")
+            raise GrammarError("what is asked of a value is too complex in combination")
         row = []
         for target in zip(*(table[at] for table, at in zip(tables, state, strict=True)), strict=True):
             number = numbers.get(target)

@@ -1,12 +1,14 @@
 """Every device op by name: what the model, the sampler and the engine may ask of a device.
 
 An op's meaning is plain torch (`reference/`), which runs on every device torch knows; a kernel for one kind of device
-must agree with it. Knows tensors and slots; knows nothing of models, requests or plans.
+must agree with it. `for_device` makes the set of ops that an engine uses; the functions named here are plain torch.
+Knows tensors and slots; knows nothing of models, requests or plans.
 """
 
 from __future__ import annotations
 
 from .kv_cache import KvCache
+from .ops import Attention, KernelsName, Ops, for_device
 from .reference.attention import paged_attention, store_kv
 from .reference.experts import choose_experts, combine_experts, group_by_expert, grouped_matmul, groups
 from .reference.layers import add_rms_norm, apply_rope, rms_norm, silu_and_mul
@@ -15,11 +17,15 @@ from .reference.logits import apply_penalties, apply_token_bitmask
 from .reference.quantise import LARGEST
 from .reference.sampling import draw_tokens, sampling_weights, token_logprobs
 from .reference.trees import compact_kv, walk_trees
+from .transfer import to_device
 
 __all__ = [
     "LARGEST",
+    "Attention",
     "AttentionLayout",
+    "KernelsName",
     "KvCache",
+    "Ops",
     "RowSpan",
     "add_rms_norm",
     "apply_penalties",
@@ -30,6 +36,7 @@ __all__ = [
     "combine_experts",
     "compact_kv",
     "draw_tokens",
+    "for_device",
     "group_by_expert",
     "grouped_matmul",
     "groups",
@@ -38,6 +45,7 @@ __all__ = [
     "sampling_weights",
     "silu_and_mul",
     "store_kv",
+    "to_device",
     "token_logprobs",
     "walk_trees",
 ]

@@ -20,3 +20,10 @@ class KvCache:
     v_SKD: torch.Tensor
     k_scale_K: torch.Tensor | None = None  # float32
     v_scale_K: torch.Tensor | None = None
+
+    def heads(self, part: slice) -> KvCache:
+        """Some of the heads: views, whose slots are not neighbours."""
+        k_scale_k, v_scale_k = (
+            None if scale_K is None else scale_K[part] for scale_K in (self.k_scale_K, self.v_scale_K)
+        )
+        return KvCache(self.k_SKD[:, part], self.v_SKD[:, part], k_scale_k, v_scale_k)

@@ -24,6 +24,8 @@ from .cache_events import CacheEventPublisher
 from .checkpoint import find_checkpoint, served_name
 from .engine import Engine, build_engine
 from .meter import Meter, TimedGrammars
+from .parallel.lead import LeadEngine, MakeLead, build_lead_engine
+from .parallel.ranks import Ranks
 from .protocol import wire
 from .protocol.config import CoreConfig
 from .protocol.core import (
@@ -57,18 +59,22 @@ GOODBYE_MS = 2000  # how long a core that cannot start waits for somebody to tel
 class Link:
     """The frontends' end of the core: a ROUTER socket, and which frontend each request came from."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, wake: int) -> None:
+        """`wake` is a file descriptor: while it is readable, nothing waits."""
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.ROUTER)
         wire.set_options(self._socket)
         self._socket.bind(address)
+        self._poller = zmq.Poller()
+        self._poller.register(self._socket, zmq.POLLIN)
+        self._poller.register(wake, zmq.POLLIN)
         self._decoder = msgspec.msgpack.Decoder(ToCore)
         self._owners: dict[str, bytes] = {}
         self._attached: set[bytes] = set()
 
     def receive(self, timeout_ms: int | None) -> Iterator[tuple[bytes, ToCore]]:
         """All messages that are there; waits for the first one up to `timeout_ms`, for ever when None."""
-        if not self._socket.poll(timeout_ms):
+        if not self._poller.poll(timeout_ms):
             return
         while True:
             try:
@@ -117,7 +123,7 @@ class Link:
 class Core:
     """What the loop drives."""
 
-    engine: Engine
+    engine: Engine | LeadEngine
     scheduler: Scheduler | LoggingScheduler
     info: ModelInfo
     cache: PrefixCache
@@ -125,15 +131,23 @@ class Core:
     meter: Meter
 
 
-def load(config: CoreConfig) -> Core:
-    """Everything that a core is made of. Raises RamifyError when the checkpoint or a setting is at fault."""
+def load(config: CoreConfig, lead: MakeLead | None = None) -> Core:
+    """Everything that a core is made of. `lead` makes the engine when several ranks share the model.
+
+    Raises RamifyError when the checkpoint or a setting is at fault.
+    """
     path = find_checkpoint(config.model)
     name = served_name(config.model, config.served_model_name)
     tokenizer = load_tokenizer(path)
     with progress.loading(name) as on_progress:
-        engine = build_engine(
-            config, path, on_progress, partial(build_source, config, path), partial(draft_page_bytes, config, path)
-        )
+        make_source = partial(build_source, config, path)
+        engine: Engine | LeadEngine
+        if config.tp > 1:
+            assert lead is not None, "several ranks need sockets to meet at"
+            engine = lead(path, on_progress, make_source)
+        else:
+            page_bytes = partial(draft_page_bytes, config, path)
+            engine = build_engine(config, path, on_progress, make_source, draft_page_bytes=page_bytes)
     config = msgspec.structs.replace(config, speculative=choose_source(config, path))
     engine.warm_up()
     info = ModelInfo(name=name, path=str(path), version=__version__, **asdict(engine.info))
@@ -175,8 +189,8 @@ def _open_log(path: str) -> IO[bytes]:
         raise RequestError(f"cannot write the plan log: {error}", param="log_plans") from None
 
 
-def loop(link: Link, core: Core) -> None:
-    """For ever: messages in, one forward, tokens out."""
+def loop(link: Link, core: Core, ranks: Ranks) -> None:
+    """For ever: messages in, one forward, tokens out. Raises RuntimeFailed when a rank dies."""
     engine, scheduler, meter = core.engine, core.scheduler, core.meter
 
     def send(answers: list[FromCore]) -> None:
@@ -195,6 +209,7 @@ def loop(link: Link, core: Core) -> None:
                     link.reply(owner, told)
                 else:
                     send([answer])
+        ranks.check()
         began = time.monotonic()
         plan = scheduler.plan(began)
         send(scheduler.answers())
@@ -208,16 +223,20 @@ def loop(link: Link, core: Core) -> None:
 
 def main() -> int:
     config = lifeline.read_config(sys.stdin.buffer)
-    lifeline.leave_at_end(sys.stdin.buffer, who="core", parent="frontend", socket_dir=config.serve.socket_dir)
+    ranks = Ranks()
+    lifeline.leave_at_end(
+        sys.stdin.buffer, who="core", parent="frontend", socket_dir=config.serve.socket_dir, on_quit=ranks.quit
+    )
     logs.set_up(config.serve, "core")
     try:
-        link = Link(config.serve.core_address)
+        link = Link(config.serve.core_address, ranks.wake)
     except zmq.ZMQError as error:  # the directory is gone, as when the frontend died meanwhile: nobody to tell
         print(f"ramify core: cannot listen: {error}", file=sys.stderr)
         return 1
     try:
         sys.setswitchinterval(SWITCH_INTERVAL)
-        core = load(config.core)
+        core = load(config.core, partial(build_lead_engine, config, ranks))
+        ranks.serve()
         gc.collect()
         gc.freeze()  # what is there now stays: collections in the middle of a step need not walk it
     except Exception as error:
@@ -228,7 +247,11 @@ def main() -> int:
         link.fail(error)
         return 1
     try:
-        loop(link, core)
+        loop(link, core, ranks)
+    except RuntimeFailed as error:  # of another rank
+        print(f"ramify core: {error}", file=sys.stderr)
+        link.fail(error)
+        return 1
     except Exception as error:
         traceback.print_exc()
         link.fail(RuntimeFailed(f"the core stopped on an error of its own: {type(error).__name__}: {error}"))

@@ -47,10 +47,15 @@ def watch(stdin: BinaryIO, on_end: Callable[[bool], None]) -> None:
     threading.Thread(target=wait, name="lifeline", daemon=True).start()
 
 
-def leave_at_end(stdin: BinaryIO, *, who: str, parent: str, socket_dir: str) -> None:
-    """End this process at once when its parent is gone, saying so, and take the sockets along."""
+def leave_at_end(
+    stdin: BinaryIO, *, who: str, parent: str, socket_dir: str, on_quit: Callable[[], None] | None = None
+) -> None:
+    """End this process at once when its parent is gone, saying so, and take the sockets along. `on_quit` is called
+    before a quiet end, from another thread: for children to end as quietly."""
 
     def end(asked: bool) -> None:
+        if asked and on_quit is not None:
+            on_quit()
         if not asked:
             print(f"ramify {who}: the {parent} is gone; leaving", file=sys.stderr)
             shutil.rmtree(socket_dir, ignore_errors=True)

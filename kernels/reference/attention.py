@@ -41,15 +41,15 @@ def paged_attention(q_THD: torch.Tensor, kv: KvCache, layout: AttentionLayout, s
     Query head h reads key/value head `h // (H // K)` (Ainslie et al. 2023, grouped-query attention).
     """
     if kv.k_scale_K is not None:
-        q_THD = _scaled(q_THD, kv.k_scale_K)
+        q_THD = scale_heads(q_THD, kv.k_scale_K)
     outputs = [_attend(q_THD, kv, group, scale) for group in layout.groups]
     output = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
     if kv.v_scale_K is not None:
-        output = _scaled(output, kv.v_scale_K)
+        output = scale_heads(output, kv.v_scale_K)
     return output if layout.order is None else output.index_select(0, layout.order)
 
 
-def _scaled(x_THD: torch.Tensor, scale_K: torch.Tensor) -> torch.Tensor:
+def scale_heads(x_THD: torch.Tensor, scale_K: torch.Tensor) -> torch.Tensor:
     """Each head times the scale of its key/value head."""
     T, H, D = x_THD.shape
     K = len(scale_K)
@@ -60,8 +60,8 @@ def _attend(q_THD: torch.Tensor, kv: KvCache, group: PaddedRows, scale: float) -
     B, T, L = group.num_rows, group.num_queries, group.num_keys
     H, D, K = q_THD.shape[1], q_THD.shape[2], kv.k_SKD.shape[1]
     q = q_THD if group.queries is None else q_THD.index_select(0, group.queries)
-    k_BKLD = group.rotate(_gather(kv.k_SKD, group.slots, q.dtype).view(B, L, K, D)).transpose(1, 2)
-    v_BKLD = _gather(kv.v_SKD, group.slots, q.dtype).view(B, L, K, D).transpose(1, 2)
+    k_BKLD = group.rotate(gather_slots(kv.k_SKD, group.slots, q.dtype).view(B, L, K, D)).transpose(1, 2)
+    v_BKLD = gather_slots(kv.v_SKD, group.slots, q.dtype).view(B, L, K, D).transpose(1, 2)
     if T == 1:
         # The heads that share a key head become its queries: one product per key head, not one per query head.
         q_BKGD = q.reshape(B, K, H // K, D)
@@ -74,7 +74,7 @@ def _attend(q_THD: torch.Tensor, kv: KvCache, group: PaddedRows, scale: float) -
     return out.transpose(1, 2).reshape(B * T, H, D)
 
 
-def _gather(cache_SKD: torch.Tensor, slots: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+def gather_slots(cache_SKD: torch.Tensor, slots: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """What the slots hold as `dtype`, without scales."""
     found = _bits(cache_SKD).view(cache_SKD.shape[0], -1).index_select(0, slots)
     return expand_e4m3(found, dtype) if cache_SKD.dtype == E4M3 else found.to(dtype)

@@ -15,6 +15,32 @@ _BLOCK = 1 << 16  # weights drawn from at a time
 _MIN_TEMPERATURE = 1e-30  # in float32; keeps 0 / temperature a zero
 
 
+def sample_tokens(
+    logits_RV: torch.Tensor,
+    *,
+    temperature_R: torch.Tensor,
+    top_k_R: torch.Tensor,
+    top_p_R: torch.Tensor,
+    min_p_R: torch.Tensor,
+    draw_R: torch.Tensor,
+) -> torch.Tensor:
+    """int64 [R]: the likeliest token where the temperature is 0, elsewhere one of `draw_tokens` by `draw_R` among
+    `sampling_weights`."""
+    tokens_R = logits_RV.argmax(dim=-1)
+    drawn_n = torch.nonzero(temperature_R > 0).flatten()
+    if not len(drawn_n):
+        return tokens_R
+    every = len(drawn_n) == len(tokens_R)
+    weights_nV = sampling_weights(
+        logits_RV if every else logits_RV[drawn_n],
+        temperature_R=temperature_R[drawn_n],
+        top_k_R=top_k_R[drawn_n],
+        top_p_R=top_p_R[drawn_n],
+        min_p_R=min_p_R[drawn_n],
+    )
+    return tokens_R.index_copy(0, drawn_n, draw_tokens(weights_nV, draw_R[drawn_n]))
+
+
 def sampling_weights(
     logits_RV: torch.Tensor,
     *,

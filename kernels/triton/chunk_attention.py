@@ -15,6 +15,7 @@ import triton
 import triton.language as tl
 
 from ..kv_cache import KvCache
+from ..transfer import to_device
 from .flash import attend, start
 from .paged_rows import PagedRows, product_dtype
 from .tables import Tile
@@ -33,15 +34,27 @@ def query_tiles(
     num_tokens_R: Sequence[int], num_keys_R: Sequence[int], *, group: int, tile: Tile, device: torch.device
 ) -> QueryTiles:
     """Tiles of all rows. `group` query heads share a key head."""
-    step = max(1, tile.queries // group)
+    row_I, first_I = to_device(tile_table(num_tokens_R, num_keys_R, group=group, tile=tile), device)
+    return QueryTiles(row_I, first_I, tokens_of_tile(tile, group), tile)
+
+
+def tokens_of_tile(tile: Tile, group: int) -> int:
+    return max(1, tile.queries // group)
+
+
+def tile_table(
+    num_tokens_R: Sequence[int], num_keys_R: Sequence[int], *, group: int, tile: Tile
+) -> tuple[np.ndarray, np.ndarray]:
+    """`row_I` and `first_I` of `QueryTiles`."""
+    step = tokens_of_tile(tile, group)
     tiles = [
         (keys - num + min(first + step, num), row, first)
         for row, (num, keys) in enumerate(zip(num_tokens_R, num_keys_R, strict=True))
         for first in range(0, num, step)
     ]
     tiles.sort(reverse=True)  # the tiles with most keys begin first, so that none of them is alone at the end
-    table = torch.from_numpy(np.array(tiles, dtype=np.int32)[:, 1:].T.copy()).to(device)
-    return QueryTiles(table[0], table[1], step, tile)
+    _, row_I, first_I = np.array(tiles, dtype=np.int32).T
+    return row_I.copy(), first_I.copy()
 
 
 def chunk_attention(

@@ -29,11 +29,14 @@ def split_attention(
     out_THD: torch.Tensor,
     scale: float,
     soft_cap: float | None = None,
+    *,
+    fixed: bool = False,
 ) -> None:
     """Write `softmax(scale * q k^T) v` of the rows' tokens to `out_THD`, which is contiguous.
 
     `splits` are those of each row's keys that a window leaves: `num_seen`. With `soft_cap` c scores become
-    `c * tanh(score / c)` first.
+    `c * tanh(score / c)` first. `fixed` computes each row as in any other batch: with tiles of one size, and with
+    splits (`fixed_splits`, of all of a row's keys) that begin where the sequence does, whatever its window.
     """
     H, D = q_THD.shape[1:]
     K = kv.k_SKD.shape[1]
@@ -43,7 +46,9 @@ def split_attention(
     partial_IQHD = torch.empty((splits.num_max, Q, H, D), dtype=torch.float32, device=q_THD.device)
     weight_IQH = torch.empty((splits.num_max, Q, H), dtype=torch.float32, device=q_THD.device)
     tile = split_tile(q_THD.device, D)
-    block_m = min(max(16, triton.next_power_of_2(Q * group)), max(tile.queries, triton.next_power_of_2(group)))
+    block_m = max(16, tile.queries, triton.next_power_of_2(group))
+    if not fixed:
+        block_m = min(block_m, max(16, triton.next_power_of_2(Q * group)))
     num_tiles = triton.cdiv(Q, block_m // group)
     block_d = max(16, triton.next_power_of_2(D))
     _attend_split[(splits.num_max, K, num_tiles)](
@@ -75,6 +80,7 @@ def split_attention(
         Q=Q,
         WINDOW=rows.window or 0,
         CAP=soft_cap is not None,
+        FROM_START=fixed,
         PAGE=rows.page_size,
         TILE=tile.keys,
         D=D,
@@ -138,6 +144,7 @@ def _attend_split(
     Q: tl.constexpr,
     WINDOW: tl.constexpr,
     CAP: tl.constexpr,
+    FROM_START: tl.constexpr,
     PAGE: tl.constexpr,
     TILE: tl.constexpr,
     D: tl.constexpr,
@@ -160,7 +167,7 @@ def _attend_split(
     num_queries = tl.load(num_queries_R + row)
     num_keys = tl.load(num_keys_R + row)
     prefix = num_keys - num_queries
-    begin = tl.maximum(prefix - WINDOW + 1, 0) if WINDOW else 0
+    begin = tl.maximum(prefix - WINDOW + 1, 0) if WINDOW and not FROM_START else 0
     size = tl.load(split_size)
     first = begin + (split - own_first) * size
     end = tl.minimum(first + size, num_keys)

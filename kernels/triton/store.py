@@ -23,10 +23,13 @@ def rope_and_store(
     kv: KvCache,
     slots_T: torch.Tensor,
     num_heads: int,
+    qk_norm_HD: torch.Tensor | None = None,
+    eps: float = 0.0,
 ) -> torch.Tensor:
     """The rotated queries [T, H, D]; rotated keys, and values, go to `slots_T` of the cache, over their head's scale
-    where it is quantised. `qkv_TND` are the queries', keys' and values' heads; `cos_TD` and `sin_TD` are as in
-    `reference.apply_rope`."""
+    where it is quantised; those of a token with slot -1 go nowhere. `qkv_TND` are the queries', keys' and values'
+    heads; with `qk_norm_HD` [H + K, D] the former two pass an RMS norm of these weights first; `cos_TD` and `sin_TD`
+    are as in `reference.apply_rope`."""
     T, N, D = qkv_TND.shape
     K = kv.k_SKD.shape[1]
     q_THD = torch.empty((T, num_heads, D), dtype=qkv_TND.dtype, device=qkv_TND.device)
@@ -41,6 +44,8 @@ def rope_and_store(
         kv.v_scale_K,
         slots_T,
         q_THD,
+        qk_norm_HD,
+        eps,
         qkv_TND.stride(0),
         kv.k_SKD.stride(0),
         H=num_heads,
@@ -73,6 +78,8 @@ def _rope_and_store(
     v_scale_K,
     slots_T,
     q_THD,
+    qk_norm_HD,
+    eps,
     stride_t,
     stride_slot,
     H: tl.constexpr,
@@ -87,19 +94,31 @@ def _rope_and_store(
     d = tl.arange(0, BLOCK_D)
     valid_D = d < D
     valid_ND = (n < H + 2 * K)[:, None] & valid_D[None, :]
+    is_q = n < H
+    is_k = (n >= H) & (n < H + K)
+    is_v = (n >= H + K) & (n < H + 2 * K)
     source = qkv_TND + token * stride_t + n[:, None] * D
     x_ND = tl.load(source + d[None, :], mask=valid_ND, other=0.0).to(tl.float32)
-    swapped_ND = tl.load(source + ((d + D // 2) % D)[None, :], mask=valid_ND, other=0.0).to(tl.float32)
+    other_D = (d + D // 2) % D
+    swapped_ND = tl.load(source + other_D[None, :], mask=valid_ND, other=0.0).to(tl.float32)
+    if qk_norm_HD is not None:
+        normed = (n < H + K)[:, None] & valid_D[None, :]
+        weight_ND = tl.load(qk_norm_HD + n[:, None] * D + d[None, :], mask=normed, other=1.0).to(tl.float32)
+        swapped_weight_ND = tl.load(qk_norm_HD + n[:, None] * D + other_D[None, :], mask=normed, other=1.0)
+        inverse_N = tl.where(n < H + K, tl.rsqrt(tl.sum(x_ND * x_ND, 1) / D + eps), 1.0)[:, None]
+        # Rounded between the two, as where they are two ops.
+        dtype_in: tl.constexpr = qkv_TND.dtype.element_ty
+        x_ND = (x_ND * inverse_N * weight_ND).to(dtype_in).to(tl.float32)
+        swapped_ND = (swapped_ND * inverse_N * swapped_weight_ND.to(tl.float32)).to(dtype_in).to(tl.float32)
     cos_D = tl.load(cos_TD + token * D + d, mask=valid_D, other=0.0).to(tl.float32)
     sin_D = tl.load(sin_TD + token * D + d, mask=valid_D, other=0.0).to(tl.float32)
     turned_ND = x_ND * cos_D[None, :] + swapped_ND * sin_D[None, :]
 
-    is_q = n < H
-    is_k = (n >= H) & (n < H + K)
-    is_v = (n >= H + K) & (n < H + 2 * K)
     at_q = (token * H + n)[:, None] * D + d[None, :]
     tl.store(q_THD + at_q, turned_ND.to(q_THD.dtype.element_ty), mask=is_q[:, None] & valid_D[None, :])
     slot = tl.load(slots_T + token).to(tl.int64) * stride_slot
+    if slot < 0:
+        return
     at_k = slot + (n - H)[:, None] * D + d[None, :]
     at_v = slot + (n - H - K)[:, None] * D + d[None, :]
     dtype: tl.constexpr = k_SKD.dtype.element_ty

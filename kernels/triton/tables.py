@@ -10,7 +10,9 @@ from typing import NamedTuple
 
 import torch
 
-ASSUMED = (9, 0)  # of kernels that run in the interpreter or are compiled for a device that is not there
+# Of kernels that run in the interpreter or are compiled for a device that is not there:
+ASSUMED = (9, 0)
+ASSUMED_MULTIPROCESSORS = 132
 
 
 class Tile(NamedTuple):
@@ -59,6 +61,9 @@ def num_splits_wanted(device: torch.device, num_kv_heads: int) -> int:
     return max(1, 4 * _num_multiprocessors(device) // num_kv_heads)
 
 
+FIXED_SPLIT = 1024  # keys, where a row's sums must not depend on the batch
+
+
 def reads_fp8(device: torch.device) -> bool:
     """Whether e4m3 can be converted: Ada, Hopper and later."""
     return capability(device) >= (8, 9)
@@ -71,4 +76,6 @@ def capability(device: torch.device) -> tuple[int, int]:
 
 @cache
 def _num_multiprocessors(device: torch.device) -> int:
-    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 132
+    if device.type != "cuda":
+        return ASSUMED_MULTIPROCESSORS
+    return torch.cuda.get_device_properties(device).multi_processor_count

@@ -13,9 +13,12 @@ from ..models.decoder import Decoder
 from ..models.load import load_model
 from ..models.parameters import num_parameters
 from ..models.weights import Progress
+from ..parallel.group import ALONE, Alone, Group
+from ..parallel.shard import cut
 from ..protocol.config import CoreConfig
 from ..protocol.errors import RequestError
 from ..speculation.source import DraftSource
+from .choose_ops import choose_ops
 from .engine import Engine
 from .kv_format import choose_kv_dtype, choose_scales
 from .kv_pool import PAGE_SIZE, KvMemory, KvPool, bytes_per_page
@@ -39,26 +42,36 @@ def build_engine(
     path: Path,
     on_progress: Progress | None = None,
     make_source: MakeSource | None = None,
+    group: Group = ALONE,
     draft_page_bytes: DraftPageBytes | None = None,
 ) -> Engine:
-    """The engine of the checkpoint in directory `path`, its weights loaded, and the draft source beside it, if any.
+    """The engine of the checkpoint in directory `path`, its weights loaded, and the draft source beside it, if any. Of
+    `group`'s rank the part of the model, with its part of the KV.
 
     Raises CheckpointError when the checkpoint cannot be served, RequestError naming the setting when the device does
     not exist or has no numbers of the KV's dtype, the context is longer than the model's, or the KV memory holds no
     sequence or is more than there is.
     """
-    model_config = read_config(path)
+    whole_config = read_config(path)
+    if config.deterministic and group is ALONE:
+        group = Alone(cut(whole_config, rank=0, size=1, ordered=True))
+    model_config = group.shard.local(whole_config)
+    num_weights = num_parameters(whole_config)
     device = choose_device(config.device)
-    dtype = choose_dtype(config.dtype, device, num_parameters(model_config))
+    dtype = choose_dtype(config.dtype, device, num_weights)
     context_length = _context_length(config, model_config)
     kv_dtype = choose_kv_dtype(config.kv_dtype, dtype, device)
     page = bytes_per_page(model_config, kv_dtype)
     if draft_page_bytes is not None:
-        page += draft_page_bytes(model_config, dtype)  # a draft's memory comes out of the same budget
+        page += draft_page_bytes(whole_config, dtype)  # a draft's memory comes out of the same budget
     num_pages = config.num_pages or _pages_in_memory(config.kv_memory, context_length, page)
-    if device.type == "cpu" and num_parameters(model_config) < _TINY:
-        torch.set_num_threads(1)
-    model = load_model(path, device=device, dtype=dtype, quantize=config.quantize, on_progress=on_progress)
+    if device.type == "cpu":
+        # Ranks share the processors; where the slices' number is fixed, so is what their products are divided by.
+        torch.set_num_threads(max(1, torch.get_num_threads() // group.shard.num_slices) if num_weights >= _TINY else 1)
+    ops = choose_ops(config, model_config, device)
+    model = load_model(
+        path, device=device, dtype=dtype, quantize=config.quantize, ops=ops, on_progress=on_progress, group=group
+    )
     chosen = choose_scales(config, path, model, kv_dtype)
     num_host_pages = int(config.host_kv_memory * 2**30) // page
     wanted = "kv_memory" if config.num_pages is None else "num_pages"
@@ -68,7 +81,7 @@ def build_engine(
     if make_source is not None:
         source = make_source(model, num_pages=num_pages, num_host_pages=num_host_pages)
     pool = KvPool(memory, host, chosen.scales)
-    return Engine(model, pool, context_length=context_length, source=source, kv_scales=chosen.origin)
+    return Engine(model, pool, context_length=context_length, source=source, kv_scales=chosen.origin, group=group)
 
 
 def _memory(model: ModelConfig, num_pages: int, device: torch.device, dtype: torch.dtype, *, param: str) -> KvMemory:

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from ..models.decoder import Decoder
+from ..parallel.group import ALONE, Group
 from ..scheduler.plan import ForwardPlan, ForwardResult, Row, RowResult, Sample
 from ..speculation.source import DraftRow, DraftSource, DraftStep
 from .inputs import decoder_inputs
@@ -49,11 +50,14 @@ class Engine:
         context_length: int | None = None,
         source: DraftSource | None = None,
         kv_scales: str = "none",
+        group: Group = ALONE,
     ) -> None:
+        """`group` are the ranks that compute the same plans, each with its part of the model; rank 0 has the source."""
         config = model.config
         self._model = model
         self._pool = pool
         self._source = source
+        self._group = group
         self._captures = () if source is None else source.captures
         self.info = EngineInfo(
             architecture=config.architecture,
@@ -81,6 +85,7 @@ class Engine:
         return ForwardResult(step=plan.step, rows=rows, seconds=time.perf_counter() - began)
 
     def _run(self, rows: list[Row]) -> list[RowResult]:
+        ops = self._model.ops
         num_R = [len(row.tokens) for row in rows]
         starts_R = (np.cumsum(num_R) - num_R).tolist()
         sampled = [index for index, row in enumerate(rows) if row.sample is not None]
@@ -89,16 +94,18 @@ class Engine:
         outputs = Outputs.of(rows, sampled, starts_R)
         wanted = np.concatenate((np.array(outputs.indices, dtype=np.int64), _read(rows, starts_R, scored, pooled)))
         hidden_OE, features_TE = self._model.hidden_and_features(
-            decoder_inputs(rows, self._model, wanted), self._pool.layers, self._captures
+            decoder_inputs(rows, self._model, wanted, self._pool.layers[0]), self._pool.layers, self._captures
         )
         num_pooled = [len(rows[index].tokens) - (rows[index].pool_from or 0) for index in pooled]
         hidden_OE, *pools_PE = hidden_OE.split([len(hidden_OE) - sum(num_pooled), *num_pooled])
         results = dict.fromkeys(range(len(rows)), RowResult())
         if sampled:
             logits_OV = self._model.logits(hidden_OE[: len(outputs)])
-            tokens_O = sample(logits_OV, outputs.samples, outputs.masks)
-            tokens, ways = outputs.walk(tokens_O, self._pool)
-            logprobs = chosen_logprobs(logits_OV, tokens_O, outputs.samples, [output for way in ways for output in way])
+            tokens_O = self._decide(logits_OV, outputs)
+            tokens, ways = outputs.walk(ops, tokens_O, self._pool)
+            logprobs = chosen_logprobs(
+                ops, logits_OV, tokens_O, outputs.samples, [output for way in ways for output in way]
+            )
             for index, way in zip(sampled, ways, strict=True):
                 results[index] = RowResult(
                     tokens=[tokens[output] for output in way],
@@ -106,7 +113,7 @@ class Engine:
                 )
         if scored:
             scores = [row.score for row in rows if row.score is not None]
-            found = score(hidden_OE[len(outputs) :], scores, self._model.logits, self.info.vocab_size)
+            found = score(ops, hidden_OE[len(outputs) :], scores, self._model.logits, self.info.vocab_size)
             for index, entries in zip(scored, found, strict=True):
                 results[index] = msgspec.structs.replace(results[index], scores=entries)
         for index, pool_PE in zip(pooled, pools_PE, strict=True):
@@ -118,12 +125,23 @@ class Engine:
                 results[index] = msgspec.structs.replace(results[index], draft=draft)
         return list(results.values())
 
+    def _decide(self, logits_OV: torch.Tensor, outputs: Outputs) -> torch.Tensor:
+        """int64 [O]: what rank 0 samples."""
+        if self._group.shard.rank == 0:
+            return self._group.decide(sample(self._model.ops, logits_OV, outputs.samples, outputs.masks))
+        return self._group.decide(torch.empty(len(outputs), dtype=torch.int64, device=logits_OV.device))
+
     def warm_up(self) -> None:
-        """Run one small plan in pages 0 and 1, so that the first request finds libraries loaded and memory touched."""
+        """Run one small plan, so that the first request finds libraries loaded and memory touched."""
+        self.run(self.warm_up_plan())
+
+    @staticmethod
+    def warm_up_plan() -> ForwardPlan:
+        """Writes to pages 0 and 1."""
         draw = Sample(temperature=1.0, top_k=8, top_p=0.9, min_p=0.0, draw=5, num_top_logprobs=1)
         prefill = Row(rid="warm-up", tokens=[0] * PAGE_SIZE, first_position=0, pages=[0], sample=draw)
         decode = Row(rid="warm-up", tokens=[0], first_position=0, pages=[1], sample=draw)
-        self.run(ForwardPlan(step=0, copies=[], rows=[prefill, decode]))
+        return ForwardPlan(step=0, copies=[], rows=[prefill, decode])
 
 
 def _draft_step(

@@ -9,17 +9,17 @@ from collections.abc import Sequence
 from itertools import chain
 
 import numpy as np
-import torch
 
-from ...kernels import AttentionLayout, RowSpan, attention_layout
+from ...kernels import Attention, KvCache, RowSpan, to_device
 from ..models.decoder import Decoder, DecoderInputs
 from ..scheduler.plan import Row
 from ..speculation.tree import is_chain
 from .kv_pool import PAGE_SIZE
 
 
-def decoder_inputs(rows: Sequence[Row], model: Decoder, wanted: np.ndarray) -> DecoderInputs:
-    """`wanted` are the indices, among the rows' tokens concatenated, of those whose hidden states will be read."""
+def decoder_inputs(rows: Sequence[Row], model: Decoder, wanted: np.ndarray, kv: KvCache) -> DecoderInputs:
+    """`wanted` are the indices, among the rows' tokens concatenated, of those whose hidden states will be read; `kv` is
+    any layer's memory."""
     num_R = np.array([len(row.tokens) for row in rows])
     first_R = np.array([row.first_position for row in rows])
     ids_T = np.fromiter(chain.from_iterable(row.tokens for row in rows), dtype=np.int64, count=int(num_R.sum()))
@@ -42,17 +42,17 @@ def decoder_inputs(rows: Sequence[Row], model: Decoder, wanted: np.ndarray) -> D
     page_starts_R = np.cumsum([len(span.pages) for span in spans]) - [len(span.pages) for span in spans]
     slots_T = pages[np.repeat(page_starts_R, num_R) + places_T // PAGE_SIZE] * PAGE_SIZE + places_T % PAGE_SIZE
 
-    def tensor(array: np.ndarray) -> torch.Tensor:
-        return torch.from_numpy(array).to(model.device, non_blocking=True)
-
-    cos_T1D, sin_T1D = model.rope.angles(tensor(positions_T), tensor(np.repeat(lengths_R, num_R)))
+    ids, positions, lengths, slots, wanted_O = to_device(
+        [ids_T, positions_T, np.repeat(lengths_R, num_R), slots_T, wanted], model.device
+    )
+    cos_T1D, sin_T1D = model.rope.angles(positions, lengths)
     return DecoderInputs(
-        ids_T=tensor(ids_T),
+        ids_T=ids,
         cos_T1D=cos_T1D,
         sin_T1D=sin_T1D,
-        slots_T=tensor(slots_T),
-        layouts=_layouts(spans, model, int(lengths_R.max())),
-        wanted_O=None if np.array_equal(wanted, np.arange(len(ids_T))) else tensor(wanted),
+        slots_T=slots,
+        attention=_attention(spans, model, int(lengths_R.max()), kv),
+        wanted_O=None if np.array_equal(wanted, np.arange(len(ids_T))) else wanted_O,
     )
 
 
@@ -67,20 +67,21 @@ def _positions(rows: Sequence[Row], places_T: np.ndarray, starts_R: Sequence[int
     return positions_T
 
 
-def _layouts(spans: list[RowSpan], model: Decoder, longest: int) -> dict[int | None, AttentionLayout]:
-    """One layout for each of the model's windows; a window no row outgrows needs none of its own."""
-    made: dict[int | None, AttentionLayout] = {}
-    layouts: dict[int | None, AttentionLayout] = {}
+def _attention(spans: list[RowSpan], model: Decoder, longest: int, kv: KvCache) -> dict[int | None, Attention]:
+    """One for each of the model's windows; a window no row outgrows needs none of its own."""
+    made: dict[int | None, Attention] = {}
+    attention: dict[int | None, Attention] = {}
     for window in set(model.config.windows):
         effective = None if window is not None and window >= longest else window
         if effective not in made:
-            made[effective] = attention_layout(
+            made[effective] = model.ops.attention(
                 spans,
+                kv,
+                num_heads=model.config.num_heads,
                 page_size=PAGE_SIZE,
                 window=effective,
                 dtype=model.dtype,
-                device=model.device,
                 key_rope=model.rope.angles if model.rope.depends_on_length else None,
             )
-        layouts[window] = made[effective]
-    return layouts
+        attention[window] = made[effective]
+    return attention

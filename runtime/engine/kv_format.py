@@ -1,5 +1,5 @@
 """What keys and values are stored as: the dtype that a setting asks for, and where the scales of eight-bit ones come
-from. docs/decisions/0010."""
+from. docs/decisions/0010-scales-before-the-first-token.md"""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ..models.decoder import Decoder
 from ..models.kv_scales import KvScales, checkpoint_scales
 from ..protocol.config import CoreConfig, KvDtypeName
 from ..protocol.errors import RequestError
-from .kv_ranges import FILE_NAME, measure, random_texts, read_ranges
+from .kv_ranges import measure, random_texts, ranges_file, read_ranges
 
 logger = logging.getLogger("ramify.engine")
 
@@ -51,7 +51,7 @@ class ChosenScales:
 
 
 def choose_scales(config: CoreConfig, path: Path, model: Decoder, dtype: torch.dtype) -> ChosenScales:
-    """Those for keys and values of `dtype` of the model in directory `path`: from the file that is asked for, the file
+    """Those for keys and values of `dtype` of the model at `path`: from the file that is asked for, the file
     beside the model, the checkpoint, or measured here and now, in this order. They never change afterwards.
 
     Raises CheckpointError when what is there is not readable or of another model, RequestError when scales are asked
@@ -61,11 +61,11 @@ def choose_scales(config: CoreConfig, path: Path, model: Decoder, dtype: torch.d
         if config.kv_scales is not None:
             raise RequestError(f"kv_scales are for kv_dtype fp8 and int8, not {config.kv_dtype!r}", param="kv_scales")
         return ChosenScales(None, "none")
-    file = path / FILE_NAME if config.kv_scales is None else Path(config.kv_scales)
+    file = ranges_file(path) if config.kv_scales is None else Path(config.kv_scales)
     if config.kv_scales is not None or file.is_file():
-        return ChosenScales(read_ranges(file, model.config).scales(dtype), str(file))
-    if (stored := checkpoint_scales(path, model.config, dtype)) is not None:
-        return ChosenScales(stored, "checkpoint")
+        return ChosenScales(read_ranges(file, model.whole_config).scales(dtype).heads(model.kv_heads), str(file))
+    if (stored := checkpoint_scales(path, model.whole_config, dtype)) is not None:
+        return ChosenScales(stored.heads(model.kv_heads), "checkpoint")
     ranges = measure(model, random_texts(model.config))
     logger.warning(
         "KV in %s with scales measured on %d RANDOM tokens: neither %s nor the checkpoint has any. "

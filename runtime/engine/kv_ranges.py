@@ -63,7 +63,8 @@ def measure(model: Decoder, texts: Iterable[Sequence[int]]) -> KvRanges:
         memory = KvMemory(config, len(pages), device=model.device, dtype=model.dtype)
         for start in range(0, len(text), CHUNK):
             row = Row(rid="", tokens=list(text[start : start + CHUNK]), first_position=start, pages=pages)
-            model.hidden(decoder_inputs([row], model, np.array([len(row.tokens) - 1])), memory.layers())
+            kv = memory.layers()
+            model.hidden(decoder_inputs([row], model, np.array([len(row.tokens) - 1]), kv[0]), kv)
         for range_LK, memory_LSKD in ((k_LK, memory.k_LSKD), (v_LK, memory.v_LSKD)):
             seen_LK = memory_LSKD[:, : len(text)].abs().amax((1, 3)).float()
             torch.maximum(range_LK, seen_LK, out=range_LK)
@@ -91,6 +92,11 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
     num_tokens: Annotated[int, msgspec.Meta(ge=1)]
     k_absmax: list[list[Range]]
     v_absmax: list[list[Range]]
+
+
+def ranges_file(path: Path) -> Path:
+    """Beside the model: in a checkpoint's directory, or next to a model that is one file."""
+    return path / FILE_NAME if path.is_dir() else path.with_suffix("." + FILE_NAME)
 
 
 def write_ranges(ranges: KvRanges, file: Path) -> None:

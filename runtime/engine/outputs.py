@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 import torch
 
-from ... import kernels
+from ...kernels import Ops, to_device
 from ..scheduler.plan import Row, Sample
 from ..speculation.tree import depths, is_chain
 from .kv_pool import PAGE_SIZE, KvPool
@@ -53,7 +53,7 @@ class Outputs:
     def __len__(self) -> int:
         return len(self.indices)
 
-    def walk(self, tokens_O: torch.Tensor, pool: KvPool) -> tuple[list[int], list[list[int]]]:
+    def walk(self, ops: Ops, tokens_O: torch.Tensor, pool: KvPool) -> tuple[list[int], list[list[int]]]:
         """The tokens sampled, and of each row the outputs on the way that they take, its root first. The KV of guesses
         that proved right is moved to follow the committed tokens'."""
         trees = [r for r, row in enumerate(self.rows) if row.parents]
@@ -66,15 +66,15 @@ class Outputs:
             guessed[root + 1 : self.starts[r + 1]] = row.tokens[row.num_committed :]
             parents[root + 1 : self.starts[r + 1]] = [root + 1 + parent for parent in row.parents]
             max_depth = max(max_depth, *depths(row.parents))
-        guessed_O, parents_O = torch.tensor([guessed, parents], device=device)
-        on_way_O = kernels.walk_trees(tokens_O, guessed_O, parents_O, max_depth=max_depth)
-        self._compact(on_way_O, trees, pool)
+        guessed_O, parents_O = to_device([np.array(guessed), np.array(parents)], device)
+        on_way_O = ops.walk_trees(tokens_O, guessed_O, parents_O, max_depth=max_depth)
+        self._compact(ops, on_way_O, trees, pool)
         # One transfer, and with it the step's only wait for the device.
         tokens, on_way = torch.stack((tokens_O, on_way_O.long())).tolist()
         spans = zip(self.starts[:-1], self.starts[1:], strict=True)
         return tokens, [[output for output in range(*span) if on_way[output]] for span in spans]
 
-    def _compact(self, on_way_O: torch.Tensor, trees: Sequence[int], pool: KvPool) -> None:
+    def _compact(self, ops: Ops, on_way_O: torch.Tensor, trees: Sequence[int], pool: KvPool) -> None:
         nodes: list[int] = []
         slots, moves, targets = ([np.empty(0, dtype=np.int64)] for _ in range(3))
         num_moves = 0
@@ -93,11 +93,10 @@ class Outputs:
             num_moves += int(depth_N.max())
         if not nodes:
             return
-        slots_N, moves_N, targets_M = (
-            torch.from_numpy(np.concatenate(column)).to(on_way_O.device) for column in (slots, moves, targets)
-        )
-        on_way_N = on_way_O[torch.tensor(nodes, device=on_way_O.device)]
-        kernels.compact_kv(pool.memories, on_way_N, slots_N, moves_N, targets_M)
+        columns = [np.array(nodes), *(np.concatenate(column) for column in (slots, moves, targets))]
+        nodes_N, slots_N, moves_N, targets_M = to_device(columns, on_way_O.device)
+        on_way_N = on_way_O[nodes_N]
+        ops.compact_kv(pool.memories, on_way_N, slots_N, moves_N, targets_M)
 
 
 def _node_samples(row: Row) -> list[Sample]:

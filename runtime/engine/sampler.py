@@ -13,36 +13,40 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from ... import kernels
+from ...kernels import Ops, to_device
 from ..protocol.sampling import TokenLogprob
 from ..scheduler.plan import Penalties, Sample
 
 
-def sample(logits_RV: torch.Tensor, samples: Sequence[Sample], masks: Sequence[bytes | None]) -> torch.Tensor:
+def sample(ops: Ops, logits_RV: torch.Tensor, samples: Sequence[Sample], masks: Sequence[bytes | None]) -> torch.Tensor:
     """A token for each row of float32 logits: int64 [R], on their device. `masks` are token bitmasks as in `Row.mask`,
     each allowing some token."""
-    return _choose(_constrain(logits_RV, samples, masks), samples)
+    return _choose(ops, _constrain(ops, logits_RV, samples, masks), samples)
 
 
 def chosen_logprobs(
-    logits_RV: torch.Tensor, tokens_R: torch.Tensor, samples: Sequence[Sample], rows: Sequence[int]
+    ops: Ops, logits_RV: torch.Tensor, tokens_R: torch.Tensor, samples: Sequence[Sample], rows: Sequence[int]
 ) -> dict[int, TokenLogprob]:
     """By row, the log-probabilities of what was chosen there, for those of `rows` that want them."""
     wanted = [row for row in rows if samples[row].num_top_logprobs is not None]
     if not wanted:
         return {}
-    rows_n = torch.tensor(wanted, device=logits_RV.device)
+    [rows_n] = to_device([np.array(wanted)], logits_RV.device)
     nums_top = [samples[row].num_top_logprobs or 0 for row in wanted]
     asked = [samples[row].logprobs_of for row in wanted]
-    found = list_logprobs(logits_RV[rows_n], tokens_R[rows_n], nums_top, asked)
+    found = list_logprobs(ops, logits_RV[rows_n], tokens_R[rows_n], nums_top, asked)
     return dict(zip(wanted, found, strict=True))
 
 
 def list_logprobs(
-    logits_RV: torch.Tensor, tokens_R: torch.Tensor, nums_top: Sequence[int], asked: Sequence[tuple[int, ...]]
+    ops: Ops,
+    logits_RV: torch.Tensor,
+    tokens_R: torch.Tensor,
+    nums_top: Sequence[int],
+    asked: Sequence[tuple[int, ...]],
 ) -> list[TokenLogprob]:
     """Each row's log-probability of its token, its `nums_top` likeliest, and those of the tokens `asked` for."""
-    logprob_R, top_RM, ids_RM = kernels.token_logprobs(logits_RV, tokens_R, max(nums_top))
+    logprob_R, top_RM, ids_RM = ops.token_logprobs(logits_RV, tokens_R, max(nums_top))
     columns = zip(
         logprob_R.tolist(),
         tokens_R.tolist(),
@@ -73,47 +77,59 @@ def _logprobs_of(
     return [[next(values) for _ in of] for of in asked]
 
 
-def _choose(logits_RV: torch.Tensor, samples: Sequence[Sample]) -> torch.Tensor:
-    tokens_R = logits_RV.argmax(dim=-1)
-    drawn = [row for row, s in enumerate(samples) if s.temperature > 0]
-    if not drawn:
-        return tokens_R
-    device, V = logits_RV.device, logits_RV.shape[1]
-    rows_n = torch.tensor(drawn, device=device)
-
-    def per_row(values: Sequence[float], dtype: torch.dtype) -> torch.Tensor:
-        return torch.tensor(values, dtype=dtype, device=device)
-
-    weights_nV = kernels.sampling_weights(
-        logits_RV if len(drawn) == len(samples) else logits_RV[rows_n],
-        temperature_R=per_row([samples[row].temperature for row in drawn], torch.float32),
-        top_k_R=per_row([V if (k := samples[row].top_k) is None else min(k, V) for row in drawn], torch.int64),
-        top_p_R=per_row([samples[row].top_p for row in drawn], torch.float64),
-        min_p_R=per_row([samples[row].min_p for row in drawn], torch.float32),
+def _choose(ops: Ops, logits_RV: torch.Tensor, samples: Sequence[Sample]) -> torch.Tensor:
+    if all(s.temperature == 0 for s in samples):
+        return logits_RV.argmax(dim=-1)
+    V = logits_RV.shape[1]
+    top_ks = [V if s.top_k is None else min(s.top_k, V) for s in samples]
+    both = [top_k for top_k, s in zip(top_ks, samples, strict=True) if top_k < V and s.top_p < 1]
+    temperature_R, top_k_R, top_p_R, min_p_R, draw_R = to_device(
+        [
+            np.array([s.temperature for s in samples], dtype=np.float32),
+            np.array(top_ks, dtype=np.int64),
+            np.array([s.top_p for s in samples], dtype=np.float64),
+            np.array([s.min_p for s in samples], dtype=np.float32),
+            np.array([s.draw for s in samples], dtype=np.int64),
+        ],
+        logits_RV.device,
     )
-    draws_n = per_row([samples[row].draw for row in drawn], torch.int64)
-    return tokens_R.index_copy(0, rows_n, kernels.draw_tokens(weights_nV, draws_n))
+    return ops.sample_tokens(
+        logits_RV,
+        temperature_R=temperature_R,
+        top_k_R=top_k_R,
+        top_p_R=top_p_R,
+        min_p_R=min_p_R,
+        draw_R=draw_R,
+        max_top_k=max(both, default=0),
+    )
 
 
-def _constrain(logits_RV: torch.Tensor, samples: Sequence[Sample], masks: Sequence[bytes | None]) -> torch.Tensor:
+def _constrain(
+    ops: Ops, logits_RV: torch.Tensor, samples: Sequence[Sample], masks: Sequence[bytes | None]
+) -> torch.Tensor:
     """The logits with bias, penalties and masks applied: a new tensor, unless no row has any."""
     biased = [(row, token, bias) for row, s in enumerate(samples) for token, bias in s.logit_bias.items()]
     if biased:
-        rows, tokens, biases = (torch.tensor(column, device=logits_RV.device) for column in zip(*biased, strict=True))
-        logits_RV = logits_RV.index_put((rows, tokens), biases.float(), accumulate=True)
+        rows_N, tokens_N, biases_N = zip(*biased, strict=True)
+        rows, tokens, biases = to_device(
+            [np.array(rows_N), np.array(tokens_N), np.array(biases_N, dtype=np.float32)], logits_RV.device
+        )
+        logits_RV = logits_RV.index_put((rows, tokens), biases, accumulate=True)
     penalised = [(row, s.penalties) for row, s in enumerate(samples) if s.penalties is not None]
     if penalised:
-        logits_RV = _penalise(logits_RV, penalised)
+        logits_RV = _penalise(ops, logits_RV, penalised)
     masked = [(row, mask) for row, mask in enumerate(masks) if mask is not None]
     if masked:
-        rows_n = torch.tensor([row for row, _ in masked], device=logits_RV.device)
-        bitmask_nW = _bitmask([mask for _, mask in masked], logits_RV.shape[1]).to(logits_RV.device)
-        allowed_nV = kernels.apply_token_bitmask(logits_RV[rows_n], bitmask_nW)
+        words_nW = _bitmask([mask for _, mask in masked], logits_RV.shape[1])
+        rows_n, bitmask_nW = to_device([np.array([row for row, _ in masked]), words_nW], logits_RV.device)
+        if len(masked) == len(masks):
+            return ops.apply_token_bitmask(logits_RV, bitmask_nW)
+        allowed_nV = ops.apply_token_bitmask(logits_RV[rows_n], bitmask_nW)
         logits_RV = logits_RV.index_copy(0, rows_n, allowed_nV)
     return logits_RV
 
 
-def _penalise(logits_RV: torch.Tensor, penalised: Sequence[tuple[int, Penalties]]) -> torch.Tensor:
+def _penalise(ops: Ops, logits_RV: torch.Tensor, penalised: Sequence[tuple[int, Penalties]]) -> torch.Tensor:
     V, device = logits_RV.shape[1], logits_RV.device
     columns: list[np.ndarray] = []
     for row, penalties in penalised:
@@ -124,9 +140,9 @@ def _penalise(logits_RV: torch.Tensor, penalised: Sequence[tuple[int, Penalties]
         tokens = np.flatnonzero(seen_V)
         own = [row, penalties.repetition, penalties.frequency, penalties.presence]
         columns.append(np.stack((tokens, counts_V[tokens], *(np.full(len(tokens), value) for value in own))))
-    tokens, counts, rows, *strengths = torch.from_numpy(np.concatenate(columns, axis=1)).to(device)
+    tokens, counts, rows, *strengths = to_device([np.concatenate(columns, axis=1)], device)[0]
     repetition, frequency, presence = (strength.float() for strength in strengths)
-    return kernels.apply_penalties(
+    return ops.apply_penalties(
         logits_RV,
         rows_N=rows.long(),
         tokens_N=tokens.long(),
@@ -137,11 +153,11 @@ def _penalise(logits_RV: torch.Tensor, penalised: Sequence[tuple[int, Penalties]
     )
 
 
-def _bitmask(masks: Sequence[bytes], vocab_size: int) -> torch.Tensor:
+def _bitmask(masks: Sequence[bytes], vocab_size: int) -> np.ndarray:
     """int32 [n, ceil(V / 32)]. Tokens beyond a mask's words (a vocabulary padded in the checkpoint) are not allowed."""
     bitmask_nW = np.zeros((len(masks), -(-vocab_size // 32)), dtype=np.int32)
     for words_W, mask in zip(bitmask_nW, masks, strict=True):
         words = np.frombuffer(mask, dtype="<i4")[: len(words_W)]
         assert words.any(), "a mask must allow some token"
         words_W[: len(words)] = words
-    return torch.from_numpy(bitmask_nW)
+    return bitmask_nW

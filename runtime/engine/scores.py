@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from ...kernels import Ops
 from ..protocol.sampling import TokenLogprob
 from ..scheduler.plan import Score
 from .sampler import list_logprobs
@@ -17,6 +18,7 @@ _MAX_LOGITS = 1 << 24  # at once: 64 MiB of float32
 
 
 def score(
+    ops: Ops,
     hidden_OE: torch.Tensor,
     scores: Sequence[Score],
     head: Callable[[torch.Tensor], torch.Tensor],
@@ -31,6 +33,6 @@ def score(
     found: list[TokenLogprob] = []
     for start in range(0, len(nums_top), size):
         part = slice(start, start + size)
-        found += list_logprobs(head(hidden_OE[part]), targets[part], nums_top[part], asked[part])
+        found += list_logprobs(ops, head(hidden_OE[part]), targets[part], nums_top[part], asked[part])
     entries = iter(found)
     return [[next(entries) for _ in s.targets] for s in scores]

@@ -7,18 +7,24 @@ D head size.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 
-from ... import kernels
-from ...kernels import AttentionLayout, KvCache
+from ...kernels import Attention, KvCache, Ops, for_device
+from ..parallel.group import ALONE
+from ..parallel.shard import Shard
 from .config import ModelConfig
+from .fixed_rows import FixedRows, with_fixed_rows
 from .packed import pack
 from .parameters import DecoderParameters, LayerParameters, num_parameters
 from .rope import Rope
+
+# Of products, where they must all have the same. Fewer waste less on a step of few tokens, more read the weights less
+# often on one of many.
+FIXED_ROWS = {"cpu": 16, "cuda": 64}
 
 
 @dataclass(frozen=True)
@@ -29,21 +35,45 @@ class DecoderInputs:
     cos_T1D: torch.Tensor
     sin_T1D: torch.Tensor
     slots_T: torch.Tensor  # where each token's KV goes
-    layouts: dict[int | None, AttentionLayout]  # by window
+    attention: dict[int | None, Attention]  # by window
     wanted_O: torch.Tensor | None  # indices of tokens whose hidden states are read; None: all
 
 
 class Decoder:
-    """A model on its device, ready to run."""
+    """A model on its device, ready to run. `ops` None are those of its device, or plain torch, where keys have to be
+    stored unrotated and the device's ops do not rotate what they read."""
 
-    def __init__(self, config: ModelConfig, parameters: DecoderParameters) -> None:
-        self.config = config
+    def __init__(
+        self,
+        config: ModelConfig,
+        parameters: DecoderParameters,
+        ops: Ops | None = None,
+        shard: Shard = ALONE.shard,
+    ) -> None:
+        """`config` is the whole model's; `shard` says which part of it the parameters are."""
+        self.config = shard.local(config)
+        self.whole_config = config
+        self.kv_heads = shard.kv_part(config)  # those of `whole_config` that are computed here
         self.dtype = parameters.norm_E.dtype
         self.device = parameters.norm_E.device
         self.rope = Rope(config.rope, config.head_dim, device=self.device, dtype=self.dtype)
         self.num_parameters = num_parameters(config)
+        if ops is None:
+            ops = for_device(self.device, "reference" if self.rope.depends_on_length else "auto")
+        self.ops = ops
+        # Slices whose number is fixed attend one by one, as their heads do that are alone on a rank. Triton's kernels
+        # compute each key/value head by itself anyway.
+        one_by_one = shard.ordered and ops.name == "reference"
+        self._head_slices = shard.heads_of_slices(config) if one_by_one else None
         self.parameters = parameters
-        self.head = pack(parameters.head)  # beside the weight itself, which the embedding often is
+        # Beside the weight itself, which the embedding often is.
+        rows = parameters.rows
+        heads = [pack(part) for part in ([parameters.head] if rows is None else rows.parts(parameters.head.weight))]
+        if ops.deterministic:
+            num_rows = FIXED_ROWS[self.device.type]
+            self.parameters = with_fixed_rows(parameters, num_rows)
+            heads = [FixedRows(head, num_rows) for head in heads]
+        self.head: Callable[[torch.Tensor], torch.Tensor] = heads[0] if rows is None else rows.head(heads)
         self._scale = config.head_dim**-0.5
 
     def hidden(self, inputs: DecoderInputs, kv: Sequence[KvCache]) -> torch.Tensor:
@@ -55,23 +85,24 @@ class Decoder:
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """As `hidden`, and [T, len(captures) * E] states of *all* tokens on the way, side by side; None when there are
         no captures. Capture i < L is the input of layer i before its norm, L the final hidden state."""
-        config, eps = self.config, self.config.norm_eps
+        config, eps, ops = self.config, self.config.norm_eps, self.ops
         captured: dict[int, torch.Tensor] = {}
         wanted_O = inputs.wanted_O
-        residual = F.embedding(inputs.ids_T, self.parameters.embedding_VE)
-        x = kernels.rms_norm(residual, self.parameters.layers[0].input_norm_E, eps)
+        rows, embedding = self.parameters.rows, self.parameters.embedding_VE
+        residual = F.embedding(inputs.ids_T, embedding) if rows is None else rows.embed(inputs.ids_T, embedding)
+        x = ops.rms_norm(residual, self.parameters.layers[0].input_norm_E, eps)
         for index, layer in enumerate(self.parameters.layers):
             if index:
-                x, residual = kernels.add_rms_norm(x, residual, layer.input_norm_E, eps)
+                x, residual = ops.add_rms_norm(x, residual, layer.input_norm_E, eps)
             if index in captures:
                 captured[index] = residual
-            x = self._attention(x, layer, inputs, kv[index], inputs.layouts[config.windows[index]])
+            x = self._attention(x, layer, inputs, kv[index], inputs.attention[config.windows[index]])
             if index == config.num_layers - 1 and wanted_O is not None and config.num_layers not in captures:
                 # Nobody reads the other tokens' hidden states, and their keys and values are all written.
                 x, residual, wanted_O = x[wanted_O], residual[wanted_O], None
-            x, residual = kernels.add_rms_norm(layer.o(x), residual, layer.post_norm_E, eps)
-            x = layer.mlp(x)
-        hidden = captured[config.num_layers] = kernels.rms_norm(residual + x, self.parameters.norm_E, eps)
+            x, residual = ops.add_rms_norm(layer.o(x), residual, layer.post_norm_E, eps)
+            x = layer.mlp(x, ops)
+        hidden = captured[config.num_layers] = ops.rms_norm(residual + x, self.parameters.norm_E, eps)
         features = torch.cat([captured[index] for index in captures], dim=-1) if captures else None
         return hidden if wanted_O is None else hidden[wanted_O], features
 
@@ -80,18 +111,26 @@ class Decoder:
         return self.head(hidden_OE).float()
 
     def _attention(
-        self, x_TE: torch.Tensor, layer: LayerParameters, inputs: DecoderInputs, kv: KvCache, layout: AttentionLayout
+        self, x_TE: torch.Tensor, layer: LayerParameters, inputs: DecoderInputs, kv: KvCache, attention: Attention
     ) -> torch.Tensor:
         """[T, H * D], before the output projection."""
         T, H, K = x_TE.shape[0], self.config.num_heads, self.config.num_kv_heads
         qkv = layer.qkv(x_TE).view(T, H + 2 * K, self.config.head_dim)
-        qk, v = qkv[:, : H + K], qkv[:, H + K :]
-        if layer.qk_norm_HD is not None:
-            qk = kernels.rms_norm(qk, layer.qk_norm_HD, self.config.norm_eps)
-        if self.rope.depends_on_length:  # keys are stored unrotated, and rotated when read
-            q, k = kernels.apply_rope(qk[:, :H], inputs.cos_T1D, inputs.sin_T1D), qk[:, H:]
-        else:
-            qk = kernels.apply_rope(qk, inputs.cos_T1D, inputs.sin_T1D)
-            q, k = qk[:, :H], qk[:, H:]
-        kernels.store_kv(k, v, kv, inputs.slots_T)
-        return kernels.paged_attention(q, kv, layout, self._scale).view(T, -1)
+        q_THD = self.ops.rope_and_store(
+            qkv,
+            inputs.cos_T1D,
+            inputs.sin_T1D,
+            kv,
+            inputs.slots_T,
+            num_heads=H,
+            qk_norm_HD=layer.qk_norm_HD,
+            eps=self.config.norm_eps,
+            rotate_keys=not self.rope.depends_on_length,  # else they are rotated when read
+        )
+        if self._head_slices is None:
+            return attention.attend(q_THD, kv, self._scale).view(T, -1)
+        parts = [
+            attention.attend(q_THD[:, own].contiguous(), kv.heads(own_kv), self._scale)
+            for own, own_kv in self._head_slices
+        ]
+        return torch.cat(parts, dim=1).view(T, -1)

@@ -19,10 +19,15 @@ Progress = Callable[[int, int], None]
 
 
 def load_gguf_weights(
-    path: Path, config: ModelConfig, parts: Mapping[str, Destination], on_progress: Progress | None = None
+    path: Path,
+    config: ModelConfig,
+    parts: Mapping[str, Destination],
+    on_progress: Progress | None = None,
+    *,
+    everything: bool = True,
 ) -> None:
-    """Fill every destination. Raises CheckpointError, naming the tensor, when one is missing, unexpected, of another
-    shape, or stored in a way that is not read."""
+    """Fill every destination. `everything`: tensors without one are an error. Raises CheckpointError, naming the
+    tensor, when one is missing, unexpected, of another shape, or stored in a way that is not read."""
     file = open_gguf(path)
     total = sum(int(tensor.n_bytes) for tensor in file.tensors.values())
     used: set[str] = set()
@@ -36,13 +41,14 @@ def load_gguf_weights(
             used.add(stored)
             done += int(file.tensors[stored].n_bytes)
         try:
-            destination.put(_read(file, stored, name, last, config, destination))
+            found = _read(file, stored, name, last, config, destination)
+            destination.put(found if destination.part is None else found[destination.part])
         except ValueError as error:
             raise CheckpointError(path, f"the tensor {stored} {error}") from None
         if on_progress is not None:
             on_progress(done, total)
     unused = file.tensors.keys() - used - {ROPE_FACTORS, "output.weight"}
-    if unused:
+    if everything and unused:
         raise CheckpointError(path, f"the tensor {min(unused)} is unexpected for this architecture")
     if on_progress is not None:
         on_progress(total, total)

@@ -13,6 +13,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from ...kernels import LARGEST
+from ..gguf_file import is_gguf
 from .config import ModelConfig
 from .errors import CheckpointError
 from .scale_names import kv_scale
@@ -26,16 +27,22 @@ class KvScales:
     k_LK: torch.Tensor
     v_LK: torch.Tensor
 
+    def heads(self, part: slice) -> KvScales:
+        """Those of some heads."""
+        return KvScales(self.k_LK[:, part], self.v_LK[:, part])
+
     def to(self, device: torch.device) -> KvScales:
         return KvScales(self.k_LK.to(device), self.v_LK.to(device))
 
 
 def checkpoint_scales(path: Path, config: ModelConfig, dtype: torch.dtype) -> KvScales | None:
-    """Those in the checkpoint in directory `path`, for codes of `dtype`; None when it has none.
+    """Those in the checkpoint at `path`, for codes of `dtype`; None when it has none, as a GGUF file never has.
 
     They are meant for e4m3; for int8 they are stretched, so that the same numbers fit. Raises CheckpointError when a
     layer has none though others do, or one has another size, is not finite or not positive.
     """
+    if is_gguf(path):
+        return None
     found: dict[tuple[str, int], torch.Tensor] = {}
     for file in weight_files(path):
         try:

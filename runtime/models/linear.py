@@ -15,11 +15,17 @@ import torch.nn.functional as F
 
 
 class Destination(NamedTuple):
-    """Where a stored tensor goes. `put` raises ValueError, saying why, when its values cannot be used."""
+    """Where a stored tensor goes. `put` raises ValueError, saying why, when its values cannot be used.
+
+    `outputs` and `inputs` say which axis of the stored tensor grows with the layer's: it may be cut along that one.
+    """
 
     shape: tuple[int, ...]
     put: Callable[[torch.Tensor], object]
     dtypes: tuple[torch.dtype, ...] | None = None  # None: any of floating point, which is converted
+    part: tuple[slice, ...] | None = None  # of what has that shape, that which is read and put; None: all
+    outputs: int | None = 0
+    inputs: int | None = 1
 
 
 class Filled(Protocol):
@@ -71,7 +77,7 @@ def bias_piece(bias: torch.Tensor | None, start: int, size: int) -> dict[str, De
     if bias is None:
         return {}
     part = bias[start : start + size]
-    return {"bias": Destination((size,), part.copy_)}
+    return {"bias": Destination((size,), part.copy_, inputs=None)}
 
 
 def stacked(prefix: str, names_sizes: Sequence[tuple[str, int]], linear: Linear) -> dict[str, Destination]:

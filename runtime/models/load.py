@@ -7,10 +7,13 @@ from pathlib import Path
 
 import torch
 
+from ...kernels import Ops
 from ..gguf_file import is_gguf
-from .config import read_config
+from ..parallel.group import ALONE, Group
+from .config import ModelConfig, read_config
 from .decoder import Decoder
 from .errors import CheckpointError
+from .linear import Destination
 from .parameters import allocate, destinations
 from .quantised.rounding import int4_group_size
 from .quantised.scheme import Kind, while_loading
@@ -23,14 +26,16 @@ def load_model(
     device: torch.device,
     dtype: torch.dtype,
     quantize: Kind | None = None,
+    ops: Ops | None = None,
     on_progress: Progress | None = None,
+    group: Group = ALONE,
 ) -> Decoder:
     """The decoder of the Hugging Face checkpoint in directory `path`, or of the GGUF file `path`, its weights as
-    `dtype` on `device`.
+    `dtype` on `device`; the part of it that the rank of `group` holds.
 
     `quantize` rounds the linear layers of a dense checkpoint, tensor by tensor as they are read; embeddings, head and
-    norms stay. Raises CheckpointError when the directory, its config.json or its safetensors cannot be served, or
-    are to be quantised twice.
+    norms stay. `ops` are as `Decoder` takes them. Raises CheckpointError when the directory, its config.json or its
+    safetensors cannot be served, or are to be quantised twice.
     """
     config = read_config(path)
     if quantize is not None:
@@ -38,17 +43,41 @@ def load_model(
             raise CheckpointError(
                 path, f"holds {config.quantisation.scheme.kind} weights already: quantize {quantize!r} asks too much"
             )
-        config = replace(config, quantisation=while_loading(quantize, int4_group_size(*config.linear_inputs)))
+        sizes = config.linear_inputs
+        if group.shard.num_slices > 1:
+            sizes = (sizes[0], *(size // group.shard.num_slices for size in sizes[1:]))
+        config = replace(config, quantisation=while_loading(quantize, int4_group_size(*sizes)))
     try:
-        parameters = allocate(config, device=device, dtype=dtype)
+        parameters = allocate(config, device=device, dtype=dtype, group=group)
     except ValueError as error:
         raise CheckpointError(path, str(error)) from None
+    _fill(path, config, destinations(parameters, config, group), on_progress)
+    for linear in parameters.linears():
+        linear.finish()
+    return Decoder(config, parameters, ops, group.shard)
+
+
+def load_ends(path: Path, *, device: torch.device, dtype: torch.dtype) -> Decoder:
+    """The model without its layers: embedding, final norm and head, whole. For what stands beside a model of which
+    this rank holds but a part."""
+    config = read_config(path)
+    ends = replace(config, num_layers=0, windows=())
+    parameters = allocate(ends, device=device, dtype=dtype)
+    _fill(path, config, destinations(parameters, ends), everything=False)
+    return Decoder(config, parameters)
+
+
+def _fill(
+    path: Path,
+    config: ModelConfig,
+    parts: dict[str, Destination],
+    on_progress: Progress | None = None,
+    *,
+    everything: bool = True,
+) -> None:
     if is_gguf(path):
         from .gguf_weights import load_gguf_weights  # the package that reads them need not be installed
 
-        load_gguf_weights(path, config, destinations(parameters, config), on_progress)
+        load_gguf_weights(path, config, parts, on_progress, everything=everything)
     else:
-        load_weights(path, destinations(parameters, config), on_progress)
-    for linear in parameters.linears():
-        linear.finish()
-    return Decoder(config, parameters)
+        load_weights(path, parts, on_progress, everything=everything)

@@ -13,13 +13,14 @@ import torch
 import torch.nn.functional as F
 
 from ... import kernels
+from ...kernels import Ops
 from .experts import ExpertLinear
 from .experts_config import ExpertsConfig
 from .linear import Destination, Filled, Linear, stacked
 
 
 class Mlp(Protocol):
-    def __call__(self, x_TE: torch.Tensor) -> torch.Tensor:
+    def __call__(self, x_TE: torch.Tensor, ops: Ops) -> torch.Tensor:
         """[T, E]."""
         ...
 
@@ -40,8 +41,8 @@ class DenseMlp:
     hidden_size: int
     block: str = "mlp"
 
-    def __call__(self, x_TE: torch.Tensor) -> torch.Tensor:
-        return self.down(kernels.silu_and_mul(self.gate_up(x_TE)))
+    def __call__(self, x_TE: torch.Tensor, ops: Ops) -> torch.Tensor:
+        return self.down(ops.silu_and_mul(self.gate_up(x_TE)))
 
     def linears(self) -> Iterator[Filled]:
         yield from (self.gate_up, self.down)
@@ -69,18 +70,18 @@ class MixtureMlp:
     shared: DenseMlp | None = None
     shared_gate_1E: torch.Tensor | None = None
 
-    def __call__(self, x_TE: torch.Tensor) -> torch.Tensor:
+    def __call__(self, x_TE: torch.Tensor, ops: Ops) -> torch.Tensor:
         num_per_token = self.config.num_per_token
         scores_TN = F.linear(x_TE, self.router_NE)
         weights_TK, experts_TK = kernels.choose_experts(scores_TN, num_per_token, self.config.normalised)
         order_P, ends_N = kernels.group_by_expert(experts_TK, self.config.num_experts)
         gate_up_PJ = self.gate_up(x_TE, ends_N, order_P // num_per_token)
-        y_PE = self.down(kernels.silu_and_mul(gate_up_PJ), ends_N, None)
+        y_PE = self.down(ops.silu_and_mul(gate_up_PJ), ends_N, None)
         y_TE = kernels.combine_experts(y_PE, order_P, weights_TK)
         if self.shared is None:
             return y_TE
         assert self.shared_gate_1E is not None
-        return y_TE + torch.sigmoid(F.linear(x_TE, self.shared_gate_1E)) * self.shared(x_TE)
+        return y_TE + torch.sigmoid(F.linear(x_TE, self.shared_gate_1E)) * self.shared(x_TE, ops)
 
     def linears(self) -> Iterator[Filled]:
         yield from (self.gate_up, self.down)

@@ -54,6 +54,10 @@ class PackedLinear:
             self._packed = torch.ops.mkldnn._reorder_linear_weight(self._dense.weight, _NUM_ROWS)
         self._dense = None
 
+    def dense(self) -> DenseLinear:
+        """A dense layer with the same numbers, to be changed."""
+        return DenseLinear(self._packed.to_dense(), self._bias) if self._dense is None else self._dense
+
     @property
     def nbytes(self) -> int:
         return total_bytes(self._packed if self._dense is None else self._dense.weight, self._bias)

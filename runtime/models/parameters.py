@@ -13,6 +13,10 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from ..parallel.group import ALONE, Group
+from ..parallel.linears import ColumnLinear, RowLinear, Section
+from ..parallel.mlp import DividedMlp
+from ..parallel.vocabulary import VocabularyRows
 from .config import ModelConfig
 from .experts import make_experts
 from .linear import DenseLinear, Destination, Filled, Linear, stacked
@@ -32,10 +36,11 @@ class LayerParameters:
 
 @dataclass(frozen=True, slots=True)
 class DecoderParameters:
-    embedding_VE: torch.Tensor
+    embedding_VE: torch.Tensor  # this rank's rows, if the vocabulary is cut
     layers: tuple[LayerParameters, ...]
     norm_E: torch.Tensor
     head: DenseLinear  # E -> V; the embedding itself when tied
+    rows: VocabularyRows | None = None  # which of the vocabulary the two hold; None: all
 
     def linears(self) -> Iterator[Filled]:
         """Those of the layers; the head is not among them, and never quantised."""
@@ -44,11 +49,15 @@ class DecoderParameters:
             yield from layer.mlp.linears()
 
 
-def allocate(config: ModelConfig, *, device: torch.device | str, dtype: torch.dtype) -> DecoderParameters:
-    """Uninitialised parameters. On the "meta" device they take no memory: good for counting.
+def allocate(
+    config: ModelConfig, *, device: torch.device | str, dtype: torch.dtype, group: Group = ALONE
+) -> DecoderParameters:
+    """Uninitialised parameters, of `config`, the whole model's, the part that the rank of `group` holds. On the "meta"
+    device they take no memory: good for counting.
 
     Raises ValueError when `config.quantisation` does not fit a layer, and names the layer.
     """
+    cut = group.shard.num_slices > 1
 
     def tensor(*shape: int) -> torch.Tensor:
         return torch.empty(shape, device=device, dtype=dtype)
@@ -57,9 +66,24 @@ def allocate(config: ModelConfig, *, device: torch.device | str, dtype: torch.dt
         modules = [f"model.layers.{index}.{name}" for name in names.split()]
         return make_linear(config.quantisation, modules, out, inner, bias, device=device, dtype=dtype)
 
+    def columns(index: int, names: str, sections: list[Section], inner: int, bias: bool) -> Linear:
+        def make(out: int) -> Linear:
+            return linear(index, names, out, inner, bias)
+
+        return ColumnLinear(group.shard, sections, make) if cut else make(sum(section.rows for section in sections))
+
+    def rows(index: int, name: str, out: int, inner: int, bias: bool) -> Linear:
+        if not cut:
+            return linear(index, name, out, inner, bias)
+        return RowLinear(
+            group, inner, tensor(out) if bias else None, lambda inputs: linear(index, name, out, inputs, bias=False)
+        )
+
     def dense(index: int, block: str, size: int, bias: bool) -> DenseMlp:
-        gate_up = linear(index, f"{block}.gate_proj {block}.up_proj", 2 * size, E, bias)
-        return DenseMlp(gate_up, linear(index, f"{block}.down_proj", E, size, bias), size, E, block)
+        halves = [Section(size, group.shard.num_slices)] * 2
+        gate_up = columns(index, f"{block}.gate_proj {block}.up_proj", halves, E, bias)
+        down = rows(index, f"{block}.down_proj", E, size, bias)
+        return (DividedMlp if cut else DenseMlp)(gate_up, down, size, E, block)
 
     def mlp(index: int) -> Mlp:
         experts = config.experts
@@ -80,47 +104,57 @@ def allocate(config: ModelConfig, *, device: torch.device | str, dtype: torch.dt
         )
 
     E, H, K, D = config.hidden_size, config.num_heads, config.num_kv_heads, config.head_dim
-    embedding = tensor(config.vocab_size, E)
+    heads = [Section(count * D, min(count, group.shard.num_slices)) for count in (H, K, K)]
+    local_heads = group.shard.heads(config) + group.shard.kv_heads(config)
+    vocabulary = VocabularyRows(group, config.vocab_size) if cut else None
+    num_rows = config.vocab_size if vocabulary is None else vocabulary.num_rows
+    embedding = tensor(num_rows, E)
     layers = tuple(
         LayerParameters(
             input_norm_E=tensor(E),
-            qkv=linear(
-                index, "self_attn.q_proj self_attn.k_proj self_attn.v_proj", (H + 2 * K) * D, E, config.qkv_bias
-            ),
-            qk_norm_HD=tensor(H + K, D) if config.qk_norm else None,
-            o=linear(index, "self_attn.o_proj", E, H * D, config.o_bias),
+            qkv=columns(index, "self_attn.q_proj self_attn.k_proj self_attn.v_proj", heads, E, config.qkv_bias),
+            qk_norm_HD=tensor(local_heads, D) if config.qk_norm else None,
+            o=rows(index, "self_attn.o_proj", E, H * D, config.o_bias),
             post_norm_E=tensor(E),
             mlp=mlp(index),
         )
         for index in range(config.num_layers)
     )
-    head = DenseLinear(embedding if config.tied_embeddings else tensor(config.vocab_size, E))
-    return DecoderParameters(embedding, layers, tensor(E), head)
+    head = DenseLinear(embedding if config.tied_embeddings else tensor(num_rows, E))
+    return DecoderParameters(embedding, layers, tensor(E), head, vocabulary)
 
 
-def destinations(parameters: DecoderParameters, config: ModelConfig) -> dict[str, Destination]:
-    """Every checkpoint tensor by its Hugging Face name; those of quantised layers by their format's."""
+def destinations(parameters: DecoderParameters, config: ModelConfig, group: Group = ALONE) -> dict[str, Destination]:
+    """Every checkpoint tensor by its Hugging Face name; those of quantised layers by their format's. `config` is the
+    whole model's."""
     parts: dict[str, Destination] = {}
 
     def whole(name: str, tensor: torch.Tensor) -> None:
         parts[name] = Destination(tuple(tensor.shape), tensor.copy_)
 
+    def vocabulary(name: str, tensor: torch.Tensor) -> None:
+        if parameters.rows is None:
+            whole(name, tensor)
+        else:
+            parts[name] = parameters.rows.destination(tensor)
+
     H, K, D = config.num_heads, config.num_kv_heads, config.head_dim
-    whole("model.embed_tokens.weight", parameters.embedding_VE)
+    H_local = group.shard.heads(config)
+    vocabulary("model.embed_tokens.weight", parameters.embedding_VE)
     for index, layer in enumerate(parameters.layers):
         prefix = f"model.layers.{index}"
         whole(f"{prefix}.input_layernorm.weight", layer.input_norm_E)
         heads = [("q_proj", H * D), ("k_proj", K * D), ("v_proj", K * D)]
         parts |= stacked(f"{prefix}.self_attn", heads, layer.qkv)
         if layer.qk_norm_HD is not None:
-            parts[f"{prefix}.self_attn.q_norm.weight"] = Destination((D,), layer.qk_norm_HD[:H].copy_)
-            parts[f"{prefix}.self_attn.k_norm.weight"] = Destination((D,), layer.qk_norm_HD[H:].copy_)
+            parts[f"{prefix}.self_attn.q_norm.weight"] = Destination((D,), layer.qk_norm_HD[:H_local].copy_)
+            parts[f"{prefix}.self_attn.k_norm.weight"] = Destination((D,), layer.qk_norm_HD[H_local:].copy_)
         parts |= stacked(f"{prefix}.self_attn", [("o_proj", config.hidden_size)], layer.o)
         whole(f"{prefix}.post_attention_layernorm.weight", layer.post_norm_E)
         parts |= layer.mlp.destinations(prefix)
     whole("model.norm.weight", parameters.norm_E)
     if not config.tied_embeddings:
-        whole("lm_head.weight", parameters.head.weight)
+        vocabulary("lm_head.weight", parameters.head.weight)
     return parts
 
 

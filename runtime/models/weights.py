@@ -4,6 +4,7 @@ no architecture. Nothing here unpickles."""
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -22,8 +23,11 @@ INDEX = "model.safetensors.index.json"
 _DERIVED = re.compile(r"\.rotary_emb\.inv_freq$|\.attn\.masked_bias$")
 
 
-def load_weights(path: Path, parts: Mapping[str, Destination], on_progress: Progress | None = None) -> None:
-    """Fill every destination from the checkpoint in directory `path`, converting to its dtype.
+def load_weights(
+    path: Path, parts: Mapping[str, Destination], on_progress: Progress | None = None, *, everything: bool = True
+) -> None:
+    """Fill every destination from the checkpoint in directory `path`, converting to its dtype. `everything`: tensors
+    without a destination are an error.
 
     Raises CheckpointError, naming file and tensor, when a file is missing, truncated or corrupt, or a tensor is
     missing, unexpected, of another shape or not floating point.
@@ -37,6 +41,8 @@ def load_weights(path: Path, parts: Mapping[str, Destination], on_progress: Prog
         try:
             with safe_open(file, framework="pt") as tensors:
                 for name in tensors.keys():  # noqa: SIM118  # safe_open is no mapping
+                    if name not in parts and not everything:
+                        continue
                     done += _copy(file, tensors, name, missing, parts)
                     if on_progress is not None:
                         on_progress(done, total)
@@ -63,10 +69,11 @@ def _copy(
     destination = missing.pop(name, None)
     if destination is None:
         raise CheckpointError(file, f"the tensor {name} is stored twice")
-    shape = tuple(tensors.get_slice(name).get_shape())
+    stored = tensors.get_slice(name)
+    shape = tuple(stored.get_shape())
     if shape != destination.shape:
         raise CheckpointError(file, f"the tensor {name} has shape {shape}, config.json asks for {destination.shape}")
-    tensor = tensors.get_tensor(name)
+    tensor = tensors.get_tensor(name) if destination.part is None else stored[destination.part]
     if destination.dtypes is None and (not tensor.is_floating_point() or tensor.itemsize < 2):
         raise CheckpointError(file, f"the tensor {name} is {tensor.dtype}, not floating point")
     if destination.dtypes is not None and tensor.dtype not in destination.dtypes:
@@ -76,7 +83,7 @@ def _copy(
         destination.put(tensor)
     except ValueError as error:
         raise CheckpointError(file, f"the tensor {name} {error}") from None
-    return int(tensor.nbytes)
+    return math.prod(shape) * tensor.itemsize
 
 
 def weight_files(path: Path) -> list[Path]:

@@ -9,6 +9,7 @@ from msgspec import Meta
 
 OrderName = Literal["fcfs", "lpm", "dfs", "program"]
 SpeculativeName = Literal["eagle", "ngram", "draft", "off"]
+KernelsName = Literal["auto", "triton", "reference"]
 GrammarBackendName = Literal["native", "llguidance", "xgrammar", "outlines"]
 QuantizeName = Literal["int8", "int4", "fp8"]
 KvDtypeName = Literal["auto", "fp32", "bf16", "fp16", "fp8", "int8"]
@@ -37,6 +38,7 @@ class CoreConfig(msgspec.Struct, frozen=True, kw_only=True):
             "checkpoint's own, else measured on random tokens at start"
         ),
     ] = None
+    tp: Annotated[int, Meta(ge=1, le=64, description="processes that share the model, each on a device of its own")] = 1
     quantize: Annotated[
         QuantizeName | None,
         Meta(description="round a dense checkpoint's linear layers while loading; fp8 rounds their inputs too"),
@@ -48,6 +50,12 @@ class CoreConfig(msgspec.Struct, frozen=True, kw_only=True):
         Annotated[int, Meta(ge=4)] | None, Meta(description="KV pages of 16 tokens; default: from kv_memory")
     ] = None
     kv_memory: Annotated[float, Meta(gt=0, le=1 << 20, description="GiB for KV, when num_pages is not given")] = 1.0
+    kernels: Annotated[
+        KernelsName, Meta(description="who computes; auto: Triton on CUDA devices, plain torch elsewhere")
+    ] = "auto"
+    deterministic: Annotated[
+        bool, Meta(description="the same bits for a request in any batch, chunks, cache and tp; slower")
+    ] = False
     prefill_budget: Annotated[int, Meta(ge=16, description="tokens computed per step, all rows together")] = 1024
     max_running: Annotated[int, Meta(ge=1, description="requests decoded at once")] = 64
     max_waiting: Annotated[int, Meta(ge=1, description="requests queued before answering busy")] = 4096

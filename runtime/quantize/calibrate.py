@@ -11,7 +11,7 @@ from rich.progress import track
 
 
 def calibrate_kv(
-    model: Annotated[Path, typer.Argument(help="Path of a Hugging Face checkpoint.", file_okay=False)],
+    model: Annotated[Path, typer.Argument(help="Path of a Hugging Face checkpoint or a GGUF file.")],
     data: Annotated[Path, typer.Option(help="A text like those that will be served.", exists=True, dir_okay=False)],
     out: Annotated[Path | None, typer.Option(help="The file; default: kv_scales.json in MODEL.")] = None,
     window: Annotated[int, typer.Option(help="Tokens of the text that are read together.", min=2)] = 2048,
@@ -19,29 +19,28 @@ def calibrate_kv(
     dtype: Annotated[Literal["auto", "float32", "bfloat16", "float16"], typer.Option(help="Of the weights.")] = "auto",
 ) -> None:
     """Measure the ranges of keys and values on a text, and keep them beside the model for quantised KV."""
-    from tokenizers import Tokenizer
-
     from ..checkpoint import find_checkpoint
     from ..engine.build import choose_device, choose_dtype
-    from ..engine.kv_ranges import FILE_NAME, measure, write_ranges
+    from ..engine.kv_ranges import measure, ranges_file, write_ranges
     from ..models.config import read_config
     from ..models.load import load_model
     from ..models.parameters import num_parameters
     from ..protocol.errors import RequestError
+    from ..tokenizer import load_tokenizer
 
     path = find_checkpoint(str(model))
     config = read_config(path)
     text = data.read_text(encoding="utf-8")
     if not text.strip():
         raise RequestError(f"{data} has no text to measure on", param="data")
-    tokens = Tokenizer.from_file(str(path / "tokenizer.json")).encode(text).ids
+    tokens = load_tokenizer(path).encode(text, add_bos=True)
     window = min(window, config.context_length)
     where = choose_device(device)
     decoder = load_model(path, device=where, dtype=choose_dtype(dtype, where, num_parameters(config)))
     texts = [tokens[start : start + window] for start in range(0, len(tokens), window)]
     shown = track(texts, "measuring", console=Console(stderr=True), transient=True)
     ranges = measure(decoder, shown)
-    file = path / FILE_NAME if out is None else out
+    file = ranges_file(path) if out is None else out
     try:
         write_ranges(ranges, file)
     except OSError as error:

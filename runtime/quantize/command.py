@@ -12,40 +12,53 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-Method = Literal["int8", "int4-rtn", "fp8"]
+Method = Literal["int8", "int4-rtn", "awq", "gptq", "fp8"]
 
 
 def quantize(
     model: Annotated[Path, typer.Argument(help="Path of a dense Hugging Face checkpoint.", file_okay=False)],
     method: Annotated[
-        Method, typer.Option(help="int8: weights, by row; int4-rtn: weights, by group; fp8: weights and inputs.")
+        Method,
+        typer.Option(
+            help="int8: weights, by row; int4-rtn, awq, gptq: weights, by group, rounded to nearest or to suit a text; "
+            "fp8: weights and inputs."
+        ),
     ],
     out: Annotated[Path, typer.Option(help="Folder of the new checkpoint; must not exist.")],
     data: Annotated[
         Path | None,
         typer.Option(help="A text: report the perplexity on it before and after.", exists=True, dir_okay=False),
     ] = None,
+    calibration: Annotated[
+        Path | None,
+        typer.Option(help="A text like those that will be served: awq and gptq need it.", exists=True, dir_okay=False),
+    ] = None,
     window: Annotated[int, typer.Option(help="Tokens of the text that are read together.", min=2)] = 512,
 ) -> None:
     """Write a checkpoint's linear layers in few bits, in the compressed-tensors format."""
     from ..checkpoint import find_checkpoint
+    from ..protocol.errors import RequestError
     from .perplexity import perplexity_of
     from .write import write_quantised
 
     source = find_checkpoint(str(model))
+    calibrates = method in ("awq", "gptq")
+    if calibrates and calibration is None:
+        raise RequestError(f"{method} is calibrated on a text: give one with --calibration", param="calibration")
+    text = calibration.read_text(encoding="utf-8") if calibrates and calibration is not None else None
     with _bar("quantising") as on_progress:
-        write_quantised(source, out, method, on_progress)
+        write_quantised(source, out, method, on_progress, text)
     table = Table(title=str(out), title_justify="left")
     for title in ("", "before", "after"):
         table.add_column(title, justify="left" if not title else "right")
     sizes = [sum(file.stat().st_size for file in path.glob("*.safetensors")) / 2**20 for path in (source, out)]
     table.add_row("weights, MiB", *(f"{size:,.1f}" for size in sizes))
     if data is not None:
-        text = data.read_text(encoding="utf-8")
+        judged = data.read_text(encoding="utf-8")
         figures = []
         for path, title in ((source, "perplexity before"), (out, "perplexity after")):
             with _bar(title) as on_progress:
-                figures.append(perplexity_of(path, text, window=window, on_progress=on_progress))
+                figures.append(perplexity_of(path, judged, window=window, on_progress=on_progress))
         table.add_row("perplexity", *(f"{figure:.4f}" for figure in figures))
     Console().print(table)
 

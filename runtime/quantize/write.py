@@ -11,7 +11,7 @@ import json
 import re
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from safetensors import safe_open
@@ -19,30 +19,41 @@ from safetensors.torch import save_file
 
 from ..models.config import read_config
 from ..models.errors import CheckpointError
-from ..models.quantised import nibbles
-from ..models.quantised.rounding import GROUP_SIZES, fp8_rows, int4_group_size, int4_groups, int8_rows
+from ..models.quantised.rounding import GROUP_SIZES, fp8_rows, int4_group_size, int8_rows
 from ..models.weights import INDEX, Progress, weight_files
+from .calibrated_tensors import Written, calibrated_tensors
+from .groups import nearest, packed
 
+Method = Literal["int8", "int4-rtn", "awq", "gptq", "fp8"]
+FOUR_BITS = ("int4-rtn", "awq", "gptq")
 _MLP = r"mlp\.(?:experts\.\d+\.|shared_expert\.)?\w+_proj|block_sparse_moe\.experts\.\d+\.w[123]"
 LINEAR = re.compile(rf"(model\.layers\.\d+\.(?:self_attn\.\w+_proj|{_MLP}))\.weight")
 
 
-def write_quantised(source: Path, out: Path, method: str, on_progress: Progress | None = None) -> None:
+def write_quantised(
+    source: Path, out: Path, method: Method, on_progress: Progress | None = None, text: str | None = None
+) -> None:
     """Quantise the checkpoint in directory `source` into the new directory `out`.
 
-    `method` is "int8" (a scale per row), "fp8" (e4m3 with a scale per row; inputs by token) or "int4-rtn" (groups of
-    at most 128 inputs with scale and zero point). Raises CheckpointError when `source` cannot be read, is quantised
-    already, or has sizes that no group divides; and when `out` exists.
+    `method` is "int8" (a scale per row), "fp8" (e4m3 with a scale per row; inputs by token) or one of 4 bits in groups
+    of at most 128 inputs with scale and zero point: "int4-rtn" (round to nearest), "awq" or "gptq", which suit the
+    inputs that `text` gives. Raises CheckpointError when `source` cannot be read, is quantised already, or has sizes
+    that no group divides; when `out` exists; and RequestError when the text has too few tokens.
     """
     config = read_config(source)
     if config.quantisation is not None:
         raise CheckpointError(source, f"holds {config.quantisation.scheme.kind} weights already")
     group_size = int4_group_size(*config.linear_inputs)
-    if method == "int4-rtn" and group_size is None:
+    if method in FOUR_BITS and group_size is None:
         raise CheckpointError(source, f"int4 takes sizes that {min(GROUP_SIZES)} divides, not {config.linear_inputs}")
     if out.exists():
         raise CheckpointError(out, "exists already")
     files = weight_files(source)
+    calibrated: Written = {}
+    if method == "awq" or method == "gptq":
+        assert group_size is not None
+        assert text is not None
+        calibrated = calibrated_tensors(source, config, method, text, group_size, on_progress)
     out.mkdir(parents=True)
     index = _Index()
     total, done = sum(file.stat().st_size for file in files), 0
@@ -51,8 +62,12 @@ def write_quantised(source: Path, out: Path, method: str, on_progress: Progress 
         with safe_open(file, framework="pt") as tensors:
             for name in tensors.keys():  # noqa: SIM118  # safe_open is no mapping
                 tensor = tensors.get_tensor(name)
-                match = LINEAR.fullmatch(name)
-                written |= {name: tensor} if match is None else _rounded(match[1], tensor, method, group_size)
+                if name in calibrated:
+                    written |= calibrated[name]
+                elif (match := LINEAR.fullmatch(name)) is not None:
+                    written |= _rounded(match[1], tensor, method, group_size)
+                else:
+                    written[name] = tensor
                 done += tensor.nbytes
                 if on_progress is not None:
                     on_progress(done, total)
@@ -70,32 +85,25 @@ def write_quantised(source: Path, out: Path, method: str, on_progress: Progress 
         on_progress(total, total)
 
 
-def _rounded(module: str, weight: torch.Tensor, method: str, group_size: int | None) -> dict[str, torch.Tensor]:
+def _rounded(module: str, weight: torch.Tensor, method: Method, group_size: int | None) -> dict[str, torch.Tensor]:
     if method == "int4-rtn":
         assert group_size is not None
-        codes, scale_NG, zero_NG = int4_groups(weight, group_size)
-        # The format's codes are signed, from -8; packed, they and the zero points have 8 added: ours as they are.
-        return {
-            f"{module}.weight_packed": nibbles.pack(codes, 1),
-            f"{module}.weight_scale": scale_NG.bfloat16(),
-            f"{module}.weight_zero_point": nibbles.pack(zero_NG, 0),
-            f"{module}.weight_shape": torch.tensor(weight.shape),
-        }
+        return packed(module, nearest(weight, group_size))
     codes, scale_N1 = (fp8_rows if method == "fp8" else int8_rows)(weight)
     return {f"{module}.weight": codes, f"{module}.weight_scale": scale_N1}
 
 
-def _quantisation_config(method: str, group_size: int | None, mixture: bool) -> dict[str, Any]:
+def _quantisation_config(method: Method, group_size: int | None, mixture: bool) -> dict[str, Any]:
     weights: dict[str, Any] = {
-        "num_bits": 4 if method == "int4-rtn" else 8,
+        "num_bits": 4 if method in FOUR_BITS else 8,
         "type": "float" if method == "fp8" else "int",
-        "symmetric": method != "int4-rtn",
-        "strategy": "group" if method == "int4-rtn" else "channel",
-        "group_size": group_size if method == "int4-rtn" else None,
+        "symmetric": method not in FOUR_BITS,
+        "strategy": "group" if method in FOUR_BITS else "channel",
+        "group_size": group_size if method in FOUR_BITS else None,
         "dynamic": False,
     }
     inputs = {"num_bits": 8, "type": "float", "symmetric": True, "strategy": "token", "dynamic": True}
-    kind = {"int8": "int-quantized", "fp8": "float-quantized", "int4-rtn": "pack-quantized"}[method]
+    kind = {"int8": "int-quantized", "fp8": "float-quantized"}.get(method, "pack-quantized")
     return {
         "quant_method": "compressed-tensors",
         "format": kind,

@@ -131,7 +131,8 @@ class DraftModelSource:
     def _run(self, rows: list[Row]) -> torch.Tensor:
         """Hidden states of the rows' last tokens."""
         last = np.cumsum([len(row.tokens) for row in rows]) - 1
-        return self._model.hidden(decoder_inputs(rows, self._model, last), self._pool.layers)
+        kv = self._pool.layers
+        return self._model.hidden(decoder_inputs(rows, self._model, last, kv[0]), kv)
 
     def _tree(self, tree: _Growing | None) -> DraftTree | None:
         if tree is None:

@@ -38,8 +38,9 @@ class Target:
         if num_pages > self._memory.num_pages:
             self._memory = self._room(num_pages)
         lengths = [len(ids) for ids in texts]
-        inputs = decoder_inputs(rows, self.model, np.arange(sum(lengths)))
-        final_NE, captured_NC = self.model.hidden_and_features(inputs, self._memory.layers(), self._captures)
+        kv = self._memory.layers()
+        inputs = decoder_inputs(rows, self.model, np.arange(sum(lengths)), kv[0])
+        final_NE, captured_NC = self.model.hidden_and_features(inputs, kv, self._captures)
         assert captured_NC is not None
         captured_BTC, final_BTE = (
             torch.nn.utils.rnn.pad_sequence(list(torch.split(states, lengths)), batch_first=True)

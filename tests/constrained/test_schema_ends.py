@@ -19,7 +19,7 @@ from ramify.constrained import CompiledGrammar, JsonSchema, PropertyOrder, Vocab
 from .oracle_schemas import is_valid, judge
 from .walks import allowed, compiled_or_none
 
-LETTERS = '{}[]",:abc01truefalsn'
+LETTERS = '{}[]",:abc01.truefalsn'
 VOCABULARY = Vocabulary.from_tokens(
     [*(letter.encode() for letter in dict.fromkeys(LETTERS)), None], [len(set(LETTERS))]
 )
@@ -141,4 +141,46 @@ def test_objects_are_accepted_exactly_when_they_are_valid(schema: Any, seed: int
     for value in rng.sample(OBJECT_VALUES, 40):
         names = rng.sample(list(value), len(value))
         text = json.dumps({name: value[name] for name in names}, separators=(",", ":"))
+        assert accepted(grammar, text) == is_valid(validator, text), text
+
+
+_item: st.SearchStrategy[Any] = st.sampled_from(
+    [True, False, {"const": 0}, {"enum": [0, 1]}, {"type": "boolean"}, {"not": {"const": 1}}, {"enum": [1, "a", [0]]}]
+)
+
+
+def _array_keywords(item: st.SearchStrategy[Any]) -> dict[str, st.SearchStrategy[Any]]:
+    return {
+        "items": item,
+        "prefixItems": st.lists(item, min_size=1, max_size=3),
+        "contains": item,
+        "minContains": _count,
+        "maxContains": _count,
+        "minItems": _count,
+        "maxItems": _count,
+        "uniqueItems": st.just(True),
+        "unevaluatedItems": st.sampled_from([False, {"const": 0}]),
+    }
+
+
+_arrays = _combined(_some(_array_keywords(_item), 1, 3))
+ARRAYS = _combined(_some(_array_keywords(_item | _arrays.map(lambda s: {"type": "array", **s})), 2, 6))
+ARRAY_VALUES = [list(items) for count in range(5) for items in itertools.product([0, 1, "a", False, [0]], repeat=count)]
+
+
+@MANY
+@given(schema=ARRAYS.map(lambda s: {**s, "type": "array"}), seed=st.integers(0, 2**32))
+def test_an_array_that_is_begun_can_be_ended(schema: Any, seed: int) -> None:
+    rng, grammar, validator = random.Random(seed), compiled(schema), judge(schema)
+    for walk in range(8):
+        text = walked(grammar, rng, patience=4 * walk) if grammar is not None else None
+        assert text is None or is_valid(validator, text), text
+
+
+@MANY
+@given(schema=ARRAYS.map(lambda s: {**s, "type": "array"}), seed=st.integers(0, 2**32))
+def test_arrays_are_accepted_exactly_when_they_are_valid(schema: Any, seed: int) -> None:
+    rng, grammar, validator = random.Random(seed), compiled(schema), judge(schema)
+    for value in rng.sample(ARRAY_VALUES, 40):
+        text = json.dumps(value, separators=(",", ":"))
         assert accepted(grammar, text) == is_valid(validator, text), text

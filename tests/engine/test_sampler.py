@@ -10,12 +10,14 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from ramify.kernels import for_device
 from ramify.runtime.engine.sampler import chosen_logprobs, sample
 from ramify.runtime.protocol.sampling import TokenLogprob
 from ramify.runtime.scheduler.plan import Penalties, Sample
 from ramify.runtime.scheduler.sampling_draw import draw, splitmix64
 
 VOCAB = 70
+OPS = for_device(torch.device("cpu"))
 LIKELY = 6  # tokens that are usually among the likeliest, so that what is done to them is seen
 tokens = st.integers(0, LIKELY - 1) | st.integers(0, VOCAB - 1)
 penalties = st.builds(
@@ -86,8 +88,8 @@ def test_each_row_is_sampled_by_its_own_parameters(rows: list[tuple[Sample, set[
     logits_RV = 2 * np.random.default_rng(seed).standard_normal((len(rows), VOCAB)).astype(np.float32)
     logits_RV[:, :LIKELY] += 4
     raw = torch.from_numpy(logits_RV)
-    chosen = sample(raw, [s for s, _ in rows], [None if m is None else packed(m) for _, m in rows])
-    found = chosen_logprobs(raw, chosen, [s for s, _ in rows], range(len(rows)))
+    chosen = sample(OPS, raw, [s for s, _ in rows], [None if m is None else packed(m) for _, m in rows])
+    found = chosen_logprobs(OPS, raw, chosen, [s for s, _ in rows], range(len(rows)))
     assert np.array_equal(raw.numpy(), logits_RV)
     for row, (logits, (s, allowed)) in enumerate(zip(logits_RV, rows, strict=True)):
         assert chosen[row] == naive_token(logits, s, allowed)
@@ -118,25 +120,25 @@ def test_top_k_of_one_is_greedy_even_among_equal_logits() -> None:
     logits_RV = torch.zeros(2, VOCAB)
     logits_RV[:, [9, 30]] = 5.0
     rows = [plain(temperature=1.0, top_k=1, draw=99), plain()]
-    assert sample(logits_RV, rows, [None, None]).tolist() == [9, 9]
+    assert sample(OPS, logits_RV, rows, [None, None]).tolist() == [9, 9]
 
 
 def test_extreme_temperatures_stay_finite() -> None:
     logits_RV = torch.linspace(-300, 300, VOCAB)[None]
     cold = [plain(temperature=1e-300, draw=draw) for draw in range(50)]
-    assert set(sample(logits_RV.expand(50, VOCAB), cold, [None] * 50).tolist()) == {VOCAB - 1}
+    assert set(sample(OPS, logits_RV.expand(50, VOCAB), cold, [None] * 50).tolist()) == {VOCAB - 1}
     hot = [plain(temperature=1e9, draw=draw) for draw in range(50)]
-    assert len(set(sample(logits_RV.expand(50, VOCAB), hot, [None] * 50).tolist())) > 20
+    assert len(set(sample(OPS, logits_RV.expand(50, VOCAB), hot, [None] * 50).tolist())) > 20
 
 
 def test_a_mask_shorter_than_the_vocabulary_forbids_the_rest() -> None:
     logits_RV = torch.arange(VOCAB, dtype=torch.float32)[None]
-    [result] = sample(logits_RV, [plain()], [packed(set(range(32)), num_words=1)])
+    [result] = sample(OPS, logits_RV, [plain()], [packed(set(range(32)), num_words=1)])
     assert result == 31
 
 
 def test_a_mask_longer_than_the_vocabulary_allows_nothing_beyond_it() -> None:
-    [result] = sample(torch.zeros(1, VOCAB), [plain()], [packed({5, 120}, num_words=4)])
+    [result] = sample(OPS, torch.zeros(1, VOCAB), [plain()], [packed({5, 120}, num_words=4)])
     assert result == 5
 
 
@@ -144,7 +146,7 @@ def test_the_draws_of_a_filtered_masked_row_follow_its_law() -> None:
     num = 4000
     logits = torch.tensor([2.0, 1.5, 1.0, 0.5, 0.0, -3.0] + [-9.0] * (VOCAB - 6))
     rows = [plain(temperature=1.3, top_p=0.9, draw=draw(8, position)) for position in range(num)]
-    results = sample(logits.expand(num, VOCAB), rows, [packed({0, 2, 3, 4, 5})] * num)
+    results = sample(OPS, logits.expand(num, VOCAB), rows, [packed({0, 2, 3, 4, 5})] * num)
     weights = np.exp(np.array([2.0, 1.0, 0.5, 0.0, -3.0]) / 1.3)
     nucleus = weights[: 1 + int((np.cumsum(weights / weights.sum()) < 0.9).sum())]
     expected = num * nucleus / nucleus.sum()

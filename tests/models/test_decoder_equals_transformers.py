@@ -57,7 +57,7 @@ def forward(model: Decoder, pool: KvPool, rows: list[Row]) -> list[torch.Tensor]
     """Logits of every token, one tensor per row."""
     sizes = [len(row.tokens) for row in rows]
     with torch.inference_mode():
-        inputs = decoder_inputs(rows, model, np.arange(sum(sizes)))
+        inputs = decoder_inputs(rows, model, np.arange(sum(sizes)), pool.layers[0])
         return list(model.logits(model.hidden(inputs, pool.layers)).split(sizes))
 
 

@@ -73,7 +73,8 @@ def logits(path: Path, **options: Any) -> torch.Tensor:
     pool = KvPool(KvMemory(model.config, 2, device=model.device, dtype=model.dtype))
     rows = [Row(rid="r", tokens=TOKENS, first_position=0, pages=[1])]
     with torch.inference_mode():
-        return model.logits(model.hidden(decoder_inputs(rows, model, np.arange(len(TOKENS))), pool.layers))
+        inputs = decoder_inputs(rows, model, np.arange(len(TOKENS)), pool.layers[0])
+        return model.logits(model.hidden(inputs, pool.layers))
 
 
 def error_of(path: Path, judge: PreTrainedModel, **options: Any) -> float:

@@ -8,14 +8,18 @@ from typing import Any
 
 import pytest
 import torch
+from gguf import GGMLQuantizationType
 from safetensors.torch import load_file, save_file
+from transformers import PreTrainedModel
 
 from ramify.runtime.engine import build_engine
-from ramify.runtime.engine.kv_ranges import FILE_NAME, KvRanges, write_ranges
+from ramify.runtime.engine.kv_ranges import FILE_NAME, KvRanges, ranges_file, write_ranges
 from ramify.runtime.models.config import read_config
 from ramify.runtime.models.errors import CheckpointError
 from ramify.runtime.models.kv_scales import checkpoint_scales
 from ramify.runtime.protocol.config import CoreConfig
+
+from .gguf_files import write_gguf
 
 E4M3 = torch.float8_e4m3fn
 K_SCALES, V_SCALES = torch.tensor([0.01, 0.02, 0.03]), torch.tensor([0.5, 0.25, 0.125])  # by layer
@@ -122,3 +126,16 @@ def test_a_scheme_for_fp8_kv_is_read_over(broken: Path, change_config: Callable[
     scheme["kv_cache_scheme"] = {"num_bits": 4, "type": "float"}
     with pytest.raises(CheckpointError, match=r"kv_cache_scheme\.num_bits: supported: 8; 4 is not"):
         read_config(change_config(quantization_config=scheme))
+
+
+def test_a_model_that_is_one_file_has_its_ranges_next_to_it(
+    judge: Callable[[str], PreTrainedModel], tmp_path: Path
+) -> None:
+    model = judge("llama2")
+    model.config.architectures = ["LlamaForCausalLM"]
+    path = write_gguf(model, tmp_path / "model.gguf", lambda _: GGMLQuantizationType.F32)
+    config = CoreConfig(model=str(path), device="cpu", dtype="float32", num_pages=16, kv_dtype="fp8")
+    assert build_engine(config, path).info.kv_scales == "random tokens"
+    assert ranges_file(path) == tmp_path / "model.kv_scales.json"
+    write_ranges(KvRanges(torch.ones(3, 4), torch.ones(3, 4), num_tokens=1), ranges_file(path))
+    assert build_engine(config, path).info.kv_scales == str(ranges_file(path))

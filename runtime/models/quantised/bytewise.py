@@ -87,7 +87,12 @@ class BytewiseLinear:
 
         return {
             "weight": Destination(tuple(codes.shape), codes.copy_, (codes.dtype,)),
-            "weight_scale": Destination((1,) if self.scheme.per_tensor else (size, 1), put_scale),
+            "weight_scale": Destination(
+                (1,) if self.scheme.per_tensor else (size, 1),
+                put_scale,
+                outputs=None if self.scheme.per_tensor else 0,
+                inputs=None,
+            ),
             **pieces,
         }
 

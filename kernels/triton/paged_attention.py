@@ -1,0 +1,128 @@
+"""A step's attention as launches of the kernels: what every layer of one window shares, and what each layer runs.
+
+Legend: T tokens of the step, R rows, H query heads, K key/value heads, D head size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from ..kv_cache import KvCache
+from ..reference.attention import paged_attention
+from ..reference.layout import AttentionLayout, RowSpan, attention_layout
+from ..transfer import to_device
+from .chunk_attention import QueryTiles, chunk_attention
+from .paged_rows import PagedRows
+from .rows import Piece, cut, launches
+from .split_attention import num_seen, split_attention
+from .splits import Splits, fixed_splits, make_splits
+from .tables import FIXED_SPLIT, chunk_tile, num_splits_wanted, split_tile
+
+
+class PlainRows(NamedTuple):
+    """What no kernel takes: the tokens, and their layout for plain torch."""
+
+    tokens_n: torch.Tensor
+    layout: AttentionLayout
+
+
+@dataclass(frozen=True)
+class TritonAttention:
+    few: tuple[tuple[PagedRows, Splits], ...]
+    many: tuple[PagedRows, QueryTiles] | None
+    plain: PlainRows | None
+    deterministic: bool
+
+    def attend(self, q_THD: torch.Tensor, kv: KvCache, scale: float) -> torch.Tensor:
+        out_THD = torch.empty(q_THD.shape, dtype=q_THD.dtype, device=q_THD.device)
+        for rows, splits in self.few:
+            split_attention(q_THD, kv, rows, splits, out_THD, scale, fixed=self.deterministic)
+        if self.many is not None:
+            chunk_attention(q_THD, kv, *self.many, out_THD, scale)
+        if self.plain is not None:
+            tokens_n, layout = self.plain
+            out_THD.index_copy_(0, tokens_n, paged_attention(q_THD[tokens_n], kv, layout, scale))
+        return out_THD
+
+
+def step_attention(
+    rows: Sequence[RowSpan],
+    kv: KvCache,
+    *,
+    num_heads: int,
+    page_size: int,
+    window: int | None,
+    dtype: torch.dtype,
+    deterministic: bool,
+) -> TritonAttention:
+    device = kv.k_SKD.device
+    K, D = kv.k_SKD.shape[1:]
+    group = num_heads // K
+    most = max(1, split_tile(device, D).queries // group) if deterministic else None
+    pieces = cut(rows, window, most=most)
+    few, most_keys, many = launches(
+        pieces,
+        sum(row.num_tokens for row in rows),
+        group=group,
+        tile=chunk_tile(device, D, kv.k_SKD.dtype),
+        page_size=page_size,
+        window=window,
+        device=device,
+    )
+    assert not (deterministic and pieces.plain), "trees of more nodes than a mask has bits"
+    splits = (_splits(some, kv, keys, deterministic) for some, keys in zip(few, most_keys, strict=True))
+    plain = _plain(pieces.plain, page_size, window, dtype, device) if pieces.plain else None
+    return TritonAttention(tuple(zip(few, splits, strict=True)), many, plain, deterministic)
+
+
+def decode_attention(
+    page_table_RP: torch.Tensor,
+    num_keys_R: torch.Tensor,
+    kv: KvCache,
+    *,
+    page_size: int,
+    window: int | None,
+    deterministic: bool,
+) -> TritonAttention:
+    """Of rows of one token, with whatever the tensors hold when it is computed; a row of 0 keys stands for none."""
+    R, P = page_table_RP.shape
+    rows = PagedRows(
+        page_table_RP=page_table_RP,
+        num_keys_R=num_keys_R,
+        first_query_R=torch.arange(R, dtype=torch.int32, device=num_keys_R.device),
+        num_queries_R=torch.ones_like(num_keys_R),
+        positions_T=num_keys_R - 1,
+        visible_T=None,
+        max_queries=1,
+        page_size=page_size,
+        window=window,
+    )
+    splits = _splits(rows, kv, P * page_size, deterministic)
+    return TritonAttention(((rows, splits),), None, None, deterministic)
+
+
+def _splits(rows: PagedRows, kv: KvCache, most_keys: int, deterministic: bool) -> Splits:
+    if deterministic:
+        return fixed_splits(rows.num_keys_R, size=FIXED_SPLIT, max_keys=most_keys)
+    device = kv.k_SKD.device
+    return make_splits(
+        num_seen(rows.num_keys_R, rows.num_queries_R, rows.window),
+        num_wanted=num_splits_wanted(device, kv.k_SKD.shape[1]),
+        tile=split_tile(device, kv.k_SKD.shape[2]).keys,
+    )
+
+
+def _plain(
+    pieces: Sequence[Piece], page_size: int, window: int | None, dtype: torch.dtype, device: torch.device
+) -> PlainRows:
+    spans = [RowSpan(p.num_keys - p.num_tokens, p.num_tokens, p.row.pages, p.tree) for p in pieces]
+    tokens = np.concatenate([np.arange(p.first_query, p.first_query + p.num_tokens) for p in pieces])
+    return PlainRows(
+        to_device([tokens], device)[0],
+        attention_layout(spans, page_size=page_size, window=window, dtype=dtype, device=device),
+    )

@@ -1,0 +1,52 @@
+"""Which device ops an engine computes with, as its settings ask. Refuses, with the reason, what cannot be had."""
+
+from __future__ import annotations
+
+import importlib.util
+
+import torch
+
+from ...kernels import Ops, for_device
+from ..models.config import ModelConfig
+from ..protocol.config import CoreConfig
+from ..protocol.errors import RequestError
+
+MAX_DETERMINISTIC_TREE = 64  # tokens that the kernels' masks have bits for
+
+
+def choose_ops(config: CoreConfig, model: ModelConfig, device: torch.device) -> Ops | None:
+    """None: those that suit model and device.
+
+    Raises RequestError naming the setting when Triton is not installed or has no such op, or when the model's numbers
+    depend on who else is in the batch whatever ops it has.
+    """
+    rotates = model.rope.type == "dynamic"
+    if config.kernels == "triton":
+        if rotates:
+            raise RequestError(
+                "kernels 'triton' do not rotate keys when they are read, as dynamic rotary scaling needs it: use auto",
+                param="kernels",
+            )
+        if importlib.util.find_spec("triton") is None:
+            raise RequestError("kernels 'triton' need the package triton: install ramify[gpu]", param="kernels")
+    if not config.deterministic:
+        return None if config.kernels == "auto" else for_device(device, config.kernels)
+    if rotates:
+        raise RequestError(
+            "dynamic rotary scaling makes a token's numbers depend on how its prompt was cut: such a model is not "
+            "served with deterministic",
+            param="deterministic",
+        )
+    if model.experts is not None:
+        raise RequestError(
+            "a mixture's experts multiply whatever tokens chose them together: such a model is not served with "
+            "deterministic",
+            param="deterministic",
+        )
+    if config.speculative_num_draft_tokens > MAX_DETERMINISTIC_TREE:
+        raise RequestError(
+            f"deterministic verifies at most {MAX_DETERMINISTIC_TREE} tokens at once, got "
+            f"{config.speculative_num_draft_tokens}",
+            param="speculative_num_draft_tokens",
+        )
+    return for_device(device, config.kernels, deterministic=True)

@@ -1,0 +1,103 @@
+"""Rank 0's side of a model on several ranks: the engine that the core drives, and how it comes about."""
+
+from __future__ import annotations
+
+import threading
+from functools import partial
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+
+from ..engine import Engine, EngineInfo, build_engine
+from ..engine.build import MakeSource
+from ..models.decoder import Decoder
+from ..models.load import load_ends
+from ..models.weights import Progress
+from ..protocol.config import RuntimeConfig
+from ..scheduler.plan import ForwardPlan, ForwardResult
+from ..speculation.source import DraftSource
+from .collectives import ProcessGroup, join
+from .messages import Begin, Step
+from .ranks import Ranks
+from .start import RENDEZVOUS, Place, place_of
+
+_LOOK = 0.1  # seconds between looks at the other ranks while all of them meet
+
+
+class LeadEngine:
+    """As an Engine; every plan goes to the other ranks first."""
+
+    def __init__(self, engine: Engine, ranks: Ranks) -> None:
+        self._engine = engine
+        self._ranks = ranks
+
+    @property
+    def info(self) -> EngineInfo:
+        return self._engine.info
+
+    def run(self, plan: ForwardPlan) -> ForwardResult:
+        """Raises RuntimeFailed, which says how, when a rank has died."""
+        self._ranks.send(Step(plan))
+        try:
+            return self._engine.run(plan)
+        except RuntimeError:
+            self._ranks.check(seconds=1.0)  # a broken collective says less than its cause
+            raise
+
+    def warm_up(self) -> None:
+        self.run(Engine.warm_up_plan())
+
+
+class MakeLead(Protocol):
+    def __call__(self, path: Path, on_progress: Progress, make_source: MakeSource) -> LeadEngine:
+        """`build_lead_engine` for the model in directory `path`."""
+
+
+def build_lead_engine(
+    config: RuntimeConfig, ranks: Ranks, path: Path, on_progress: Progress, make_source: MakeSource
+) -> LeadEngine:
+    """Starts the other ranks and loads this one's part. Raises RamifyError when a setting or the checkpoint is at
+    fault, or a rank fails."""
+    place = place_of(config.core, path, 0)
+    ranks.start(config)
+    group = _meet(place, config, ranks)
+
+    def progress(done: int, total: int) -> None:
+        ranks.check()
+        on_progress(done, total)
+
+    def source(target: Decoder, *, num_pages: int, num_host_pages: int) -> DraftSource | None:
+        # What drafts for the model stands on this rank alone, and may want the model's own embedding and head.
+        whole = load_ends(path, device=target.device, dtype=target.dtype)
+        made = make_source(whole, num_pages=num_pages, num_host_pages=num_host_pages)
+        ranks.send(Begin(() if made is None else made.captures))
+        return made
+
+    core = msgspec.structs.replace(config.core, device=str(place.device))
+    engine = build_engine(core, path, progress, source, group)
+    ranks.wait_ready()
+    return LeadEngine(engine, ranks)
+
+
+def _meet(place: Place, config: RuntimeConfig, ranks: Ranks) -> ProcessGroup:
+    """Beside a look at whether all of them are still there: meeting would wait for the dead."""
+    met: list[ProcessGroup | BaseException] = []
+    meet = partial(join, place.shard, place.device, f"{config.serve.socket_dir}/{RENDEZVOUS}")
+
+    def run() -> None:
+        try:
+            met.append(meet())
+        except BaseException as error:  # handed on to the thread that waits
+            met.append(error)
+
+    thread = threading.Thread(target=run, name="meeting", daemon=True)
+    thread.start()
+    while thread.is_alive():
+        ranks.check(seconds=_LOOK)
+        thread.join(timeout=0)
+    (result,) = met
+    if isinstance(result, BaseException):
+        ranks.check(seconds=1.0)
+        raise result
+    return result

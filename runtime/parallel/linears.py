@@ -1,0 +1,163 @@
+"""Linear layers of which a rank holds some slices, as one linear layer each. Knows nothing of what a slice's weights
+are made of: any kind of layer may be cut, as its `Destination`s say which of their axes follow its outputs and inputs.
+
+Legend: T tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from copy import copy
+from typing import NamedTuple
+
+import torch
+
+from ..models.linear import Destination, Linear, bias_piece, total_bytes
+from .group import Group, tree_sum
+from .shard import Shard
+
+
+class Section(NamedTuple):
+    """Rows of the whole layer that belong together, as those of all queries do: cut into `num_pieces` equal pieces,
+    no more than there are slices. With fewer, neighbouring slices hold the same piece."""
+
+    rows: int
+    num_pieces: int
+
+    def piece(self, index: int, shard: Shard) -> int:
+        """Which piece the slice `index` holds."""
+        return index * self.num_pieces // shard.num_slices
+
+
+class ColumnLinear:
+    """Cut along the outputs: what comes out is this rank's part, sections in order."""
+
+    def __init__(self, shard: Shard, sections: Sequence[Section], make: Callable[[int], Linear]) -> None:
+        """`make` gives an unfilled layer of so many outputs."""
+        self._shard = shard
+        self._sections = tuple(sections)
+        self._sizes = [section.rows // section.num_pieces for section in sections]
+        self.slices = tuple(make(sum(self._sizes)) for _ in shard.slices)
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        if len(self.slices) == 1:
+            return self.slices[0](x)
+        columns = [linear(x).split(self._sizes, dim=1) for linear in self.slices]
+        outputs: list[torch.Tensor] = []
+        for number, section in enumerate(self._sections):
+            # Slices that hold the same piece have computed the same.
+            pieces = {section.piece(index, self._shard): column[number] for index, column in self._numbered(columns)}
+            outputs += pieces.values()
+        return torch.cat(outputs, dim=1)
+
+    def _numbered(self, columns: Sequence[Sequence[torch.Tensor]]) -> list[tuple[int, Sequence[torch.Tensor]]]:
+        return list(zip(self._shard.slices, columns, strict=True))
+
+    def pieces(self, start: int, size: int) -> dict[str, Destination]:
+        """Of the whole layer's rows."""
+        number, own_start = self._find(start, size)
+        section = self._sections[number]
+        slices = [linear.pieces(own_start, self._sizes[number]) for linear in self.slices]
+        places = [section.piece(index, self._shard) for index in self._shard.slices]
+        return {
+            name: joined([pieces[name] for pieces in slices], slices[0][name].outputs, places, section.num_pieces)
+            for name in slices[0]
+        }
+
+    def _find(self, start: int, size: int) -> tuple[int, int]:
+        """The number of the section that begins at row `start`, and where a slice's part of it begins."""
+        whole = own = 0
+        for number, section in enumerate(self._sections):
+            if whole == start:
+                assert size == section.rows, "rows of several sections, or of a part of one"
+                return number, own
+            whole += section.rows
+            own += self._sizes[number]
+        raise AssertionError(f"no section begins at row {start}")
+
+    def mapped(self, change: Callable[[Linear], Linear]) -> ColumnLinear:
+        """The same layer with its slices changed, each by itself."""
+        other = copy(self)
+        other.slices = tuple(map(change, self.slices))
+        return other
+
+    def finish(self) -> None:
+        for linear in self.slices:
+            linear.finish()
+
+    @property
+    def nbytes(self) -> int:
+        return sum(linear.nbytes for linear in self.slices)
+
+
+class RowLinear:
+    """Cut along the inputs, of which this rank's part comes in: the slices' products are partial sums, which all ranks
+    add up. The bias is added once, after that."""
+
+    def __init__(self, group: Group, inputs: int, bias: torch.Tensor | None, make: Callable[[int], Linear]) -> None:
+        """`make` gives an unfilled layer of so many inputs, without a bias."""
+        self._group = group
+        self._bias = bias
+        self._size = inputs // group.shard.num_slices
+        self.slices = tuple(make(self._size) for _ in group.shard.slices)
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        if len(self.slices) == 1:
+            return self.total([self.slices[0](x)])
+        # A slice's inputs lie as they would if they were alone: their strides must not choose another product.
+        parts = [part.contiguous() for part in x.split(self._size, dim=1)]
+        return self.total([linear(part) for linear, part in zip(self.slices, parts, strict=True)])
+
+    def total(self, products: Sequence[torch.Tensor]) -> torch.Tensor:
+        """What the layer gives when its slices give `products`."""
+        y = self._group.sum(tree_sum(products))
+        return y if self._bias is None else y + self._bias
+
+    def pieces(self, start: int, size: int) -> dict[str, Destination]:
+        """Of the whole layer's rows."""
+        shard = self._group.shard
+        slices = [linear.pieces(start, size) for linear in self.slices]
+        pieces = {
+            name: joined([own[name] for own in slices], slices[0][name].inputs, list(shard.slices), shard.num_slices)
+            for name in slices[0]
+        }
+        return {**pieces, **bias_piece(self._bias, start, size)}
+
+    def mapped(self, change: Callable[[Linear], Linear]) -> RowLinear:
+        """The same layer with its slices changed, each by itself."""
+        other = copy(self)
+        other.slices = tuple(map(change, self.slices))
+        return other
+
+    def finish(self) -> None:
+        for linear in self.slices:
+            linear.finish()
+
+    @property
+    def nbytes(self) -> int:
+        return sum(linear.nbytes for linear in self.slices) + total_bytes(self._bias)
+
+
+def joined(
+    destinations: Sequence[Destination], axis: int | None, places: Sequence[int], num_pieces: int
+) -> Destination:
+    """One destination for a stored tensor that is cut along `axis` into `num_pieces`, of which piece `places[i]` goes
+    to `destinations[i]`: only the stretch from the first to the last is read. Without an axis each gets it all."""
+    first = destinations[0]
+    if axis is None:
+
+        def put_whole(tensor: torch.Tensor) -> None:
+            for destination in destinations:
+                destination.put(tensor)
+
+        return first._replace(put=put_whole)
+    size, low = first.shape[axis], min(places)
+    shape = (*first.shape[:axis], size * num_pieces, *first.shape[axis + 1 :])
+    part = [slice(None)] * len(shape)
+    part[axis] = slice(low * size, (max(places) + 1) * size)
+
+    def put(tensor: torch.Tensor) -> None:
+        for destination, place in zip(destinations, places, strict=True):
+            destination.put(tensor.narrow(axis, (place - low) * size, size))
+
+    return first._replace(shape=shape, put=put, part=tuple(part))

@@ -1,0 +1,40 @@
+"""What the ranks of a model say to each other beside tensors: rank 0 tells the others what to compute, and they tell it
+how their start went."""
+
+from __future__ import annotations
+
+import msgspec
+
+from ..protocol.errors import ErrorInfo
+from ..scheduler.plan import ForwardPlan
+
+
+class Begin(msgspec.Struct, frozen=True, tag="begin"):
+    """The first message: `captures` are the hidden states that rank 0's draft source wants of every forward."""
+
+    captures: tuple[int, ...]
+
+
+class Step(msgspec.Struct, frozen=True, tag="step"):
+    plan: ForwardPlan
+
+
+ToRank = Begin | Step
+
+
+class RankReady(msgspec.Struct, frozen=True, tag="ready"):
+    """The weights are loaded."""
+
+
+class RankFailed(msgspec.Struct, frozen=True, tag="failed"):
+    """The rank is going to leave, and why."""
+
+    error: ErrorInfo
+
+
+RankReport = RankReady | RankFailed
+
+
+def plan_address(socket_dir: str, rank: int) -> str:
+    """Where rank 0 sends the messages of that rank."""
+    return f"ipc://{socket_dir}/rank-{rank}"

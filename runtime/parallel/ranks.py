@@ -1,0 +1,123 @@
+"""The other ranks as rank 0 has them: child processes that are started, told every plan, watched, and ended.
+
+Each has a pipe to its standard input, whose end tells it that rank 0 is gone (`lifeline`), and one from its standard
+output, whose end tells that *it* is. A thread per rank waits for that: nothing polls. A rank that dies while rank 0
+computes breaks the collective that rank 0 is in, or soon will be; should it not, as when the network keeps a dead
+device's promise, rank 0 leaves all the same.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import time
+
+import msgspec
+import zmq
+
+from .. import lifeline
+from ..protocol.config import RuntimeConfig
+from ..protocol.errors import ErrorInfo, RamifyError, RuntimeFailed
+from .messages import RankFailed, RankReady, RankReport, ToRank, plan_address
+
+GRACE = 1.2  # seconds that rank 0 has to tell its clients when a rank is gone, whatever it is waiting for
+
+
+class Ranks:
+    """Those from 1 on. `wake` is a file descriptor that becomes readable when one is gone."""
+
+    def __init__(self) -> None:
+        self.wake, self._waker = os.pipe()
+        self._children: list[subprocess.Popen[bytes]] = []
+        self._sockets: list[zmq.Socket[bytes]] = []
+        self._changed = threading.Condition()
+        self._num_ready = 0
+        self._down: RamifyError | None = None
+        self._serving = False
+        self._encoder = msgspec.msgpack.Encoder()
+
+    def start(self, config: RuntimeConfig) -> None:
+        for rank in range(1, config.core.tp):
+            socket = zmq.Context.instance().socket(zmq.PAIR)
+            socket.setsockopt(zmq.LINGER, 0)
+            socket.setsockopt(zmq.SNDHWM, 0)
+            socket.bind(plan_address(config.serve.socket_dir, rank))
+            self._sockets.append(socket)
+            child = subprocess.Popen(
+                [*lifeline.child_command("ramify.runtime.parallel.worker"), str(rank)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                start_new_session=True,  # a terminal's Ctrl-C is the frontend's to answer
+                env=lifeline.child_environment(),
+            )
+            self._children.append(child)
+            assert child.stdin is not None
+            child.stdin.write(lifeline.first_line(config))
+            child.stdin.flush()
+            threading.Thread(target=self._watch, args=(rank, child), name=f"rank {rank}", daemon=True).start()
+
+    def send(self, message: ToRank) -> None:
+        data = self._encoder.encode(message)
+        for socket in self._sockets:
+            socket.send(data)
+
+    def wait_ready(self) -> None:
+        """Until every rank has loaded its weights. Raises what keeps one from it."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._down is not None or self._num_ready == len(self._children))
+        self.check()
+
+    def serve(self) -> None:
+        """From now on rank 0 answers soon when it is told that a rank is gone, or is made to leave."""
+        self._serving = True
+
+    def check(self, seconds: float = 0.0) -> None:
+        """Raises when a rank is gone, or goes within `seconds`."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._down is not None, seconds)
+            if self._down is not None:
+                raise self._down
+
+    def quit(self) -> None:
+        """Ask all for a quiet end, without waiting for it."""
+        for child in self._children:
+            assert child.stdin is not None
+            try:
+                child.stdin.write(lifeline.QUIT)
+                child.stdin.flush()
+            except BrokenPipeError:
+                continue  # it has left already
+
+    def _watch(self, rank: int, child: subprocess.Popen[bytes]) -> None:
+        assert child.stdout is not None
+        failed: ErrorInfo | None = None
+        for line in child.stdout:
+            match msgspec.json.decode(line, type=RankReport):
+                case RankReady():
+                    with self._changed:
+                        self._num_ready += 1
+                        self._changed.notify_all()
+                case RankFailed(error=error):
+                    failed = error
+        status = child.wait()
+        if failed is not None and failed.kind == "request":
+            self._gone(failed.to_exception())  # a setting that does not fit this rank either
+        elif failed is not None:
+            self._gone(RuntimeFailed(f"rank {rank} (process {child.pid}) failed: {failed.message}"))
+        else:
+            how = f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
+            self._gone(RuntimeFailed(f"rank {rank} (process {child.pid}) {how}; the runtime is down"))
+
+    def _gone(self, error: RamifyError) -> None:
+        with self._changed:
+            if self._down is not None:
+                return  # the others follow the first
+            self._down = error
+            self._changed.notify_all()
+        os.write(self._waker, b"\n")
+        if self._serving:
+            time.sleep(GRACE)
+            print(f"ramify core: {error}", file=sys.stderr)
+            lifeline.leave(1)

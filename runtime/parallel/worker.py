@@ -1,0 +1,89 @@
+"""A rank other than the first: a process that computes every plan that rank 0 sends, on its own part of the model.
+
+Run as a module by rank 0, with the runtime's configuration on its standard input (see `lifeline`) and its rank as
+argument. It reports on its standard output, in lines of JSON (`messages.RankReport`). It keeps no state but its KV,
+which follows from the plans and from the tokens that rank 0 decides.
+"""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import msgspec
+import zmq
+
+from .. import lifeline, logs
+from ..checkpoint import find_checkpoint
+from ..engine import build_engine
+from ..models.decoder import Decoder
+from ..protocol.config import RuntimeConfig
+from ..protocol.errors import ErrorInfo, RamifyError
+from ..scheduler.plan import PageCopy
+from ..speculation.source import DraftSource, DraftStep
+from ..speculation.tree import DraftTree
+from .collectives import join
+from .messages import Begin, RankFailed, RankReady, RankReport, Step, ToRank, plan_address
+from .start import RENDEZVOUS, place_of
+
+
+@dataclass(frozen=True)
+class NoGuesses:
+    """In the place of a draft source that rank 0 has: so that this rank computes what that one captures."""
+
+    captures: tuple[int, ...]
+
+    def follow(self, step: DraftStep) -> list[DraftTree | None]:
+        return [None] * len(step.rows)
+
+    def copy(self, copies: Sequence[PageCopy]) -> None:
+        """It has no memory."""
+
+
+def serve(config: RuntimeConfig, rank: int) -> None:
+    """For ever. Raises RamifyError when the checkpoint or a setting is at fault."""
+    socket = zmq.Context.instance().socket(zmq.PAIR)
+    socket.setsockopt(zmq.LINGER, 0)
+    socket.connect(plan_address(config.serve.socket_dir, rank))
+    decoder = msgspec.msgpack.Decoder(ToRank)
+
+    def source(target: Decoder, *, num_pages: int, num_host_pages: int) -> DraftSource | None:
+        _report(RankReady())
+        begin = decoder.decode(socket.recv())
+        assert isinstance(begin, Begin), "rank 0 begins with Begin"
+        return NoGuesses(begin.captures) if begin.captures else None
+
+    path = find_checkpoint(config.core.model)
+    place = place_of(config.core, path, rank)
+    group = join(place.shard, place.device, f"{config.serve.socket_dir}/{RENDEZVOUS}")
+    core = msgspec.structs.replace(config.core, device=str(place.device))
+    engine = build_engine(core, path, make_source=source, group=group)
+    while True:
+        step = decoder.decode(socket.recv())
+        assert isinstance(step, Step), "after Begin there are steps"
+        engine.run(step.plan)
+
+
+def _report(report: RankReport) -> None:
+    sys.stdout.buffer.write(msgspec.json.encode(report) + b"\n")
+    sys.stdout.buffer.flush()
+
+
+def main() -> int:
+    rank = int(sys.argv[1])
+    config = lifeline.read_config(sys.stdin.buffer)
+    lifeline.leave_at_end(sys.stdin.buffer, who=f"rank {rank}", parent="core", socket_dir=config.serve.socket_dir)
+    logs.set_up(config.serve, f"rank {rank}")
+    try:
+        serve(config, rank)
+    except Exception as error:
+        if not isinstance(error, RamifyError):
+            traceback.print_exc()
+        _report(RankFailed(ErrorInfo.of(error)))
+    return 1
+
+
+if __name__ == "__main__":
+    lifeline.leave(main())

@@ -1,0 +1,49 @@
+"""What a calibrated method writes for a checkpoint's tensors. Knows files and texts; the methods know neither."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from tokenizers import Tokenizer
+
+from ..engine.build import choose_device, choose_dtype
+from ..models.config import ModelConfig
+from ..models.errors import CheckpointError
+from ..models.load import load_model
+from ..models.parameters import num_parameters
+from ..models.weights import Progress
+from ..protocol.errors import RequestError
+from .calibrated import Method, rounded_layers
+from .groups import packed
+
+Written = dict[str, dict[str, torch.Tensor]]  # by the name of the tensor that they take the place of
+MOST_TOKENS = 1 << 15  # of the text; more change little
+WINDOW = 512  # tokens that are read together
+
+
+def calibrated_tensors(
+    path: Path, config: ModelConfig, method: Method, text: str, group_size: int, on_progress: Progress | None = None
+) -> Written:
+    """Raises CheckpointError when the model has mixtures of experts, RequestError naming `calibration` when the text
+    has fewer tokens than a window. The whole dense model is loaded; on a CUDA device, when there is one."""
+    if config.experts is not None:
+        raise CheckpointError(path, f"{method} rounds no mixtures of experts; int4-rtn, int8 and fp8 do")
+    tokens = Tokenizer.from_file(str(path / "tokenizer.json")).encode(text, add_special_tokens=False).ids[:MOST_TOKENS]
+    window = min(WINDOW, config.context_length)
+    if len(tokens) < window:
+        raise RequestError(
+            f"the text has {len(tokens)} tokens: calibrating takes at least {window}", param="calibration"
+        )
+    texts = [tokens[start : start + window] for start in range(0, len(tokens) - window + 1, window)]
+    device = choose_device("auto")
+    dtype = choose_dtype("auto", device, num_parameters(config))
+    model = load_model(path, device=device, dtype=dtype)
+    written: Written = {}
+    for done, layer in enumerate(rounded_layers(model, texts, method, group_size), start=1):
+        for module, groups in layer.groups.items():
+            written[f"{module}.weight"] = {name: part.cpu() for name, part in packed(module, groups).items()}
+        written |= {name: {name: tensor.cpu()} for name, tensor in layer.dense.items()}
+        if on_progress is not None:
+            on_progress(done, config.num_layers)
+    return written

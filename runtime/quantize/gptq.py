@@ -1,0 +1,54 @@
+"""GPTQ (Frantar et al. 2023, arXiv 2210.17323, algorithm 1): column by column, and each column's error is made good, as
+far as it can be, in those that are still to come. Knows matrices; knows no model.
+
+Legend: N rows (outputs), C columns (inputs), G groups of a row's C, B columns of a block.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from .groups import Groups, nearest
+
+DAMPING = 0.01  # of the mean of the Hessian's diagonal, added to it
+_BLOCK = 128  # columns whose errors reach the ones behind them in one product
+
+
+def gptq(weight_NC: torch.Tensor, hessian_CC: torch.Tensor, group_size: int) -> Groups:
+    """`hessian_CC` sums the outer products of the inputs with themselves; its scale does not matter. Columns keep their
+    order, so that groups are neighbours. A group's scale and zero point are chosen when its first column's turn comes,
+    from what the columns before have left of it."""
+    weight = weight_NC.float().clone()
+    inverse = _inverse_factor(hessian_CC.double()).float()
+    assert _BLOCK % group_size == 0, "a group in two blocks would be chosen before its last columns are up to date"
+    N, C = weight.shape
+    codes = torch.empty((N, C), dtype=torch.uint8, device=weight.device)
+    scales: list[torch.Tensor] = []
+    zeros: list[torch.Tensor] = []
+    for start in range(0, C, _BLOCK):
+        end = min(start + _BLOCK, C)
+        errors_NB = torch.zeros((N, end - start), device=weight.device)
+        for column in range(start, end):
+            if column % group_size == 0:
+                _, scale_N1, zero_N1 = nearest(weight[:, column : column + group_size], group_size)
+                scales.append(scale_N1)
+                zeros.append(zero_N1)
+            scale_N, zero_N = scales[-1][:, 0], zeros[-1][:, 0].float()
+            code_N = (weight[:, column] / scale_N + zero_N).round_().clamp_(0, 15)
+            codes[:, column] = code_N.to(torch.uint8)
+            error_N = (weight[:, column] - (code_N - zero_N) * scale_N) / inverse[column, column]
+            weight[:, column + 1 : end] -= error_N[:, None] * inverse[column, column + 1 : end]
+            errors_NB[:, column - start] = error_N
+        weight[:, end:] -= errors_NB @ inverse[start:end, end:]
+    return Groups(codes, torch.cat(scales, 1), torch.cat(zeros, 1))
+
+
+def _inverse_factor(hessian_CC: torch.Tensor) -> torch.Tensor:
+    """Upper triangular: the Cholesky factor of the inverse. Its row c, over its diagonal, says how much of column c's
+    error each later column takes over."""
+    hessian_CC = hessian_CC.clone()
+    diagonal_C = hessian_CC.diagonal()
+    diagonal_C[diagonal_C == 0] = 1.0  # an input that is always 0: its column does not matter
+    diagonal_C += DAMPING * diagonal_C.mean()
+    inverse = torch.cholesky_inverse(torch.linalg.cholesky(hessian_CC))
+    return torch.linalg.cholesky(inverse, upper=True)

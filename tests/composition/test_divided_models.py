@@ -1,0 +1,181 @@
+"""A model divided among ranks computes what it computes alone, whatever its architecture; and a rank reads its own part
+of the checkpoint, nothing else. Ranks are threads here."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from transformers import LlamaConfig, MistralConfig, PretrainedConfig, Qwen2Config, Qwen3Config
+
+from ramify.kernels import for_device
+from ramify.runtime.engine import KvMemory, KvPool
+from ramify.runtime.engine.inputs import decoder_inputs
+from ramify.runtime.models import weights
+from ramify.runtime.models.load import load_model
+from ramify.runtime.parallel.group import ALONE, Group
+from ramify.runtime.scheduler.plan import Row
+
+from .threads import groups, on_each
+
+SIZES: dict[str, Any] = {
+    "vocab_size": 203,  # the last rank's rows are fewer
+    "hidden_size": 64,
+    "intermediate_size": 112,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "initializer_range": 0.12,
+    "tie_word_embeddings": False,
+}
+MODELS: dict[str, Callable[[], PretrainedConfig]] = {
+    "llama, 4 kv heads": lambda: LlamaConfig(**SIZES | {"num_key_value_heads": 4}),
+    "llama, 1 kv head, tied": lambda: LlamaConfig(**SIZES | {"num_key_value_heads": 1, "tie_word_embeddings": True}),
+    "llama with biases": lambda: LlamaConfig(**SIZES, attention_bias=True, mlp_bias=True, head_dim=20),
+    "mistral": lambda: MistralConfig(**SIZES, sliding_window=21),
+    "qwen2": lambda: Qwen2Config(**SIZES),
+    "qwen3": lambda: Qwen3Config(**SIZES, head_dim=24),
+}
+TOKENS = random.Random(1).choices(range(203), k=60)
+TOLERANCE = 1e-4
+
+every_model = pytest.mark.parametrize("name", MODELS)
+every_size = pytest.mark.parametrize("size", [2, 4])
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """The directory of the random checkpoint of that name, made on first use. Every parameter in it matters."""
+    torch.set_num_threads(1)
+    made: dict[str, Path] = {}
+
+    def make(name: str) -> Path:
+        if name not in made:
+            torch.manual_seed(len(name))
+            model = transformers.AutoModelForCausalLM.from_config(MODELS[name](), dtype=torch.float32)
+            with torch.no_grad():
+                for parameter in model.parameters():
+                    if parameter.dim() == 1:
+                        parameter.add_(0.3 * torch.randn_like(parameter))
+            made[name] = tmp_path_factory.mktemp("checkpoint")
+            model.save_pretrained(made[name])
+        return made[name]
+
+    return make
+
+
+def logits(path: Path, group: Group = ALONE, **options: Any) -> torch.Tensor:
+    """Of all TOKENS, computed as a prompt of two chunks and five tokens after it."""
+    device = torch.device("cpu")
+    ops = for_device(device, deterministic=True) if group.shard.ordered else None
+    model = load_model(path, device=device, dtype=torch.float32, ops=ops, group=group, **options)
+    pool = KvPool(KvMemory(model.config, 8, device=model.device, dtype=model.dtype))
+    pages = [5, 0, 7, 2]
+    found = []
+    first = 0
+    for count in (30, 25, 1, 1, 1, 1, 1):
+        row = Row(rid="", tokens=TOKENS[first : first + count], first_position=first, pages=pages)
+        first += count
+        with torch.inference_mode():
+            found.append(
+                model.logits(model.hidden(decoder_inputs([row], model, np.arange(count), pool.layers[0]), pool.layers))
+            )
+    return torch.cat(found)
+
+
+@every_size
+@every_model
+def test_ranks_compute_what_one_does(checkpoint: Callable[[str], Path], name: str, size: int) -> None:
+    path = checkpoint(name)
+    whole = logits(path)
+    for mine in on_each(groups(path, size), lambda group: logits(path, group)):
+        torch.testing.assert_close(mine, whole, atol=TOLERANCE, rtol=TOLERANCE)
+
+
+@every_model
+def test_in_order_any_number_of_ranks_computes_the_same_bits(checkpoint: Callable[[str], Path], name: str) -> None:
+    path = checkpoint(name)
+    [alone] = on_each(groups(path, 1, ordered=True), lambda group: logits(path, group))
+    torch.testing.assert_close(alone, logits(path), atol=TOLERANCE, rtol=TOLERANCE)
+    for size in (2, 4):
+        for mine in on_each(groups(path, size, ordered=True), lambda group: logits(path, group)):
+            assert torch.equal(mine, alone)
+
+
+@pytest.mark.parametrize("quantize", ["int8", "fp8"])
+def test_in_order_quantised_models_compute_the_same_bits_too(checkpoint: Callable[[str], Path], quantize: str) -> None:
+    path = checkpoint("qwen2")
+    found = [
+        on_each(groups(path, size, ordered=True), lambda group: logits(path, group, quantize=quantize))
+        for size in (1, 2, 4)
+    ]
+    assert all(torch.equal(mine, found[0][0]) for ranks in found for mine in ranks)
+
+
+class Counted:
+    """An open checkpoint that counts the numbers that are read of it."""
+
+    def __init__(self, tensors: Any, read: list[int]) -> None:
+        self._tensors = tensors
+        self._read = read
+
+    def __enter__(self) -> Counted:
+        self._tensors = self._tensors.__enter__()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._tensors.__exit__(*exception)
+
+    def keys(self) -> Any:
+        return self._tensors.keys()
+
+    def get_tensor(self, name: str) -> torch.Tensor:
+        tensor: torch.Tensor = self._tensors.get_tensor(name)
+        self._read.append(tensor.numel())
+        return tensor
+
+    def get_slice(self, name: str) -> CountedSlice:
+        return CountedSlice(self._tensors.get_slice(name), self._read)
+
+
+class CountedSlice:
+    def __init__(self, stored: Any, read: list[int]) -> None:
+        self._stored = stored
+        self._read = read
+
+    def get_shape(self) -> Any:
+        return self._stored.get_shape()
+
+    def __getitem__(self, part: tuple[slice, ...]) -> torch.Tensor:
+        tensor: torch.Tensor = self._stored[part]
+        self._read.append(tensor.numel())
+        return tensor
+
+
+@every_size
+def test_a_rank_reads_its_part_of_the_checkpoint_only(
+    checkpoint: Callable[[str], Path], size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = checkpoint("llama, 4 kv heads")
+    read: list[int] = []
+    real = weights.safe_open
+    monkeypatch.setattr(weights, "safe_open", lambda *args, **options: Counted(real(*args, **options), read))
+
+    def load(group: Group) -> int:
+        read.clear()
+        load_model(path, device=torch.device("cpu"), dtype=torch.float32, group=group)
+        return sum(read)
+
+    whole = load(ALONE)
+    assert whole == transformers.AutoModelForCausalLM.from_pretrained(path).num_parameters()
+    norms = 5 * SIZES["hidden_size"]
+    parts = [load(group) for group in groups(path, size)]
+    assert sum(parts) - size * norms == whole - norms
+    assert max(parts) < 1.2 * whole / size

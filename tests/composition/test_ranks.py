@@ -1,0 +1,86 @@
+"""Ranks change nothing that a client sees, whatever it asks for: forks, grammars, guesses, reuse and retraction.
+
+On the model that ships, in float32, with 4 heads and 2 key/value heads: four ranks hold each of the latter twice.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from ramify.runtime.checkpoint import SHIPPED_MODEL
+from ramify.runtime.models.decoder import Decoder
+from ramify.runtime.protocol.config import CoreConfig
+from ramify.runtime.protocol.core import Generate
+from ramify.runtime.protocol.sampling import SamplingParams
+from ramify.runtime.speculation.build import build_source
+from ramify.runtime.speculation.source import DraftSource
+
+from .alone import TOKENIZER, AnyTree, Got, run
+from .test_speculation import REQUESTS, check, plain
+from .threads import RanksEngine
+
+FEW = REQUESTS[:16]
+ORDERED = {"deterministic": True, "speculative_adaptive": False}  # what is adapted to times differs from run to run
+SHAPES: dict[str, dict[str, Any]] = {
+    "ngram, few pages": {"speculative": "ngram", "num_pages": 20},
+    "eagle, host memory": {"speculative": "eagle", "num_pages": 20, "host_kv_memory": 0.01},
+    "any trees, chunks": {"speculative": "eagle", "prefill_budget": 64, "speculative_num_draft_tokens": 24},
+    "off, no cache": {"speculative": "off", "prefix_cache": False},
+}
+
+
+@pytest.fixture(scope="module")
+def expected() -> dict[str, Got]:
+    torch.set_num_threads(1)
+    return plain(FEW)
+
+
+def engine(config: CoreConfig, size: int, source: DraftSource | None = None) -> RanksEngine:
+    def make(target: Decoder, *, num_pages: int, num_host_pages: int) -> DraftSource | None:
+        if source is not None:
+            return source
+        return build_source(config, SHIPPED_MODEL, target, num_pages=num_pages, num_host_pages=num_host_pages)
+
+    return RanksEngine(config, SHIPPED_MODEL, size, make)
+
+
+@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+def test_ranks_leave_outputs_as_they_are(expected: dict[str, Got], shape: dict[str, Any], size: int) -> None:
+    settings = {"device": "cpu", "dtype": "float32", "num_pages": 512, "speculative_adaptive": False} | shape
+    config = CoreConfig(**settings, tp=size)
+    trees = AnyTree(1, [(request.tokens, expected[request.rid].ids) for request in FEW])
+    source = trees if "prefill_budget" in shape else None
+    got, stats, _ = run(FEW, engine=engine(config, size, source), **settings)
+    check(got, expected)
+    assert (stats.num_accepted_tokens > 5) == (shape["speculative"] != "off")
+    if settings["num_pages"] == 20:
+        assert stats.num_evicted_pages + stats.num_demoted_pages > 5
+
+
+def test_in_order_the_same_bits_come_of_any_number_of_ranks() -> None:
+    settings = {"device": "cpu", "dtype": "float32", "num_pages": 20, "speculative": "eagle"} | ORDERED
+    found = [run(FEW, engine=engine(CoreConfig(**settings, tp=size), size), **settings)[0] for size in (1, 2, 4)]
+    assert found[0] == found[1] == found[2]
+    assert any(mine.logprobs for mine in found[0].values())
+
+
+def test_those_that_give_up_their_place_get_the_same_tokens_in_the_end() -> None:
+    """Outputs that end soon make the scheduler hope that the others will."""
+    tokens = TOKENIZER.encode("Ada lives in Oslo. Bo lives in", add_bos=True)
+    params = [{"stop": ("a", "e")}] * 12 + [{"min_new_tokens": 100}] * 12
+    requests = [
+        Generate(
+            rid=f"r{seed}",
+            tokens=[*tokens, seed + 40],
+            sampling=SamplingParams(max_new_tokens=100, temperature=1.5, seed=seed, ignore_eos=True, **own),
+        )
+        for seed, own in enumerate(params)
+    ]
+    settings = {"device": "cpu", "dtype": "float32", "num_pages": 40, "speculative": "off"}
+    got, stats, _ = run(requests, engine=engine(CoreConfig(**settings, tp=2), 2), **settings)
+    assert stats.num_retractions > 0
+    check(got, run(requests, **settings | {"num_pages": 512})[0])

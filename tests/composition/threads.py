@@ -1,0 +1,125 @@
+"""Ranks as threads of one process: a group that meets in memory, and an engine made of several ranks' engines.
+
+The ranks' tensors are exchanged by hand, in their order, so that sums are the same in every run.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+
+from ramify.runtime.engine import Engine, EngineInfo, build_engine
+from ramify.runtime.engine.build import MakeSource
+from ramify.runtime.models.config import read_config
+from ramify.runtime.models.decoder import Decoder
+from ramify.runtime.models.load import load_ends
+from ramify.runtime.parallel.group import Group, tree_sum
+from ramify.runtime.parallel.shard import Shard, cut
+from ramify.runtime.parallel.worker import NoGuesses
+from ramify.runtime.protocol.config import CoreConfig
+from ramify.runtime.scheduler.plan import ForwardPlan, ForwardResult
+from ramify.runtime.speculation.source import DraftSource
+
+T = TypeVar("T")
+PATIENCE = 60.0  # seconds until ranks that ask different things of each other are told so
+
+
+class Meeting:
+    """Where `size` threads exchange what they have."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self._barrier = threading.Barrier(size, timeout=PATIENCE)
+        self._brought: list[torch.Tensor] = [torch.empty(0)] * size
+
+    def exchange(self, rank: int, x: torch.Tensor) -> list[torch.Tensor]:
+        self._brought[rank] = x
+        self._barrier.wait()
+        brought = list(self._brought)
+        assert len({(part.shape, part.dtype) for part in brought}) == 1, "ranks ask different things of each other"
+        self._barrier.wait()
+        return brought
+
+    def leave(self) -> None:
+        """Nobody waits for the one that failed."""
+        self._barrier.abort()
+
+
+@dataclass(frozen=True)
+class ThreadGroup:
+    shard: Shard
+    meeting: Meeting
+
+    def sum(self, x: torch.Tensor) -> torch.Tensor:
+        return tree_sum(self.meeting.exchange(self.shard.rank, x))
+
+    def gather(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.stack(self.meeting.exchange(self.shard.rank, x))
+
+    def decide(self, x: torch.Tensor) -> torch.Tensor:
+        return self.meeting.exchange(self.shard.rank, x)[0].clone()
+
+
+def groups(path: Path, size: int, *, ordered: bool = False) -> list[ThreadGroup]:
+    """Of the model in directory `path`, one for each rank."""
+    meeting, config = Meeting(size), read_config(path)
+    return [ThreadGroup(cut(config, rank=rank, size=size, ordered=ordered), meeting) for rank in range(size)]
+
+
+def on_each(groups: Sequence[ThreadGroup], do: Callable[[Group], T]) -> list[T]:
+    """What `do` gives on each rank, at once."""
+
+    def run(group: ThreadGroup) -> T:
+        try:
+            return do(group)
+        except BaseException:
+            group.meeting.leave()
+            raise
+
+    with ThreadPoolExecutor(len(groups)) as pool:
+        futures = [pool.submit(run, group) for group in groups]
+    errors = [error for future in futures if (error := future.exception()) is not None]
+    for error in errors:
+        if not isinstance(error, threading.BrokenBarrierError):
+            raise error
+    return [future.result() for future in futures]
+
+
+class RanksEngine:
+    """As an Engine: rank 0's answers, and the draft source is rank 0's alone."""
+
+    def __init__(self, config: CoreConfig, path: Path, size: int, make_source: MakeSource | None = None) -> None:
+        self._groups = groups(path, size, ordered=config.deterministic)
+        captured: list[tuple[int, ...]] = []
+        known = threading.Event()
+
+        def source(target: Decoder, *, num_pages: int, num_host_pages: int) -> DraftSource | None:
+            whole = load_ends(path, device=target.device, dtype=target.dtype)
+            made = (
+                None if make_source is None else make_source(whole, num_pages=num_pages, num_host_pages=num_host_pages)
+            )
+            captured.append(() if made is None else made.captures)
+            known.set()
+            return made
+
+        def stand_in(target: Decoder, *, num_pages: int, num_host_pages: int) -> DraftSource | None:
+            assert known.wait(PATIENCE)
+            return NoGuesses(captured[0]) if captured[0] else None
+
+        def build(group: Group) -> Engine:
+            return build_engine(config, path, None, source if group.shard.rank == 0 else stand_in, group)
+
+        self.engines = on_each(self._groups, build)
+
+    @property
+    def info(self) -> EngineInfo:
+        return self.engines[0].info
+
+    def run(self, plan: ForwardPlan) -> ForwardResult:
+        return on_each(self._groups, lambda group: self.engines[group.shard.rank].run(plan))[0]

@@ -1,0 +1,81 @@
+"""One request computed in several ways, whose log-probabilities are compared bit for bit."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+
+from ramify.runtime.engine import Engine
+from ramify.runtime.scheduler.plan import ForwardPlan, Node, Row, RowResult, Sample
+
+SAMPLE = Sample(temperature=0.7, top_k=50, top_p=0.95, min_p=0.0, draw=11, num_top_logprobs=20)
+PROMPT = random.Random(1).choices(range(150), k=45)
+ANSWER = random.Random(2).choices(range(150), k=2)  # what is put in as the answer, whatever is sampled
+PAGES = [3, 1, 4, 0, 5, 9, 2, 6]
+
+
+class Neighbours:
+    """Rows of others: the sizes differ from step to step, and what they say does not matter."""
+
+    def __init__(self, seed: int) -> None:
+        self._draw = random.Random(seed)
+
+    def rows(self) -> Iterator[Row]:
+        for index in range(self._draw.randrange(1, 6)):
+            ids = self._draw.choices(range(150), k=self._draw.choice([1, 1, 3, 20, 41]))
+            pages = list(range(10 + 3 * index, 13 + 3 * index))
+            yield Row(rid=f"other {index}", tokens=ids, first_position=0, pages=pages, sample=SAMPLE)
+
+
+def said(engine: Engine, chunks: list[int], neighbours: Neighbours | None = None) -> list[RowResult]:
+    """After the prompt, cut behind each of `chunks`' sizes, and after each token of the answer."""
+    pieces, start = [], 0
+    for size in [*chunks, len(PROMPT) - sum(chunks), *([1] * len(ANSWER))]:
+        pieces.append((start, size))
+        start += size
+    ids = PROMPT + ANSWER
+    results = []
+    for step, (first, size) in enumerate(pieces):
+        sample = SAMPLE if first + size >= len(PROMPT) else None
+        mine = Row(rid="mine", tokens=ids[first : first + size], first_position=first, pages=PAGES, sample=sample)
+        others = [] if neighbours is None else list(neighbours.rows())
+        rows = [*others[:2], mine, *others[2:]]
+        result = engine.run(ForwardPlan(step=step, copies=[], rows=rows)).rows[rows.index(mine)]
+        if sample is not None:
+            results.append(result)
+    return results
+
+
+def check_same_bits(engine: Engine, *, briefly: bool = False) -> None:
+    """`briefly`: each way that differs once."""
+    alone = said(engine, [])
+    assert len(alone) == 1 + len(ANSWER)
+    assert said(engine, [7, 21], Neighbours(1)) == alone
+    assert said(engine, [44])[:1] == alone[:1]  # as on a warm cache: only the last token is computed
+    if briefly:
+        return
+    assert said(engine, [3, 16, 24]) == alone
+    assert said(engine, [32, 1], Neighbours(2)) == alone
+    assert _guessed(engine) == alone
+
+
+def _guessed(engine: Engine) -> list[RowResult]:
+    """The answer put in as guesses, among others, each in a step of its own: what a tree's root says, and its node."""
+    results = said(engine, [30])[:1]
+    for index, token in enumerate(ANSWER):
+        ids = (PROMPT + ANSWER)[: len(PROMPT) + index]
+        wrong = (token + 1) % 150
+        row = Row(
+            rid="mine",
+            tokens=[ids[-1], wrong, token, wrong],
+            first_position=len(ids) - 1,
+            pages=PAGES,
+            sample=SAMPLE,
+            parents=[-1, -1, 1],
+            nodes=[Node(draw=SAMPLE.draw)] * 3,
+        )
+        [root] = engine.run(ForwardPlan(step=0, copies=[], rows=[row])).rows
+        assert root.logprobs[0] == results[-1].logprobs[0]
+        after = Row(rid="mine", tokens=[token], first_position=len(ids), pages=PAGES, sample=SAMPLE)
+        results += engine.run(ForwardPlan(step=0, copies=[], rows=[after])).rows
+    return results

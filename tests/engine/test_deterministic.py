@@ -1,0 +1,66 @@
+"""`--deterministic`: a request's numbers have the same bits whoever is beside it and however its prompt was cut."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+
+from ramify.runtime.engine import build_engine
+from ramify.runtime.protocol.config import CoreConfig
+from ramify.runtime.protocol.errors import RequestError
+
+from .same_bits import check_same_bits, said
+
+
+def deterministic(path: Path, **settings: object) -> CoreConfig:
+    return CoreConfig(device="cpu", num_pages=40, deterministic=True, model=str(path), **settings)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("dtype", "kv_dtype", "num_threads"), [("float32", "auto", 2), ("bfloat16", "int8", 1)])
+def test_a_request_has_the_same_bits_in_any_company(
+    dtype: str, kv_dtype: str, num_threads: int, checkpoint: Path
+) -> None:
+    engine = build_engine(deterministic(checkpoint, dtype=dtype, kv_dtype=kv_dtype), checkpoint)
+    torch.set_num_threads(num_threads)
+    try:
+        check_same_bits(engine)
+    finally:
+        torch.set_num_threads(1)
+
+
+def test_the_check_is_one_that_the_plain_engine_fails(checkpoint: Path) -> None:
+    plain = build_engine(CoreConfig(device="cpu", dtype="float32", num_pages=40), checkpoint)
+    with pytest.raises(AssertionError):
+        check_same_bits(plain)
+
+
+def test_windows_too(tmp_path: Path) -> None:
+    torch.manual_seed(2)
+    config = transformers.MistralConfig(
+        vocab_size=150, hidden_size=48, intermediate_size=80, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=128, sliding_window=24, initializer_range=0.2,
+    )  # fmt: skip
+    transformers.MistralForCausalLM(config).save_pretrained(tmp_path)
+    check_same_bits(build_engine(deterministic(tmp_path, dtype="float32"), tmp_path))
+
+
+def test_it_says_what_the_plain_engine_says(checkpoint: Path) -> None:
+    plain = build_engine(CoreConfig(device="cpu", dtype="float32", num_pages=40), checkpoint)
+    ours = build_engine(deterministic(checkpoint, dtype="float32"), checkpoint)
+    for mine, wanted in zip(said(ours, [30]), said(plain, [30]), strict=True):
+        assert mine.tokens == wanted.tokens
+        assert [p for p, _ in mine.logprobs[0].top] == pytest.approx([p for p, _ in wanted.logprobs[0].top], abs=1e-4)
+
+
+def test_models_whose_numbers_depend_on_the_batch_are_refused(tmp_path: Path) -> None:
+    config = transformers.MixtralConfig(
+        vocab_size=150, hidden_size=48, intermediate_size=80, num_hidden_layers=1, num_attention_heads=4,
+        num_key_value_heads=2, num_local_experts=2, max_position_embeddings=128,
+    )  # fmt: skip
+    transformers.MixtralForCausalLM(config).save_pretrained(tmp_path)
+    with pytest.raises(RequestError, match="experts") as caught:
+        build_engine(deterministic(tmp_path), tmp_path)
+    assert caught.value.param == "deterministic"

@@ -1,0 +1,25 @@
+"""Without a GPU the kernels run in Triton's interpreter, which has to be chosen before they are imported."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"
+
+pytest.importorskip("triton", reason="the extra 'gpu' is not installed")
+
+
+@pytest.fixture(autouse=True)
+def few_multiprocessors(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Each program of the interpreter takes milliseconds, those that find nothing to do included."""
+    from ramify.kernels.triton import tables
+
+    monkeypatch.setattr(tables, "ASSUMED_MULTIPROCESSORS", 1)
+    tables._num_multiprocessors.cache_clear()
+    yield
+    tables._num_multiprocessors.cache_clear()

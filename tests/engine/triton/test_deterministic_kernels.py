@@ -1,0 +1,31 @@
+"""The kernels of `--deterministic`: the same bits in any batch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
+
+from ramify.kernels.triton import paged_attention
+from ramify.runtime.engine import build_engine
+from ramify.runtime.protocol.config import CoreConfig
+
+from ..same_bits import check_same_bits
+
+
+def dot(self: InterpreterBuilder, a: TensorHandle, b: TensorHandle, d: TensorHandle, *_: Any) -> TensorHandle:
+    """Every row of a tile alike, as on a GPU. The interpreter's own, numpy's, adds up some rows in another order."""
+    product = (a.data[:, :, None] * b.data[None]).sum(axis=1, dtype=np.float32)
+    return TensorHandle(product + d.data, d.dtype.scalar)
+
+
+def test_a_request_has_the_same_bits_in_any_company(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(paged_attention, "FIXED_SPLIT", 32)  # so that there is something to combine
+    monkeypatch.setattr(InterpreterBuilder, "create_dot", dot)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    config = CoreConfig(device=device, dtype="float32", num_pages=40, kernels="triton", deterministic=True)
+    check_same_bits(build_engine(config, checkpoint), briefly=device == "cpu")

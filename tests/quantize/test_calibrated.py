@@ -1,0 +1,247 @@
+"""Judges: GPTQ written as the paper derives it, one column and one inverse at a time; transformers; and plain rounding,
+than which a calibrated method must leave less error on inputs like those it has seen."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+from transformers import AutoTokenizer, LlamaConfig, MixtralConfig, Qwen2Config
+from typer.testing import CliRunner
+
+from ramify.cli import app
+from ramify.runtime.checkpoint import SHIPPED_MODEL
+from ramify.runtime.models.errors import CheckpointError
+from ramify.runtime.models.load import load_model
+from ramify.runtime.models.quantised import nibbles
+from ramify.runtime.protocol.errors import RequestError
+from ramify.runtime.quantize.awq import input_factors
+from ramify.runtime.quantize.gptq import DAMPING, gptq
+from ramify.runtime.quantize.groups import nearest, squared_error
+from ramify.runtime.quantize.write import write_quantised
+
+GROUP = 32
+TEXT = "The Velburg ferry leaves at nine. Nadia Haddad lives in Harlow; she is 34 years old and a baker.\n" * 24
+
+
+torch.set_num_threads(1)  # threads that wait for each other on a busy machine cost more than these models
+
+
+def correlated(num_rows: int, num_columns: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """A weight, and inputs some of which are large and all of which have to do with each other."""
+    draw = torch.Generator().manual_seed(seed)
+    weight = torch.randn(num_rows, num_columns, generator=draw)
+    mixed = torch.randn(400, num_columns, generator=draw) @ torch.randn(num_columns, num_columns, generator=draw)
+    return weight, mixed * torch.rand(num_columns, generator=draw) ** 4
+
+
+def by_definition(weight: torch.Tensor, hessian: torch.Tensor) -> torch.Tensor:
+    """Optimal brain quantisation in order: equations 2 and 3, with the inverse taken anew for what is left."""
+    w = weight.double().clone()
+    h = hessian.double().clone()
+    h += DAMPING * h.diagonal().mean() * torch.eye(len(h), dtype=torch.float64)
+    rounded = torch.zeros_like(w)
+    for column in range(w.shape[1]):
+        if column % GROUP == 0:
+            group = w[:, column : column + GROUP].float()
+            low, high = group.amin(1).clamp(max=0), group.amax(1).clamp(min=0)
+            scale = ((high - low) / 15).clamp(min=1e-7).bfloat16().double()
+            zero = (-low.double() / scale).round().clamp(0, 15)
+        code = (w[:, column] / scale + zero).round().clamp(0, 15)
+        rounded[:, column] = (code - zero) * scale
+        inverse = torch.linalg.inv(h[column:, column:])
+        error = (w[:, column] - rounded[:, column]) / inverse[0, 0]
+        w[:, column:] -= error[:, None] * inverse[0][None]
+    return rounded
+
+
+@pytest.mark.parametrize("num_columns", [32, 64, 160, 256])  # less than a block of columns, and several
+def test_gptq_rounds_as_its_derivation_says(num_columns: int) -> None:
+    weight, x = correlated(24, num_columns, seed=num_columns)
+    hessian = x.T @ x
+    got, want = gptq(weight, hessian, GROUP).dense(), by_definition(weight, hessian)
+    # A code on the edge between two may fall to either side, and what follows it in its row differs then.
+    same = (got.double() - want).abs().amax(1) < 1e-3
+    assert same.float().mean() > 0.7
+    assert squared_error(got - weight, hessian) == pytest.approx(
+        squared_error((want - weight).float(), hessian), rel=0.1
+    )
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_gptq_leaves_less_error_than_rounding_to_nearest(seed: int) -> None:
+    weight, x = correlated(48, 128, seed)
+    hessian = x.T @ x
+    plain = squared_error(nearest(weight, GROUP).dense() - weight, hessian)
+    assert squared_error(gptq(weight, hessian, GROUP).dense() - weight, hessian) < 0.8 * plain
+
+
+def test_gptq_takes_inputs_that_are_always_zero_or_always_the_same() -> None:
+    weight, x = correlated(16, 64, seed=0)
+    x[:, 3] = 0
+    x[:, 9] = x[:, 8]
+    rounded = gptq(weight, x.T @ x, GROUP).dense()
+    assert rounded.isfinite().all()
+    assert float((rounded - weight).abs().mean()) < 0.3
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_awq_s_factors_leave_less_error_and_are_the_best_of_the_exponents(seed: int) -> None:
+    weight, x = correlated(48, 128, seed)
+    hessian, mean = x.T @ x, x.abs().mean(0)
+
+    def error(factor: torch.Tensor) -> float:
+        return squared_error(nearest(weight * factor, GROUP).dense() / factor - weight, hessian)
+
+    chosen = error(input_factors(weight, hessian, mean, GROUP))
+    assert chosen < error(torch.ones(128))
+    for exponent in (0.25, 0.5, 0.75):
+        assert chosen <= error(mean**exponent) * 1.02  # another common factor moves the scales' own rounding
+
+
+SIZES = {
+    "vocab_size": 2048,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "initializer_range": 0.15,
+}
+
+
+@pytest.fixture(params=["llama, biases", "qwen2, window"])
+def dense(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    torch.manual_seed(1)
+    config = (
+        LlamaConfig(**SIZES, attention_bias=True, mlp_bias=True)
+        if request.param.startswith("llama")
+        else Qwen2Config(**SIZES, use_sliding_window=True, sliding_window=40, max_window_layers=1)
+    )
+    return made(config, tmp_path / "dense")
+
+
+def made(config: transformers.PretrainedConfig, path: Path) -> Path:
+    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() == 1:
+                parameter.add_(0.3 * torch.randn_like(parameter))
+    model.save_pretrained(path)
+    (path / "tokenizer.json").write_bytes((SHIPPED_MODEL / "tokenizer.json").read_bytes())
+    return path
+
+
+def unpacked(path: Path, out: Path) -> Path:
+    """A dense checkpoint with the numbers of a packed one."""
+    tensors = load_file(path / "model.safetensors")
+    out.mkdir()
+    for name in [name for name in tensors if name.endswith(".weight_packed")]:
+        module = name.removesuffix(".weight_packed")
+        codes = nibbles.unpack(tensors.pop(name), 1).float()
+        scale, zeros = tensors.pop(f"{module}.weight_scale").float(), tensors.pop(f"{module}.weight_zero_point")
+        zero = nibbles.unpack(zeros, 0)[: len(codes)].float()
+        assert tensors.pop(f"{module}.weight_shape").tolist() == list(codes.shape)
+        groups = codes.view(len(codes), -1, GROUP)
+        tensors[f"{module}.weight"] = ((groups - zero[..., None]) * scale[..., None]).flatten(1)
+    save_file(tensors, out / "model.safetensors", metadata={"format": "pt"})
+    raw = json.loads((path / "config.json").read_text())
+    del raw["quantization_config"]
+    (out / "config.json").write_text(json.dumps(raw))
+    return out
+
+
+def last_states(path: Path, ids: list[int]) -> torch.Tensor:
+    model = transformers.AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
+    with torch.inference_mode():
+        return model(torch.tensor([ids]), output_hidden_states=True).hidden_states[-1][0]
+
+
+@pytest.mark.parametrize("method", ["awq", "gptq"])
+def test_a_calibrated_checkpoint_is_nearer_to_the_dense_model_than_a_rounded_one(
+    method: str, dense: Path, tmp_path: Path
+) -> None:
+    ids = AutoTokenizer.from_pretrained(SHIPPED_MODEL).encode(TEXT, add_special_tokens=False)
+    assert len(ids) > 512
+    write_quantised(dense, tmp_path / "plain", "int4-rtn")
+    write_quantised(dense, tmp_path / method, method, text=TEXT)  # type: ignore[arg-type]
+    exact = last_states(dense, ids[:256])
+
+    def error(folder: str) -> float:
+        states = last_states(unpacked(tmp_path / folder, tmp_path / f"{folder} dense"), ids[:256])
+        return float((states - exact).norm() / exact.norm())
+
+    assert error(method) < 0.93 * error("plain")
+
+
+def test_awq_s_factors_cancel_when_nothing_is_rounded(
+    dense: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from ramify.runtime.quantize import calibrated
+
+    kept: dict[str, torch.Tensor] = {}
+
+    class Unrounded:
+        """Groups that hold the weight as it is."""
+
+        def __init__(self, weight: torch.Tensor) -> None:
+            self.weight = weight.clone()
+
+        def dense(self) -> torch.Tensor:
+            return self.weight
+
+        def rows(self, start: int, size: int) -> Unrounded:
+            return Unrounded(self.weight[start : start + size])
+
+    monkeypatch.setattr(calibrated, "nearest", lambda weight, _: Unrounded(weight))
+    ids = AutoTokenizer.from_pretrained(SHIPPED_MODEL).encode(TEXT, add_special_tokens=False)[:256]
+    model = load_model(dense, device=torch.device("cpu"), dtype=torch.float32)
+    for layer in calibrated.rounded_layers(model, [ids], "awq", GROUP):
+        kept |= {f"{module}.weight": groups.weight for module, groups in layer.groups.items()} | layer.dense
+    tensors = load_file(dense / "model.safetensors")
+    changed = {name for name, tensor in kept.items() if not torch.equal(tensor, tensors[name])}
+    assert any("input_layernorm" in name for name in changed)
+    (tmp_path / "moved").mkdir()
+    save_file(
+        {name: tensor.contiguous() for name, tensor in (tensors | kept).items()},
+        tmp_path / "moved/model.safetensors",
+        metadata={"format": "pt"},
+    )
+    (tmp_path / "moved/config.json").write_bytes((dense / "config.json").read_bytes())
+    torch.testing.assert_close(last_states(tmp_path / "moved", ids), last_states(dense, ids), rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("method", ["awq", "gptq"])
+def test_the_command_calibrates_and_reports(method: str, dense: Path, tmp_path: Path) -> None:
+    (tmp_path / "text").write_text(TEXT)
+    arguments = ["quantize", str(dense), "--method", method, "--out", str(tmp_path / "out")]
+    arguments += ["--calibration", str(tmp_path / "text"), "--data", str(tmp_path / "text")]
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 0, result.output
+    assert re.search(r"perplexity\s+│\s+[\d.]+\s+│\s+[\d.]+", result.output)
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert config["quantization_config"]["format"] == "pack-quantized"
+    load_model(tmp_path / "out", device=torch.device("cpu"), dtype=torch.float32)
+
+
+def test_a_calibrated_method_needs_a_text_and_a_long_enough_one(dense: Path, tmp_path: Path) -> None:
+    arguments = ["quantize", str(dense), "--method", "awq", "--out", str(tmp_path / "out")]
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code != 0
+    assert isinstance(result.exception, RequestError)
+    assert "give one with --calibration" in str(result.exception)
+    with pytest.raises(RequestError, match="the text has 1 tokens: calibrating takes at least 256"):
+        write_quantised(dense, tmp_path / "out", "gptq", text="a")
+    assert not (tmp_path / "out").exists()
+
+
+def test_mixtures_of_experts_are_refused(tmp_path: Path) -> None:
+    path = made(MixtralConfig(**SIZES, num_local_experts=2), tmp_path / "mixture")
+    with pytest.raises(CheckpointError, match="gptq rounds no mixtures of experts"):
+        write_quantised(path, tmp_path / "out", "gptq", text=TEXT)
