@@ -146,7 +146,8 @@ def load(config: CoreConfig, lead: MakeLead | None = None) -> Core:
             assert lead is not None, "several ranks need sockets to meet at"
             engine = lead(path, on_progress, make_source)
         else:
-            engine = build_engine(config, path, on_progress, make_source, partial(draft_page_bytes, config, path))
+            page_bytes = partial(draft_page_bytes, config, path)
+            engine = build_engine(config, path, on_progress, make_source, draft_page_bytes=page_bytes)
     config = msgspec.structs.replace(config, speculative=choose_source(config, path))
     engine.warm_up()
     info = ModelInfo(name=name, path=str(path), version=__version__, **asdict(engine.info))

@@ -43,8 +43,8 @@ def build_engine(
     path: Path,
     on_progress: Progress | None = None,
     make_source: MakeSource | None = None,
-    draft_page_bytes: DraftPageBytes | None = None,
     group: Group = ALONE,
+    draft_page_bytes: DraftPageBytes | None = None,
 ) -> Engine:
     """The engine of the checkpoint in directory `path`, its weights loaded, and the draft source beside it, if any. Of
     `group`'s rank the part of the model, with its part of the KV.

@@ -76,7 +76,8 @@ def build_lead_engine(
         return made
 
     core = msgspec.structs.replace(config.core, device=str(place.device))
-    engine = build_engine(core, path, progress, source, partial(draft_page_bytes, core, path), group)
+    # All ranks count the memory of what drafts on this one: pages must have the same numbers everywhere.
+    engine = build_engine(core, path, progress, source, group, partial(draft_page_bytes, core, path))
     ranks.wait_ready()
     return LeadEngine(engine, ranks)
 

@@ -61,7 +61,6 @@ def serve(config: RuntimeConfig, rank: int) -> None:
     place = place_of(config.core, path, rank)
     group = join(place.shard, place.device, f"{config.serve.socket_dir}/{RENDEZVOUS}")
     core = msgspec.structs.replace(config.core, device=str(place.device))
-    # Rank 0 drafts, and all count its memory: pages must have the same numbers everywhere.
     page_bytes = partial(draft_page_bytes, core, path)
     engine = build_engine(core, path, make_source=source, draft_page_bytes=page_bytes, group=group)
     while True:
