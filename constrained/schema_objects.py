@@ -52,7 +52,7 @@ class ObjectContext:
             for part in atoms(formula):
                 assert isinstance(part, ObjectPart)
                 found[part] = None
-        self.parts = tuple(sorted(found, key=lambda part: -len(part.names)))
+        self.parts = tuple(sorted(found, key=lambda part: (-len(part.names), [lo.number for lo in part.ordered])))
         self.index = {part: number for number, part in enumerate(self.parts)}
         self.everything = (1 << len(self.parts)) - 1
         self.exact = len(formulas) > 1 or has_negation(formulas[0])
@@ -271,9 +271,12 @@ class ObjectState:
                 names |= bit
                 if not bit:
                     others.add(outcome.matched)
-                elif world.in_order and any(required & bit for required in context.required):
+                elif world.in_order and all(context.required[number] & bit for number in self._living()):
                     break
         return names, frozenset(others)
+
+    def _living(self) -> list[int]:
+        return [number for number in range(len(self.context.parts)) if self.alive >> number & 1]
 
     def _leads_on(self, outcome: Outcome, bit: int) -> bool:
         if not self.context.plain:

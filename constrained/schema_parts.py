@@ -17,8 +17,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class ObjectLocal:
-    """Of one schema. Goals are formulas over nodes."""
+    """Of one schema. Goals are formulas over nodes. `number` grows from one schema of a document to the next."""
 
+    number: int
     properties: dict[str, Formula]
     patterns: dict[str, Formula]
     additional: Formula
@@ -53,7 +54,7 @@ class ObjectPart:
 
     @cached_property
     def ordered(self) -> tuple[ObjectLocal, ...]:
-        return tuple(sorted(self.locals, key=lambda local: -len(local.properties)))
+        return tuple(sorted(self.locals, key=lambda local: (-len(local.properties), local.number)))
 
     @cached_property
     def least(self) -> int:
@@ -218,6 +219,7 @@ def object_part(world: World, local: Local) -> Formula:
     most = schema.get("maxProperties")
     names = schema.get("propertyNames", True)
     made = ObjectLocal(
+        len(world.memory),
         {n: goal(v, "properties", n) for n, v in schema.get("properties", {}).items()},
         {n: goal(v, "patternProperties", n) for n, v in schema.get("patternProperties", {}).items()},
         goal(schema.get("additionalProperties", True), "additionalProperties"),

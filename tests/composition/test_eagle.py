@@ -13,6 +13,7 @@ from ramify.runtime.models.load import load_model
 from ramify.runtime.protocol.core import Generate
 from ramify.runtime.protocol.sampling import SamplingParams
 from ramify.runtime.scheduler.plan import DraftWant
+from ramify.runtime.speculation.draft_model import DraftModelSource
 from ramify.runtime.speculation.eagle import EagleSource, load_head
 from ramify.runtime.speculation.eagle.probe import probe
 from ramify.runtime.speculation.eagle.save import save_head
@@ -60,6 +61,37 @@ def test_a_heads_guesses_leave_outputs_as_they_are(kind: str, expected: dict[str
     assert stats.num_demoted_pages > 0
     if kind == "eagle":
         assert stats.num_accepted_tokens > 50
+
+
+SHAPES: dict[str, dict[str, Any]] = {
+    "chains": {"speculative_eagle_topk": 1, "speculative_num_steps": 4},
+    "few pages, small chunks": {"num_pages": 24, "prefill_budget": 48, "max_running": 8},
+    "large trees": {"speculative_num_steps": 6, "speculative_eagle_topk": 8, "speculative_num_draft_tokens": 32},
+}
+
+
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+@pytest.mark.parametrize("kind", ["eagle", "ngram", "draft"])
+def test_every_source_with_trees_of_any_shape(kind: str, shape: dict[str, Any], expected: dict[str, Got]) -> None:
+    """Under every kind of sampling and constraint, with requests given up on the way."""
+    num_pages = shape.get("num_pages", 512)
+    source: EagleSource | DraftModelSource | None = None
+    if kind == "eagle":
+        source = make_source("eagle", SHIPPED_MODEL, num_pages, 0)
+    elif kind == "draft":
+        target = load_model(SHIPPED_MODEL, device=torch.device("cpu"), dtype=torch.float32)
+        source = DraftModelSource(target, num_pages, 0)
+    aborts = {2 * index + 3: REQUESTS[index].rid for index in (1, 6, 12, 19, 25)}
+    settings = SETTINGS | {"speculative": kind} | shape
+    got, stats, _ = run(REQUESTS, source=source, aborts=aborts, stagger=2, **settings)
+    aborted = {rid for rid, mine in got.items() if mine.finish is not None and mine.finish.type == "abort"}
+    assert aborted
+    for rid in aborted:
+        assert got[rid].ids == expected[rid].ids[: len(got[rid].ids)]
+    check({rid: mine for rid, mine in got.items() if rid not in aborted}, expected)
+    assert stats.num_accepted_tokens > 0
+    if "num_pages" in shape:
+        assert stats.num_evicted_pages > 0
 
 
 def test_passes_are_as_few_as_measured_beside_training() -> None:

@@ -141,6 +141,20 @@ def test_properties_come_in_the_schemas_order_when_it_is_asked_for() -> None:
         assert accepts(compile_constraint(JsonSchema(schema), VOCABULARY), text)
 
 
+def test_every_alternative_can_be_taken_in_the_schemas_order() -> None:
+    def closed(*names: str) -> dict[str, Any]:
+        of = {name: {"type": "null"} for name in names}
+        return {"type": "object", "properties": of, "required": list(names), "additionalProperties": False}
+
+    schema = {"anyOf": [closed("a", "b"), closed("c"), closed("d", "a"), closed("e")]}
+    grammar = compile_constraint(JsonSchema(schema), VOCABULARY, order="schema")
+    for text in (b'{"a":null,"b":null}', b'{"c":null}', b'{"e":null}'):
+        assert accepts(grammar, text), text
+    assert any(accepts(grammar, text) for text in (b'{"d":null,"a":null}', b'{"a":null,"d":null}'))
+    for text in (b'{"b":null,"a":null}', b'{"a":null}', b'{"c":null,"e":null}'):
+        assert not accepts(grammar, text), text
+
+
 def test_a_name_that_a_schema_mentions_comes_once() -> None:
     grammar = compile_constraint(JsonSchema({"properties": {"a": {}}}), VOCABULARY)
     assert not accepts(grammar, b'{"a":1,"a":2}')
