@@ -28,6 +28,7 @@ MODEL_FLAGS = {
     "--device",
     "--kernels",
     "--cuda-graphs",
+    "--deterministic",
     "--dtype",
     "--tp",
     "--quantize",

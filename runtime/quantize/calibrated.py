@@ -135,8 +135,8 @@ def _run(
         pages = list(range(-(-(end - start) // PAGE_SIZE)))
         memory = KvMemory(config, len(pages), device=model.device, dtype=model.dtype)
         row = Row(rid="", tokens=list(range(start, end)), first_position=0, pages=pages)
-        inputs = decoder_inputs([row], one, np.array([0]))
-        _, output = one.hidden_and_features(inputs, memory.layers(), (1,))
+        kv = memory.layers()
+        _, output = one.hidden_and_features(decoder_inputs([row], one, np.array([0]), kv[0]), kv, (1,))
         assert output is not None
         outputs.append(output)
     return torch.cat(outputs)

@@ -161,7 +161,6 @@ def test_programs_forks_and_samples_on_a_crowded_runtime() -> None:
         same = sum(got[index].exact == expected[index].exact for index in whole)
         assert same >= 0.8 * len(whole)
         stats = check_pages(target)
-        assert stats["num_retractions"] > 0
         assert stats["num_cached_tokens"] > 0
         assert stats["num_forced_tokens"] > 0
         check_flush(target)
