@@ -8,9 +8,11 @@ import torch
 
 from ..checkpoint import find_checkpoint
 from ..engine import kv_pool
+from ..engine.build import choose_device
 from ..models.config import ModelConfig, read_config
 from ..models.decoder import Decoder
 from ..models.load import load_model
+from ..models.parameters import num_parameters
 from ..protocol.config import CoreConfig, SpeculativeName
 from ..protocol.errors import RequestError
 from ..tokenizer import load_tokenizer
@@ -19,17 +21,19 @@ from .eagle import EagleSource, load_head, memory, read_fitting_config
 from .source import DraftSource
 
 HEAD = "draft"  # the folder of the head, beside the model's config.json
+_CHEAP = 50_000_000  # parameters; docs/log.md says what was measured
 
 
 def choose_source(config: CoreConfig, path: Path) -> SpeculativeName:
-    """What `--speculative` comes to for the checkpoint in directory `path`: as asked; else eagle, if a head is there.
+    """What `--speculative` comes to for the checkpoint in directory `path`: as asked; else eagle, if a head is there
+    and a pass is worth saving.
 
     Raises RequestError naming the setting when the choice lacks its model.
     """
     asked, given = config.speculative, config.speculative_draft_model
     has_head = (path / HEAD / "config.json").is_file()
     if asked is None and given is None:
-        return "eagle" if has_head else "off"
+        return "eagle" if has_head and not _is_cheap(config, path) else "off"
     if asked is None or (given is not None and asked not in ("eagle", "draft")):
         raise RequestError(
             "a draft model needs --speculative eagle (a head) or draft (a smaller model)", param="speculative"
@@ -70,6 +74,11 @@ def build_source(
         _check_same_vocabulary(path, target, folder, model)
         return DraftModelSource(model, num_pages, num_host_pages)
     return None
+
+
+def _is_cheap(config: CoreConfig, path: Path) -> bool:
+    """Whether a pass of the model costs no more than the calls of its operators, of which drafting has as many."""
+    return choose_device(config.device).type == "cpu" and num_parameters(read_config(path)) < _CHEAP
 
 
 def draft_page_bytes(config: CoreConfig, path: Path, target: ModelConfig, dtype: torch.dtype) -> int:

@@ -46,7 +46,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 
 def start(**settings: Any) -> ramify.Runtime:
-    return ramify.Runtime(port=0, dtype="float32", log_level="error", **settings)
+    return ramify.Runtime(port=0, dtype="float32", log_level="error", **{"speculative": "eagle"} | settings)
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,22 @@
+"""Who guesses when nobody says who."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from ramify.runtime.checkpoint import SHIPPED_MODEL
+from ramify.runtime.protocol.config import CoreConfig
+from ramify.runtime.speculation.build import choose_source
+
+
+def test_a_head_drafts_by_default_where_a_pass_of_the_model_is_worth_saving(tmp_path: Path) -> None:
+    config = json.loads((SHIPPED_MODEL / "config.json").read_text("utf-8"))
+    (tmp_path / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 100}), "utf-8")
+    default = CoreConfig(device="cpu")
+    assert choose_source(default, tmp_path) == "off"  # no head
+    (tmp_path / "draft").mkdir()
+    (tmp_path / "draft" / "config.json").write_text("{}", "utf-8")
+    assert choose_source(default, tmp_path) == "eagle"
+    assert choose_source(default, SHIPPED_MODEL) == "off"
+    assert choose_source(CoreConfig(device="cpu", speculative="eagle"), SHIPPED_MODEL) == "eagle"
