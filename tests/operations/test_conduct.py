@@ -36,6 +36,8 @@ def test_what_runs_ends_before_a_terminated_server_does() -> None:
                     socket.create_connection(("127.0.0.1", port), timeout=5).close()
                 except ConnectionRefusedError:
                     refused.set()
+                except ConnectionResetError:
+                    continue  # it came while the door was closing
             values = [line.removeprefix("data: ") for line in lines if line]
         assert values[-1] == "[DONE]"
         assert json.loads(values[-2])["meta_info"]["completion_tokens"] == LONG["max_new_tokens"]
