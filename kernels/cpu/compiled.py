@@ -13,16 +13,17 @@ F = TypeVar("F", bound=Callable[..., Any])
 Floats = NDArray[np.float32]
 Ints = NDArray[np.int64]
 
+# Sums may be taken in any order: that is what lets them be vectorised. What is not a number stays none.
+_FREEDOMS = {"reassoc", "contract", "arcp", "nsz"}
 _LOG2_E = np.float32(1.4426950408889634)
 _LN_2 = np.float32(0.6931471805599453)
 
 
 def compiled(signature: str | None = None) -> Callable[[F], F]:
-    """At import, for that signature alone, or taken from the cache on disk. Sums may be taken in any order: that is
-    what lets them be vectorised. No value may be infinite or NaN."""
+    """At import, for that signature alone, or taken from the cache on disk."""
 
     def compile_it(function: F) -> F:
-        return cast(F, njit(signature, cache=True, nogil=True, fastmath=True, error_model="numpy")(function))
+        return cast(F, njit(signature, cache=True, nogil=True, fastmath=_FREEDOMS, error_model="numpy")(function))
 
     return compile_it
 

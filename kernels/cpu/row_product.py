@@ -7,14 +7,11 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from numba import njit
-from numpy.typing import NDArray
 
-Floats = NDArray[np.float32]
+from .compiled import Floats, compiled
 
 
-# Sums may be taken in any order: that is what lets them be vectorised.
-@njit("void(float32[:,::1], float32[::1], float32[::1])", cache=True, nogil=True, fastmath=True)  # type: ignore[untyped-decorator]
+@compiled("void(float32[:,::1], float32[::1], float32[::1])")
 def _multiply(w_NC: Floats, x_C: Floats, y_N: Floats) -> None:
     for n in range(w_NC.shape[0]):
         total = np.float32(0)

@@ -9,6 +9,7 @@ import torch
 from ramify.kernels import KvCache, RowSpan, for_device
 from ramify.kernels.cpu.compiled import exp
 from ramify.kernels.cpu.ops import CpuOps, PagedRows
+from ramify.kernels.cpu.row_product import row_product
 from ramify.kernels.reference.ops import ReferenceOps
 
 CPU, MEANT = CpuOps(), ReferenceOps()
@@ -103,3 +104,19 @@ def test_attention_where_the_pages_lie(lengths: list[int], K: int, group: int, D
 def test_other_types_are_left_to_torch() -> None:
     gate_up = random(3, 20).bfloat16()
     assert torch.equal(CPU.silu_and_mul(gate_up), MEANT.silu_and_mul(gate_up))
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf")])
+def test_what_is_not_a_number_shows(number: float) -> None:
+    """A broken checkpoint must not look like a working one."""
+    x = torch.ones(2, 32)
+    x[0, 3] = number
+    ones = torch.ones(32)
+    for y in (
+        CPU.rms_norm(x, ones, 1e-6),
+        CPU.add_rms_norm(x, torch.zeros(2, 32), ones, 1e-6)[0],
+        CPU.silu_and_mul(torch.cat((x, x - x), dim=1)),
+        row_product(x[:1], np.ones((4, 32), np.float32)),
+    ):
+        assert not y[0].isfinite().all()
+        assert y[1:].isfinite().all()
