@@ -19,11 +19,13 @@ _LOG2_E = np.float32(1.4426950408889634)
 _LN_2 = np.float32(0.6931471805599453)
 
 
-def compiled(signature: str | None = None) -> Callable[[F], F]:
-    """At import, for that signature alone, or taken from the cache on disk."""
+def compiled(*signatures: str) -> Callable[[F], F]:
+    """At import, for these signatures alone, or taken from the cache on disk."""
 
     def compile_it(function: F) -> F:
-        return cast(F, njit(signature, cache=True, nogil=True, fastmath=_FREEDOMS, error_model="numpy")(function))
+        return cast(
+            F, njit(list(signatures), cache=True, nogil=True, fastmath=_FREEDOMS, error_model="numpy")(function)
+        )
 
     return compile_it
 
