@@ -20,12 +20,11 @@ _LN_2 = np.float32(0.6931471805599453)
 
 
 def compiled(*signatures: str) -> Callable[[F], F]:
-    """At import, for these signatures alone, or taken from the cache on disk."""
+    """At import, for these signatures alone, or taken from the cache on disk; without any, when it is first called."""
 
     def compile_it(function: F) -> F:
-        return cast(
-            F, njit(list(signatures), cache=True, nogil=True, fastmath=_FREEDOMS, error_model="numpy")(function)
-        )
+        decorate = njit(list(signatures) or None, cache=True, nogil=True, fastmath=_FREEDOMS, error_model="numpy")
+        return cast(F, decorate(function))
 
     return compile_it
 

@@ -9,6 +9,7 @@ Legend: T rows, N outputs, C inputs.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,15 @@ def hold(weight: torch.Tensor) -> Weights:
     if np.bitwise_and(bits, 0xFFFF).any():
         return bits.view(np.float32)
     return (bits >> 16).astype(np.uint16)
+
+
+def alike(weights: Sequence[Weights]) -> list[Weights]:
+    """The same matrices, all held in one way."""
+    if len({weight.dtype for weight in weights}) == 1:
+        return list(weights)
+    return [
+        (weight.astype(np.uint32) << 16).view(np.float32) if weight.dtype == np.uint16 else weight for weight in weights
+    ]
 
 
 def for_each_kind(signature: str) -> tuple[str, str]:

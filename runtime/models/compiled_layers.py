@@ -12,8 +12,10 @@ from typing import Any
 import torch
 
 from ...kernels import Attention, KvCache
+from ...kernels.cpu.compiled import Floats
 from ...kernels.cpu.layers import decoder_layer
 from ...kernels.cpu.ops import PagedTokens, is_plain
+from ...kernels.cpu.products import Weights, alike
 from .linear import Linear
 from .mlp import DenseMlp
 from .packed import MAX_FEW, PackedLinear
@@ -33,11 +35,10 @@ class CompiledLayers:
         for layer in parameters.layers:
             if not isinstance(layer.mlp, DenseMlp) or layer.qk_norm_HD is not None:
                 return None
-            columns = [held(linear) for linear in (layer.qkv, layer.o, layer.mlp.gate_up, layer.mlp.down)]
-            weights = [column[0] for column in columns if column is not None]
-            if len(weights) < len(columns) or len({weight.dtype for weight in weights}) > 1:
+            products = held([layer.qkv, layer.o, layer.mlp.gate_up, layer.mlp.down])
+            if products is None:
                 return None
-            qkv, o, gate_up, down = (column for column in columns if column is not None)
+            qkv, o, gate_up, down = products
             norms = layer.input_norm_E.numpy(), layer.post_norm_E.numpy()
             layers.append((norms[0], *qkv, *o, norms[1], *gate_up, *down))
         return cls(layers, eps, scale)
@@ -75,6 +76,10 @@ class CompiledLayers:
         )
 
 
-def held(linear: Linear) -> Any:
-    """Its weight and bias as the loops take them; None: it is of another kind."""
-    return linear.held if isinstance(linear, PackedLinear) else None
+def held(linears: Sequence[Linear]) -> list[tuple[Weights, Floats]] | None:
+    """Their weights and biases as the loops take them, weights of one type; None: one of them is of another kind."""
+    pairs = [linear.held for linear in linears if isinstance(linear, PackedLinear) and linear.held is not None]
+    if len(pairs) < len(linears):
+        return None
+    weights, biases = zip(*pairs, strict=True)
+    return list(zip(alike(weights), biases, strict=True))
