@@ -17,6 +17,7 @@ from ..reference.ops import ReferenceOps
 from . import layers
 from .attention import Sight, attend
 from .sight import see
+from .trees import walk_trees
 
 _MAX_TOKENS = 64  # of a step; beyond it torch's own loops have the work that they need to pay
 
@@ -96,6 +97,13 @@ class CpuOps(ReferenceOps):
             q_THD.numpy(),
         )
         return q_THD
+
+    def walk_trees(
+        self, sampled_O: torch.Tensor, guessed_O: torch.Tensor, parents_O: torch.Tensor, *, max_depth: int
+    ) -> torch.Tensor:
+        on_way_O = torch.empty(len(sampled_O), dtype=torch.bool)
+        walk_trees(sampled_O.numpy(), guessed_O.numpy(), parents_O.numpy(), on_way_O.numpy())
+        return on_way_O
 
     def attention(
         self,
