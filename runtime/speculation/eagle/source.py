@@ -223,14 +223,14 @@ class EagleSource:
         attention, feature_BE, read_BE = self._begin(sequences, newest, 1 + num_rounds)
         heat_B1 = torch.tensor([[draft_temperature(want.temperature)] for want in wants], device=head.device)
         ends_B = torch.tensor([len(slots) for slots in sequences], device=head.device)
-        positions_BR = ends_B[:, None] + torch.arange(num_rounds, device=head.device)
-        cos_BR1D, sin_BR1D = head.rope.angles(positions_BR, positions_BR)
+        positions_RB = torch.arange(num_rounds, device=head.device)[:, None] + ends_B
+        cos_RB1D, sin_RB1D = head.rope.angles(positions_RB, positions_RB)
         scores, tokens = [], []
         for place in range(num_rounds + 1):
             if place:
                 attention.follow()
-                cos_B1D, sin_B1D = cos_BR1D[:, place - 1], sin_BR1D[:, place - 1]
-                feature_BE, read_BE = head.forward_rotated(tokens[-1], feature_BE, cos_B1D, sin_B1D, attention)
+                angles = cos_RB1D[place - 1], sin_RB1D[place - 1]
+                feature_BE, read_BE = head.forward_rotated(tokens[-1], feature_BE, *angles, attention)
             logits_BV = head.logits(read_BE) / heat_B1
             best_B, index_B = logits_BV.max(dim=-1)
             scores.append(best_B - logits_BV.logsumexp(dim=-1))
