@@ -19,6 +19,7 @@ from ramify.runtime.models.errors import CheckpointError
 from ramify.runtime.models.load import load_model
 from ramify.runtime.models.quantised import nibbles
 from ramify.runtime.models.quantised.bytewise import BytewiseLinear
+from ramify.runtime.models.quantised.int4 import Int4Linear
 from ramify.runtime.models.quantised.rounding import fp8_as_bfloat16, fp8_rows, int4_groups, int8_rows
 from ramify.runtime.models.quantised.scheme import Scheme
 from ramify.runtime.parallel.group import Alone
@@ -339,6 +340,24 @@ def test_weights_of_a_byte_with_dense_inputs_give_the_product_of_the_dequantised
     error = (layer(x).double() - expected).norm() / expected.norm()
     assert layer(x).dtype == dtype
     assert error.item() < {torch.float32: 1e-6, torch.bfloat16: 8e-3, torch.float16: 1e-3}[dtype]
+
+
+@pytest.mark.parametrize("num_tokens", [1, 31, 32, 200])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_four_bit_weights_give_the_product_of_the_dequantised(dtype: torch.dtype, num_tokens: int) -> None:
+    torch.manual_seed(num_tokens)
+    weight, x = torch.randn(144, 64), torch.randn(num_tokens, 64).to(dtype)
+    scheme = Scheme(kind="int4", source="dense", group_size=GROUP)
+    layer = Int4Linear(scheme, 144, 64, bias=True, group_size=GROUP, device="cpu", dtype=dtype)
+    bias = torch.randn(144)
+    layer.pieces(0, 144)["weight"].put(weight)
+    layer.pieces(0, 144)["bias"].put(bias)
+    layer.finish()
+    codes, scale, zero = int4_groups(weight, GROUP)
+    restored = dequantised(codes.long().numpy(), scale.numpy(), zero.long().numpy()).double()
+    expected = x.double() @ restored.T + bias.double()
+    assert layer(x).dtype == dtype
+    assert ((layer(x).double() - expected).norm() / expected.norm()).item() < 5e-3
 
 
 @pytest.mark.parametrize("dim", [0, 1])
