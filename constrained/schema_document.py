@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Mapping
+from functools import cached_property
 from typing import Any
 from urllib.parse import unquote, urldefrag, urljoin
 
@@ -98,6 +99,22 @@ class Document:
                 if self._id in schema or "$anchor" in schema or "$dynamicAnchor" in schema:
                     self._name(location)
                 todo.extend((inner, depth + 1) for inner in self.subschemas(location))
+
+    @cached_property
+    def places(self) -> dict[str, int]:
+        """Of each name in the schema, the place at which it first comes."""
+        found: dict[str, int] = {}
+        todo = [self.root]
+        while todo:
+            value = todo.pop()
+            if isinstance(value, tuple):
+                name, value = value
+                found.setdefault(name, len(found))
+            if isinstance(value, dict):
+                todo.extend(reversed(value.items()))
+            elif isinstance(value, list):
+                todo.extend(reversed(value))
+        return found
 
     def _name(self, location: Location) -> None:
         schema = location.schema

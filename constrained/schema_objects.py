@@ -52,7 +52,9 @@ class ObjectContext:
             for part in atoms(formula):
                 assert isinstance(part, ObjectPart)
                 found[part] = None
-        self.parts = tuple(sorted(found, key=lambda part: (-len(part.names), [lo.number for lo in part.ordered])))
+        self.parts = tuple(found)
+        if len(found) > 1:
+            self.parts = tuple(sorted(found, key=lambda part: (-len(part.names), [lo.place for lo in part.ordered])))
         self.index = {part: number for number, part in enumerate(self.parts)}
         self.everything = (1 << len(self.parts)) - 1
         self.exact = len(formulas) > 1 or has_negation(formulas[0])

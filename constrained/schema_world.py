@@ -325,8 +325,8 @@ class World:
             except GrammarError as error:
                 self._refuse(error, parts)
                 return False  # refusing all is safe, where what is asked together cannot be worked out
-        together = frozenset(local for part in parts for local in part.locals)
-        key = ("joined", together)
+        together = tuple(dict.fromkeys(local for part in parts for local in part.locals))
+        key = ("joined", frozenset(together))
         if key not in self.memory:
             self.memory[key] = ObjectPart(together) if kind == "object" else ArrayPart(together)
         return self.memory[key]
@@ -339,7 +339,7 @@ class World:
         """Conjunctions joined into one part, also with each of the alternatives beside them."""
         if isinstance(formula, And):
             plain = [part for part in formula.parts if not isinstance(part, Or | One | Not)]
-            joined = self.join(sorted(plain, key=id), kind) if plain else True
+            joined = self.join(plain, kind) if plain else True
             if joined is False:
                 return False
             others = [part for part in formula.parts if isinstance(part, Or | One | Not)]
@@ -433,4 +433,4 @@ def _with_texts_together(formula: Or | One) -> Iterable[Formula]:
     if len(listed) < 2:
         return formula.parts
     together = StringPart(texts=frozenset().union(*(part.texts or () for part in listed)))
-    return [together, *formula.parts.difference(listed)]
+    return [together, *(part for part in formula.parts if part not in listed)]
