@@ -21,9 +21,11 @@ from .actions import (
     ENDS,
     FILLED,
     FLAGS,
+    FREE,
     GOTO,
     GUARDED,
     LEAST,
+    LENGTH,
     LOOPS,
     MOST,
     PLAIN,
@@ -37,11 +39,10 @@ from .actions import (
     SHIFT,
     STAY,
     UNBOUNDED,
-    WORDS,
     action,
 )
 from .dfa import START as DFA_START
-from .dfa import Dfa
+from .dfa import Dfa, free_kinds
 from .errors import GrammarError
 from .tables import Ints, Tables
 
@@ -238,8 +239,8 @@ class Automaton:
             states[:, FLAGS] |= np.where(block.plain[1:], PLAIN, 0)
             if block.loops is not None:
                 states[:, FLAGS] |= np.where(block.plain[1:] & block.loops[1:], LOOPS, 0)
-        if block.words is not None:
-            states[:, FLAGS] |= np.where(block.words[1:], WORDS, 0)
+        if block.free is not None:
+            states[:, FREE], states[:, LENGTH] = block.free[0][1:], block.free[1][1:]
         states[:, LEAST] = block.least
         states[:, MOST] = UNBOUNDED if block.most is None else block.most[1:]
         states[:, FILLED] = 1
@@ -254,7 +255,7 @@ class Block:
     of the bytes `before`; with neither, the text ends there (`accepts`). `counted[s]`: what leads on from s begins a
     character, of which there must have been `least` at the end, and at most `most[s]` to come to s. `plain[s]`: every
     token of plain string content may come. `loops[s]`: every plain character leads from s to s.
-    `words[s]`: every token of letters and digits may come.
+    `free`: of each state, kinds of bytes and how long every text of these may be, as `free_kinds` gives them.
     """
 
     table: NDArray[np.int32]  # [S, C]
@@ -265,7 +266,7 @@ class Block:
     accepts: bool = False
     plain: NDArray[np.bool_] | None = None  # [S]
     loops: NDArray[np.bool_] | None = None  # [S]
-    words: NDArray[np.bool_] | None = None  # [S]
+    free: tuple[Ints, Ints] | None = None  # [S] each
     counted: NDArray[np.bool_] | None = None  # [S]
     least: int = 0
     most: Ints | None = None  # [S]
@@ -284,7 +285,7 @@ class WholeText:
 
     def base(self, automaton: Automaton) -> int:
         """As `Automaton.block`."""
-        return automaton.block(("text", self.dfa), lambda: block_of(self.dfa, accepts=True))
+        return automaton.block(("text", self.dfa), lambda: block_of(self.dfa, accepts=True, free=free_kinds(self.dfa)))
 
     def expand(self, automaton: Automaton) -> Row:
         return Row({}, rest=self.base(automaton) + DFA_START, accepts=bool(self.dfa.accepting[DFA_START]))

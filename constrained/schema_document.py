@@ -87,7 +87,7 @@ class Document:
 
     def _scan(self) -> None:
         """Find every subschema that has a name of its own."""
-        self.all: list[Location] = []
+        self.all: list[Location] = []  # as they stand in the schema
         todo = [(self.start, 0)]
         while todo:
             location, depth = todo.pop()
@@ -98,22 +98,16 @@ class Document:
             if isinstance(schema, dict):
                 if self._id in schema or "$anchor" in schema or "$dynamicAnchor" in schema:
                     self._name(location)
-                todo.extend((inner, depth + 1) for inner in self.subschemas(location))
+                todo.extend((inner, depth + 1) for inner in reversed(list(self.subschemas(location))))
 
     @cached_property
     def places(self) -> dict[str, int]:
-        """Of each name in the schema, the place at which it first comes."""
+        """Of each name of a property, the place at which the schema first has it."""
         found: dict[str, int] = {}
-        todo = [self.root]
-        while todo:
-            value = todo.pop()
-            if isinstance(value, tuple):
-                name, value = value
-                found.setdefault(name, len(found))
-            if isinstance(value, dict):
-                todo.extend(reversed(value.items()))
-            elif isinstance(value, list):
-                todo.extend(reversed(value))
+        for location in self.all:
+            if isinstance(location.schema, dict) and isinstance(names := location.schema.get("properties"), dict):
+                for name in names:
+                    found.setdefault(name, len(found))
         return found
 
     def _name(self, location: Location) -> None:

@@ -89,13 +89,13 @@ class ObjectContext:
     @cached_property
     def possible(self) -> tuple[int, frozenset[Kind]]:
         """The names, and the kinds of other names, that may come at all, where the context is steady."""
-        names = sum(
-            1 << number
-            for number, outcome in enumerate(self.keys.named)
-            if self.member(self.everything, outcome, 0).possible
-        )
-        kinds = [kind for kind in self.keys.kinds if self.member(self.everything, self.keys.other(kind), 0).possible]
-        return names, frozenset(kinds)
+        keys, satisfiable = self.keys, self.world.satisfiable
+
+        def possible(outcome: Outcome) -> bool:
+            return all(satisfiable(keys.goal(part, outcome)) for part in self.parts)
+
+        names = sum(1 << number for number, outcome in enumerate(keys.named) if possible(outcome))
+        return names, frozenset(kind for kind in keys.kinds if possible(keys.other(kind)))
 
     def member(self, alive: int, outcome: Outcome, seen: int) -> Member:
         """Of the value under a name, while only these parts may hold."""

@@ -117,6 +117,9 @@ class ObjectPart:
 
     def name_goal(self, world: World, name: str) -> Formula:
         """Of the value under a given name: False when the name may not be."""
+        if not self.patterns and not self.name_goals and len(self.locals) == 1:
+            (local,) = self.locals
+            return local.properties.get(name, local.additional)
         for goal in self.name_goals:
             if not evaluate(world.typed(goal, "string"), lambda part: part.holds(name)):
                 return False
