@@ -79,6 +79,7 @@ class Document:
         self._id = "id" if self.draft in (3, 4) else "$id"
         self._by_uri: dict[str, Location] = {}
         self._dynamic: dict[str, dict[str, Location]] = {}  # anchor -> base of its resource -> where
+        self._resolved: dict[tuple[str, str], Location] = {}
         self.start = Location(root, "", "")
         self._by_uri[""] = self.start
         self._scan()
@@ -172,7 +173,12 @@ class Document:
 
     def resolve(self, ref: Any, location: Location, keyword: str = "$ref") -> Location:
         """What a reference at `location` points to. Raises GrammarError."""
-        found = self._resolve(ref, location, keyword)
+        key = (ref, location.base)
+        found = self._resolved.get(key) if isinstance(ref, str) else None
+        if found is None:
+            found = self._resolved[key] = self._resolve(ref, location, keyword)
+        if not self._is_dynamic:
+            return found
         if keyword == "$dynamicRef" and isinstance(found.schema, dict):
             anchor = found.schema.get("$dynamicAnchor")
             if anchor is not None and ref.endswith(f"#{anchor}"):

@@ -10,7 +10,8 @@ from functools import lru_cache, reduce
 import numpy as np
 
 from .actions import UNBOUNDED
-from .automaton import Automaton, Block
+from .automaton import Automaton
+from .blocks import Block
 from .budget import Budget
 from .char_dfa import CharDfa, length_chars
 from .dfa import DEAD, START, Dfa, free_kinds
