@@ -197,6 +197,7 @@ def loop(link: Link, core: Core, ranks: Ranks) -> None:
         meter.answered(answers)
         link.send(answers)
 
+    since = time.monotonic()
     while True:
         wait = 0 if not scheduler.idle else GRAMMAR_POLL_MS if scheduler.pending_grammars else None
         for owner, message in link.receive(wait):
@@ -211,10 +212,14 @@ def loop(link: Link, core: Core, ranks: Ranks) -> None:
                     send([answer])
         ranks.check()
         began = time.monotonic()
+        if wait != 0:  # there was nothing to do; else a step takes from the one before to its own end
+            since = began
         plan = scheduler.plan(began)
         send(scheduler.answers())
         if plan is not None:
-            answers = scheduler.commit(plan, engine.run(plan), time.monotonic())
+            result, now = engine.run(plan), time.monotonic()
+            answers = scheduler.commit(plan, msgspec.structs.replace(result, seconds=now - since), now)
+            since = now
             meter.computed(plan, time.monotonic() - began)
             send(answers)
         if core.publisher is not None:
