@@ -8,12 +8,15 @@ what the small one knew. It is for measuring what depends on a model's size, suc
 After each old layer come new ones, copies of it whose two output projections are zero, so that they add nothing (Wu et
 al. 2024, LLaMA Pro, section 3.2); an MLP's new neurons are random, and zero where they are read (Chen et al. 2016,
 Net2Net, in spirit). Both begin to take part with the first step of training.
+
+The draft head grows in the same way, into OUT/first_head: for `ramify train-draft OUT --init OUT/first_head`.
 """
 
 from __future__ import annotations
 
 import argparse
 import copy
+import json
 import shutil
 import sys
 from pathlib import Path
@@ -23,6 +26,7 @@ sys.path.insert(0, str(Path(__file__).parent))  # also under `python -P`, which 
 import torch
 from corpus.mix import WEAK_SHARES
 from model import fresh
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from train import Recipe, Stage, run, training_options
 from transformers import LlamaForCausalLM
@@ -67,6 +71,25 @@ def _put(tensor: torch.Tensor, known: torch.Tensor, *, unread: bool) -> None:
     tensor[tuple(slice(size) for size in known.shape)] = known
 
 
+def grow_head(head: Path, out: Path, intermediate_size: int, seed: int) -> None:
+    """Write a head of the same function with an MLP so wide. It is for no target yet, so it carries no probe of one."""
+    draw = torch.Generator().manual_seed(seed)
+    tensors = load_file(head / "model.safetensors")
+    for name, known in tensors.items():
+        if ".mlp." in name:
+            unread = "down_proj" in name
+            rows, columns = known.shape
+            shape = (rows, intermediate_size) if unread else (intermediate_size, columns)
+            wide = torch.randn(shape, generator=draw) * columns**-0.5
+            _put(wide, known.float(), unread=unread)
+            tensors[name] = wide.to(known.dtype).contiguous()
+    settings = json.loads((head / "config.json").read_text()) | {"intermediate_size": intermediate_size}
+    settings.pop("target_probe", None)
+    out.mkdir(parents=True, exist_ok=True)
+    save_file(tensors, str(out / "model.safetensors"), metadata={"format": "pt"})
+    (out / "config.json").write_text(json.dumps(settings, indent=2) + "\n")
+
+
 def recipe(num_steps: int, tokens_per_step: int) -> Recipe:
     """The last stage of the small model's training again, warmed up to a rate at which new parts learn and old ones
     forget little."""
@@ -93,6 +116,8 @@ def main() -> None:
     options.out.mkdir(parents=True, exist_ok=True)
     for file in options.model.glob("tokenizer*"):
         shutil.copy(file, options.out)
+    if (options.model / "draft").is_dir():
+        grow_head(options.model / "draft", options.out / "first_head", options.mlp, seed=0)
     small = LlamaForCausalLM.from_pretrained(options.model, dtype=torch.float32)
     plan = recipe(options.steps, options.tokens_per_step)
     large = grown(small, options.layers, options.mlp, plan.seed)

@@ -8,9 +8,13 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")  # hence the imports below them
 
 from corpus.mix import SHARES  # noqa: E402
-from grow import grown  # noqa: E402
+from grow import grow_head, grown  # noqa: E402
 from tokenizer import train_tokenizer  # noqa: E402
 from train import Recipe, Stage, Trainer  # noqa: E402
+
+from ramify.runtime.models.load import load_model  # noqa: E402
+from ramify.runtime.speculation.eagle.load import load_head  # noqa: E402
+from ramify.runtime.train_draft.attention import AheadAttention  # noqa: E402
 
 SHAPE = {
     "vocab_size": 512,
@@ -64,6 +68,18 @@ def test_all_that_is_new_takes_part_after_two_steps_of_training() -> None:
     new_layer = larger.model.layers[1]
     assert new_layer.self_attn.o_proj.weight.abs().max() > 0
     assert larger.model.layers[0].mlp.down_proj.weight[:, 48:].abs().max() > 0
+
+
+def test_a_grown_head_drafts_the_same_for_the_same_target(shipped, tmp_path) -> None:
+    grow_head(shipped / "draft", tmp_path, 700, seed=3)
+    model = load_model(shipped, device=torch.device("cpu"), dtype=torch.float32)
+    ids_N, features_NE = torch.randint(8, 2048, (20,)), torch.randn(20, 256)
+    read = []
+    for path in (shipped / "draft", tmp_path):
+        head = load_head(path, model)
+        read.append(head.forward(ids_N, features_NE, torch.arange(20), AheadAttention(1, head.scale)).read_NE)
+    torch.testing.assert_close(read[1], read[0], rtol=1e-3, atol=1e-3)
+    assert read[0].std() > 0.1
 
 
 @pytest.mark.parametrize(("layers", "mlp"), [(3, 48), (0, 48), (2, 47)])
