@@ -70,7 +70,7 @@ class Pipeline:
         self._since: float | None = None  # when the last result was there, if there has been something to do since
 
     def rested(self) -> None:
-        """There was nothing to do until now: the next step takes from its own beginning, not from the end of the last."""
+        """There was nothing to do until now: the next step begins with itself, not with the end of the last."""
         self._since = None
 
     def turn(self) -> Iterator[list[FromCore]]:
