@@ -37,6 +37,7 @@ class PagedTokens:
 
 class CpuOps(ReferenceOps):
     name = "cpu"
+    groups_experts = False
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         if not (_is_small(x) and x.dim() == 2 and weight.dim() == 1):
