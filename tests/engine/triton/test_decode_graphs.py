@@ -52,7 +52,7 @@ def plain_engine(checkpoint: Path) -> Engine:
 
 
 def with_graphs(engine: Engine, capture: CountedCapture) -> Engine:
-    model, pool = engine._model, engine._pool
+    model, pool = engine._device.model, engine._device.pool
     assert DecodeGraphs.serve(model, pool.layers)
     graphs = DecodeGraphs(model, pool.layers, max_rows=5, num_places=128, captures=(), capture=capture)
     return Engine(model, pool, graphs=graphs)
@@ -116,10 +116,10 @@ def test_graphs_say_what_steps_say(either: Path) -> None:
 
 def test_capturing_writes_nothing(checkpoint: Path) -> None:
     engine = plain_engine(checkpoint)
-    pool = engine._pool
+    pool = engine._device.pool
     for memory in pool.memories:
         memory.fill_(7.0)
-    model = engine._model
+    model = engine._device.model
     graphs = DecodeGraphs(model, pool.layers, max_rows=2, num_places=32, captures=(0,), capture=CountedCapture())
     with torch.inference_mode():
         graphs.capture_all()
@@ -129,7 +129,12 @@ def test_capturing_writes_nothing(checkpoint: Path) -> None:
 def test_only_rows_that_decode_fit(checkpoint: Path) -> None:
     engine = plain_engine(checkpoint)
     graphs = DecodeGraphs(
-        engine._model, engine._pool.layers, max_rows=2, num_places=32, captures=(), capture=CountedCapture()
+        engine._device.model,
+        engine._device.pool.layers,
+        max_rows=2,
+        num_places=32,
+        captures=(),
+        capture=CountedCapture(),
     )
     one = Row(rid="a", tokens=[1], first_position=4, pages=[0], sample=SAMPLE)
     assert graphs.fits([one, one])
