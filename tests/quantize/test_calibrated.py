@@ -176,7 +176,7 @@ def last_states(path: Path, ids: list[int]) -> torch.Tensor:
         return model(torch.tensor([ids]), output_hidden_states=True).hidden_states[-1][0]
 
 
-# Of random mixtures AWQ makes little better: the sum over products of which some are seldom met is what it lowers.
+# A random mixture's inputs are all about as large: there is little that AWQ could make better.
 NEARER = [*((name, "gptq") for name in CONFIGS), ("llama, biases", "awq"), ("qwen2, window", "awq")]
 
 
