@@ -49,11 +49,10 @@ def _leading_looks(expression: Expression) -> tuple[list[Look], Expression]:
     """Look-ahead at the text's start, which is but an intersection, and the rest."""
     parts = list(expression.parts) if isinstance(expression, Sequence) else []
     looks: list[Look] = []
-    if parts and parts[0] == TextStart():
-        at = 1
-        while at < len(parts) and isinstance(look := parts[at], Look) and look.ahead:
-            looks.append(look)
-            del parts[at]
+    at = 1 if parts and parts[0] == TextStart() else 0
+    while at < len(parts) and isinstance(look := parts[at], Look) and look.ahead:
+        looks.append(look)
+        del parts[at]
     return looks, sequence(*parts) if looks else expression
 
 
