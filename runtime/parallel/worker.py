@@ -1,8 +1,8 @@
 """A rank other than the first: a process that computes every plan that rank 0 sends, on its own part of the model.
 
 Run as a module by rank 0, with the runtime's configuration on its standard input (see `lifeline`) and its rank as
-argument. It reports on its standard output, in lines of JSON (`messages.RankReport`). It keeps no state but its KV,
-which follows from the plans and from the tokens that rank 0 decides.
+argument. It reports on its standard output, in lines of JSON (`messages.RankReport`). It keeps no state but its KV
+and the last step's tokens, which follow from the plans and from the tokens that rank 0 decides.
 """
 
 from __future__ import annotations

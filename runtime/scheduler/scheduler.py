@@ -17,7 +17,6 @@ from __future__ import annotations
 
 from collections import deque
 from concurrent.futures import Future
-from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
 
@@ -58,29 +57,10 @@ from .request import Request, family
 from .retokenise import Retokenise
 from .rows import build_following_row, build_row, build_sampling
 from .stops import StopRules
+from .totals import Totals
 from .vocabulary import VocabularyFacts
 
 __all__ = ["Scheduler", "VocabularyFacts"]
-
-
-@dataclass
-class Totals:
-    """Counted since start, named as in `CoreStats`."""
-
-    num_steps: int = 0
-    num_prompt_tokens: int = 0
-    num_cached_tokens: int = 0
-    num_output_tokens: int = 0
-    num_forced_tokens: int = 0
-    num_retractions: int = 0
-
-    def count_prompt(self, request: Request) -> None:
-        """The request starts. One that starts again has been counted."""
-        if not request.counted:
-            request.counted = True
-            assert request.num_cached is not None
-            self.num_prompt_tokens += request.num_prompt
-            self.num_cached_tokens += request.num_cached
 
 
 def make_cache(
@@ -267,19 +247,9 @@ class Scheduler:
         return sampling
 
     def stats(self) -> CoreStats:
-        return CoreStats(
-            num_running=len(self._batch),
-            num_waiting=len(self._waiting) + len(self._parked),
-            num_pages=self._cache.num_pages,
-            num_free_pages=self._cache.num_free,
-            num_cached_pages=self._cache.num_cached,
-            num_held_pages=self._cache.num_pages - self._cache.num_available,
-            num_evicted_pages=self._cache.stats.num_evicted_pages,
-            num_host_cached_pages=self._cache.num_host_cached,
-            num_demoted_pages=self._cache.stats.num_demoted_pages,
-            num_promoted_pages=self._cache.stats.num_promoted_pages,
-            **asdict(self._totals),
-            **asdict(self._drafting.counts),
+        num_waiting = len(self._waiting) + len(self._parked)
+        return self._totals.stats(
+            self._cache, self._drafting.counts, num_running=len(self._batch), num_waiting=num_waiting
         )
 
     def _arrive(self, message: Generate, now: float, owner: bytes) -> list[FromCore]:

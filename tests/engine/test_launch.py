@@ -16,6 +16,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from ramify.runtime.engine import Engine, build_engine
+from ramify.runtime.models.rope import Rope
 from ramify.runtime.protocol.config import CoreConfig
 from ramify.runtime.scheduler.plan import (
     PENDING,
@@ -126,8 +127,10 @@ def test_what_follows_is_what_was_sampled_wherever_its_row_stands(engine: Engine
 
 
 @pytest.fixture
-def without_numbers(checkpoint: Path) -> Engine:
-    """An engine whose ops are all torch's, so that they can be run on shapes alone."""
+def without_numbers(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> Engine:
+    """An engine whose ops are all torch's, so that they can be run on shapes alone. What it looks up in tables on a CPU
+    alone is computed, as on every other device."""
+    monkeypatch.setattr(Rope, "angles", lambda rope, positions, lengths: rope._compute(positions, rope._frequencies))
     return build_engine(CoreConfig(device="cpu", dtype="bfloat16", num_pages=60, kernels="reference"), checkpoint)
 
 

@@ -1,0 +1,46 @@
+"""What a scheduler has done since its start, and with that and what there is now, what it says when asked."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+
+from ...radix.cache import PrefixCache
+from ..protocol.core import CoreStats
+from .drafting import Counts
+from .request import Request
+
+
+@dataclass
+class Totals:
+    """Named as in `CoreStats`."""
+
+    num_steps: int = 0
+    num_prompt_tokens: int = 0
+    num_cached_tokens: int = 0
+    num_output_tokens: int = 0
+    num_forced_tokens: int = 0
+    num_retractions: int = 0
+
+    def count_prompt(self, request: Request) -> None:
+        """The request starts. One that starts again has been counted."""
+        if not request.counted:
+            request.counted = True
+            assert request.num_cached is not None
+            self.num_prompt_tokens += request.num_prompt
+            self.num_cached_tokens += request.num_cached
+
+    def stats(self, cache: PrefixCache, guesses: Counts, *, num_running: int, num_waiting: int) -> CoreStats:
+        return CoreStats(
+            num_running=num_running,
+            num_waiting=num_waiting,
+            num_pages=cache.num_pages,
+            num_free_pages=cache.num_free,
+            num_cached_pages=cache.num_cached,
+            num_held_pages=cache.num_pages - cache.num_available,
+            num_evicted_pages=cache.stats.num_evicted_pages,
+            num_host_cached_pages=cache.num_host_cached,
+            num_demoted_pages=cache.stats.num_demoted_pages,
+            num_promoted_pages=cache.stats.num_promoted_pages,
+            **asdict(self),
+            **asdict(guesses),
+        )
