@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from ...kernels import Ops
+from ...kernels import Ops, for_device
 from ..gguf_file import is_gguf
 from ..parallel.group import ALONE, Group
 from .config import ModelConfig, read_config
@@ -37,6 +37,8 @@ def load_model(
     norms stay. `ops` are as `Decoder` takes them. Raises CheckpointError when the directory, its config.json or its
     safetensors cannot be served, or are to be quantised twice.
     """
+    if device.type == "cuda":
+        torch.cuda.set_device(device)  # of this thread: Triton launches there, wherever its tensors lie
     config = read_config(path)
     if quantize is not None:
         if config.quantisation is not None:
@@ -48,7 +50,8 @@ def load_model(
             sizes = (sizes[0], *(size // group.shard.num_slices for size in sizes[1:]))
         config = replace(config, quantisation=while_loading(quantize, int4_group_size(*sizes)))
     try:
-        parameters = allocate(config, device=device, dtype=dtype, group=group)
+        groups_experts = (ops or for_device(device)).groups_experts
+        parameters = allocate(config, device=device, dtype=dtype, group=group, groups_experts=groups_experts)
     except ValueError as error:
         raise CheckpointError(path, str(error)) from None
     _fill(path, config, destinations(parameters, config, group), on_progress)
