@@ -22,7 +22,7 @@ from .subset import char_dfa
 MAX_LENGTH_STATES = 60_000
 MAX_PRODUCT_STATES = 20_000
 _PLAIN = np.array([b for b in range(0x20, 0x80) if b not in (0x22, 0x5C)], np.uint8)
-# Characters of several bytes: first and last byte that begins one, first and last second byte, how many more after that.
+# Characters of several bytes: first and last first byte, first and last second byte, how many more come after that.
 _UTF8 = np.array(
     [
         (0xC2, 0xDF, 0x80, 0xBF, 0),
