@@ -3,7 +3,7 @@ for each combination of what they accept. Knows automata; no schema."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
 
@@ -21,16 +21,20 @@ from .subset import char_dfa
 
 MAX_LENGTH_STATES = 60_000
 MAX_PRODUCT_STATES = 20_000
-_PLAIN = np.array([b for b in range(0x20, 0x80) if b not in (0x22, 0x5C)])
-# After the first byte of a character: (first bytes, first and last second byte, how many more bytes come after that).
-_UTF8 = (
-    (range(0xC2, 0xE0), 0x80, 0xBF, 0),
-    (range(0xE0, 0xE1), 0xA0, 0xBF, 1),
-    ([*range(0xE1, 0xED), 0xEE, 0xEF], 0x80, 0xBF, 1),
-    (range(0xED, 0xEE), 0x80, 0x9F, 1),
-    (range(0xF0, 0xF1), 0x90, 0xBF, 2),
-    (range(0xF1, 0xF4), 0x80, 0xBF, 2),
-    (range(0xF4, 0xF5), 0x80, 0x8F, 2),
+_PLAIN = np.array([b for b in range(0x20, 0x80) if b not in (0x22, 0x5C)], np.uint8)
+# Characters of several bytes: first and last first byte, first and last second byte, how many more come after that.
+_UTF8 = np.array(
+    [
+        (0xC2, 0xDF, 0x80, 0xBF, 0),
+        (0xE0, 0xE0, 0xA0, 0xBF, 1),
+        (0xE1, 0xEC, 0x80, 0xBF, 1),
+        (0xED, 0xED, 0x80, 0x9F, 1),
+        (0xEE, 0xEF, 0x80, 0xBF, 1),
+        (0xF0, 0xF0, 0x90, 0xBF, 2),
+        (0xF1, 0xF3, 0x80, 0xBF, 2),
+        (0xF4, 0xF4, 0x80, 0x8F, 2),
+    ],
+    np.int32,
 )
 
 
@@ -40,50 +44,21 @@ def any_string() -> Dfa:
     return encoded(char_dfa(repeat(Chars(ALL), 0, None), Budget()), "json_string")
 
 
-def _all(truths: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Of each row."""
-    return np.asarray(truths.all(axis=1))
-
-
-def _after(dfa: Dfa, data: Iterable[int]) -> NDArray[np.int32]:
-    """Where each state goes by each class of these bytes: [S, classes]."""
-    return dfa.table[:, np.unique(dfa.class_of[list(data)])]
-
-
 @lru_cache(maxsize=2048)
 def plain_states(dfa: Dfa) -> NDArray[np.bool_]:
     """From which states every text of plain characters leads on, to states of which the same is true: bool[S]."""
-    by_plain, by_inner = _after(dfa, _PLAIN), _after(dfa, range(0x80, 0xC0))
-    by_lead = [(_after(dfa, firsts), _after(dfa, range(low, high + 1)), more) for firsts, low, high, more in _UTF8]
-    plain: NDArray[np.bool_] = np.ones(dfa.num_states, np.bool_)
-    plain[DEAD] = False
-    while True:
-        one_more = _all(plain[by_inner])
-        two_more = _all(one_more[by_inner])
-        after = (plain, one_more, two_more)
-        now = plain & _all(plain[by_plain])
-        for first, second, more in by_lead:
-            now &= _all(_all(after[more][second])[first])
-        if (now == plain).all():
-            return now
-        plain = now
+    from . import plain_kernel  # here, for it imports numba
+
+    return plain_kernel.plain_states(np.ascontiguousarray(dfa.table), dfa.class_of, _PLAIN, _UTF8)
 
 
 @lru_cache(maxsize=2048)
 def looping_states(dfa: Dfa) -> NDArray[np.bool_]:
     """From which states every plain character leads back to the very state: bool[S]."""
-    table = dfa.table[:, dfa.class_of]
-    loops = plain_states(dfa).copy()
-    loops &= _all(_after(dfa, _PLAIN) == np.arange(dfa.num_states)[:, None])
-    for state in np.flatnonzero(loops).tolist():
-        here = np.arange(dfa.num_states) == state
-        one_more = _all(here[table[:, 0x80:0xC0]])
-        two_more = _all(one_more[table[:, 0x80:0xC0]])
-        after = (here, one_more, two_more)
-        loops[state] = all(
-            after[more][table[table[state, list(firsts)], low : high + 1]].all() for firsts, low, high, more in _UTF8
-        )
-    return loops
+    from . import plain_kernel  # here, for it imports numba
+
+    plain = plain_states(dfa)
+    return plain_kernel.looping_states(np.ascontiguousarray(dfa.table), dfa.class_of, _PLAIN, _UTF8, plain)
 
 
 @lru_cache(maxsize=64)
