@@ -13,14 +13,14 @@ import numpy as np
 import torch
 
 from ..models.decoder import Decoder
-from ..parallel.group import ALONE, Group
+from ..parallel.group import ALONE, Group, leads
 from ..scheduler.plan import ForwardPlan, ForwardResult, Row, RowResult, Sample
 from ..speculation.source import DraftRow, DraftSource, DraftStep
 from .decode_graphs import DecodeGraphs
-from .inputs import decoder_inputs
 from .kv_format import kv_dtype_name
 from .kv_pool import PAGE_SIZE, KvPool
 from .outputs import Outputs
+from .pipeline import hidden_and_features
 from .sampler import chosen_logprobs, sample
 from .scores import score
 from .threads import Threads
@@ -102,6 +102,10 @@ class Engine:
         outputs = Outputs.of(rows, sampled, starts_R)
         wanted = np.concatenate((np.array(outputs.indices, dtype=np.int64), _read(rows, starts_R, scored, pooled)))
         hidden_OE, features_TE = self._forward(rows, wanted)
+        if not self._group.stage.has_ends:
+            if sampled:  # what rank 0 says of it moves this stage's KV of guesses
+                outputs.walk(ops, self._decided(outputs), self._pool)
+            return [RowResult() for _ in rows]
         num_pooled = [len(rows[index].tokens) - (rows[index].pool_from or 0) for index in pooled]
         hidden_OE, *pools_PE = hidden_OE.split([len(hidden_OE) - sum(num_pooled), *num_pooled])
         results = dict.fromkeys(range(len(rows)), RowResult())
@@ -134,14 +138,16 @@ class Engine:
     def _forward(self, rows: list[Row], wanted: np.ndarray) -> tuple[torch.Tensor, torch.Tensor | None]:
         if self._graphs is not None and self._graphs.fits(rows):
             return self._graphs.hidden_and_features(rows)  # every row's one token is wanted
-        kv = self._pool.layers
-        return self._model.hidden_and_features(decoder_inputs(rows, self._model, wanted, kv[0]), kv, self._captures)
+        return hidden_and_features(rows, wanted, self._model, self._pool.layers, self._group, self._captures)
 
     def _decide(self, logits_OV: torch.Tensor, outputs: Outputs) -> torch.Tensor:
         """int64 [O]: what rank 0 samples."""
-        if self._group.shard.rank == 0:
+        if leads(self._group):
             return self._group.decide(sample(self._model.ops, logits_OV, outputs.samples, outputs.masks))
-        return self._group.decide(torch.empty(len(outputs), dtype=torch.int64, device=logits_OV.device))
+        return self._decided(outputs)
+
+    def _decided(self, outputs: Outputs) -> torch.Tensor:
+        return self._group.decide(torch.empty(len(outputs), dtype=torch.int64, device=self._model.device))
 
     @torch.inference_mode()
     def warm_up(self) -> None:

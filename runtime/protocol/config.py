@@ -38,7 +38,8 @@ class CoreConfig(msgspec.Struct, frozen=True, kw_only=True):
             "checkpoint's own, else measured on random tokens at start"
         ),
     ] = None
-    tp: Annotated[int, Meta(ge=1, le=64, description="processes that share the model, each on a device of its own")] = 1
+    tp: Annotated[int, Meta(ge=1, le=64, description="processes that share each layer, a device each")] = 1
+    pp: Annotated[int, Meta(ge=1, le=64, description="stages of some layers each, with tp processes")] = 1
     quantize: Annotated[
         QuantizeName | None,
         Meta(description="round a dense checkpoint's linear layers while loading; fp8 rounds their inputs too"),
