@@ -85,7 +85,7 @@ def build_lead_engine(
 def _meet(place: Place, config: RuntimeConfig, ranks: Ranks) -> ProcessGroup:
     """Beside a look at whether all of them are still there: meeting would wait for the dead."""
     met: list[ProcessGroup | BaseException] = []
-    meet = partial(join, place.shard, place.device, f"{config.serve.socket_dir}/{RENDEZVOUS}")
+    meet = partial(join, place, f"{config.serve.socket_dir}/{RENDEZVOUS}")
 
     def run() -> None:
         try:

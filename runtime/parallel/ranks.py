@@ -39,7 +39,7 @@ class Ranks:
         self._encoder = msgspec.msgpack.Encoder()
 
     def start(self, config: RuntimeConfig) -> None:
-        for rank in range(1, config.core.tp):
+        for rank in range(1, config.core.num_ranks):
             socket = zmq.Context.instance().socket(zmq.PAIR)
             socket.setsockopt(zmq.LINGER, 0)
             socket.setsockopt(zmq.SNDHWM, 0)

@@ -12,6 +12,7 @@ from ..models.config import read_config
 from ..protocol.config import CoreConfig
 from ..protocol.errors import RequestError
 from .shard import Shard, cut
+from .stage import Stage, stage_of
 
 RENDEZVOUS = "rendezvous"  # a file among the sockets
 
@@ -20,26 +21,31 @@ RENDEZVOUS = "rendezvous"  # a file among the sockets
 class Place:
     """Where a rank computes, and what."""
 
+    rank: int
     shard: Shard
+    stage: Stage
     device: torch.device
 
 
 def place_of(config: CoreConfig, path: Path, rank: int) -> Place:
-    """Of rank `rank` of the model in directory `path`. Ranks have CUDA devices of their own, from the one that is asked
-    for on; on a CPU they share it.
+    """Of rank `rank` of the model in directory `path`. The ranks of a stage follow one another. They have CUDA devices
+    of their own, from the one that is asked for on; on a CPU they share it.
 
     Raises CheckpointError when the model's config cannot be read, RequestError naming the setting when it cannot be
     divided, or there are not enough devices.
     """
-    shard = cut(read_config(path), rank=rank, size=config.tp, ordered=config.deterministic)
+    model = read_config(path)
+    shard = cut(model, rank=rank % config.tp, size=config.tp, ordered=config.deterministic)
+    stage = stage_of(model, index=rank // config.tp, size=config.pp)
     device = choose_device(config.device)
     if device.type == "cuda":
         first = device.index or 0
-        if first + config.tp > torch.cuda.device_count():
+        if first + config.num_ranks > torch.cuda.device_count():
+            name = "pp" if config.pp > 1 else "tp"
             raise RequestError(
-                f"tp {config.tp} takes cuda:{first} to cuda:{first + config.tp - 1}: "
+                f"tp {config.tp} x pp {config.pp} takes cuda:{first} to cuda:{first + config.num_ranks - 1}: "
                 f"found {torch.cuda.device_count()} of cuda",
-                param="tp",
+                param=name,
             )
         device = torch.device("cuda", first + rank)
-    return Place(shard, device)
+    return Place(rank, shard, stage, device)

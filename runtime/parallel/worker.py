@@ -59,7 +59,7 @@ def serve(config: RuntimeConfig, rank: int) -> None:
 
     path = find_checkpoint(config.core.model)
     place = place_of(config.core, path, rank)
-    group = join(place.shard, place.device, f"{config.serve.socket_dir}/{RENDEZVOUS}")
+    group = join(place, f"{config.serve.socket_dir}/{RENDEZVOUS}")
     core = msgspec.structs.replace(config.core, device=str(place.device))
     page_bytes = partial(draft_page_bytes, core, path)
     engine = build_engine(core, path, make_source=source, draft_page_bytes=page_bytes, group=group)

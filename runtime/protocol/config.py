@@ -105,6 +105,11 @@ class CoreConfig(msgspec.Struct, frozen=True, kw_only=True):
     ] = True
     log_plans: Annotated[str | None, Meta(description="write every message, plan and result to this file")] = None
 
+    @property
+    def num_ranks(self) -> int:
+        """Processes that compute."""
+        return self.tp * self.pp
+
 
 class ServeConfig(msgspec.Struct, frozen=True, kw_only=True):
     """How the frontend is reached. Without a port it serves ZMQ clients only."""

@@ -95,16 +95,16 @@ def own_tmp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module")
-def two() -> Iterator[ramify.Runtime]:
-    with ramify.Runtime(tp=2, **CHECKED) as runtime:
+@pytest.fixture(scope="module", params=[{"tp": 2}, {"pp": 2, "speculative": "ngram"}, {"tp": 2, "pp": 2}], ids=str)
+def divided(request: pytest.FixtureRequest) -> Iterator[ramify.Runtime]:
+    with ramify.Runtime(**request.param, **CHECKED) as runtime:
         yield runtime
 
 
-def test_two_ranks_answer_as_one(two: ramify.Runtime, runtime: ramify.Runtime) -> None:
+def test_several_ranks_answer_as_one(divided: ramify.Runtime, runtime: ramify.Runtime) -> None:
     for params in QUESTIONS:
-        assert ask(two.url, **params) == ask(runtime.url, **params), params
-    states = [branches.run(backend=backend) for backend in (two, runtime)]
+        assert ask(divided.url, **params) == ask(runtime.url, **params), params
+    states = [branches.run(backend=backend) for backend in (divided, runtime)]
     assert states[0].text() == states[1].text()
 
 
@@ -119,10 +119,11 @@ def test_ranks_end_with_their_runtime(own_tmp: Path, capfd: pytest.CaptureFixtur
 
 
 @pytest.mark.parametrize("busy", [True, False])
+@pytest.mark.parametrize("way", ["tp", "pp"])
 def test_a_killed_rank_ends_the_runtime_and_fails_the_program(
-    busy: bool, own_tmp: Path, capfd: pytest.CaptureFixture[str]
+    way: str, busy: bool, own_tmp: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    with ramify.Runtime(tp=2, **CHECKED) as runtime:
+    with ramify.Runtime(**{way: 2}, **CHECKED) as runtime:
         [core] = children(runtime.pid)
         [rank] = all_children(core)
         states = [endless.run(backend=runtime, stream=True) for _ in range(3 * busy)]
@@ -148,20 +149,28 @@ def test_a_killed_core_takes_the_ranks_along(own_tmp: Path) -> None:
     assert not list(own_tmp.iterdir())
 
 
-def test_a_number_of_ranks_that_does_not_divide_the_model_is_refused() -> None:
-    with pytest.raises(ramify.RequestError, match="tp 3 does not fit the model: num_attention_heads 4") as caught:
-        ramify.Runtime(tp=3, **CHECKED)
-    assert caught.value.param == "tp"
+@pytest.mark.parametrize(
+    ("way", "number", "reason"),
+    [
+        ("tp", 3, "tp 3 does not fit the model: num_attention_heads 4"),
+        ("pp", 7, "pp 7 does not fit the model: it has 6"),
+    ],
+)
+def test_a_number_of_ranks_that_does_not_divide_the_model_is_refused(way: str, number: int, reason: str) -> None:
+    with pytest.raises(ramify.RequestError, match=reason) as caught:
+        ramify.Runtime(**{way: number}, **CHECKED)
+    assert caught.value.param == way
 
 
-def test_a_rank_that_cannot_load_says_why(tmp_path: Path) -> None:
+@pytest.mark.parametrize("way", ["tp", "pp"])
+def test_a_rank_that_cannot_load_says_why(way: str, tmp_path: Path) -> None:
     """Its own part of a file: the end of it, which the first rank does not read."""
     torch.manual_seed(0)
     config = transformers.LlamaConfig(
         vocab_size=300,
         hidden_size=32,
         intermediate_size=64,
-        num_hidden_layers=1,
+        num_hidden_layers=2,
         num_attention_heads=4,
         max_position_embeddings=64,
     )
@@ -170,7 +179,7 @@ def test_a_rank_that_cannot_load_says_why(tmp_path: Path) -> None:
         (tmp_path / file).write_bytes((ramify_folder() / file).read_bytes())
     (tmp_path / "model.safetensors").write_bytes((tmp_path / "model.safetensors").read_bytes()[:-4000])
     with pytest.raises(ramify.RamifyError, match="corrupt or truncated"):
-        ramify.Runtime(model=str(tmp_path), tp=2, dtype="float32", num_pages=16)
+        ramify.Runtime(model=str(tmp_path), **{way: 2}, dtype="float32", num_pages=16)
 
 
 def ramify_folder() -> Path:
