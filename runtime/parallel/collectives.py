@@ -10,7 +10,10 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
+from ..protocol.config import CoreConfig, RuntimeConfig
 from .group import Settle, tree_sum
+from .master import Master, interface_of
+from .rendezvous import meeting_file, read_rendezvous
 from .shard import Shard
 from .stage import Stage
 from .start import Place
@@ -71,15 +74,41 @@ class ProcessGroup:
         return self.back if to == 0 else None
 
 
-def join(place: Place, rendezvous: str) -> ProcessGroup:
-    """Meet the other ranks at the file `rendezvous`, which nobody else may reach. Waits until all are there."""
+def keep_store(ip: str) -> dist.TCPStore:
+    """A store for the ranks of all nodes to meet at, on any free port of this address and nowhere else. It asks nobody
+    who he is: what is in it has a prefix that only nodes know."""
+    with socket.create_server((ip, 0)) as listening:
+        port = listening.getsockname()[1]
+        return dist.TCPStore(ip, port, is_master=True, wait_for_workers=False, master_listen_fd=listening.detach())
+
+
+def _meet(config: RuntimeConfig) -> dist.Store:
+    if config.core.nnodes == 1:
+        return dist.FileStore(str(meeting_file(config.serve.socket_dir)), config.core.num_ranks)
+    found = read_rendezvous(config.serve.socket_dir)
+    store = dist.TCPStore(found.ip, found.port, is_master=False, timeout=timedelta(seconds=PATIENCE))
+    return dist.PrefixStore(found.prefix, store)
+
+
+def _choose_interface(core: CoreConfig) -> None:
+    """Or tensors come where the host's name leads."""
+    if core.nnodes > 1:
+        name = interface_of(Master.of(core).own_ip())
+    else:
+        name = next((name for _, name in socket.if_nameindex() if name.startswith("lo")), None)
+    if name is not None:
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
+        if core.nnodes > 1:
+            os.environ.setdefault("NCCL_SOCKET_IFNAME", name)
+
+
+def join(place: Place, config: RuntimeConfig) -> ProcessGroup:
+    """Meet the other ranks. Waits until all are there."""
     shard, stage, device = place.shard, place.stage, place.device
-    loopback = next((name for _, name in socket.if_nameindex() if name.startswith("lo")), None)
-    if loopback is not None:
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback)  # or it listens where the host's name leads
+    _choose_interface(config.core)
     dist.init_process_group(
         "nccl" if device.type == "cuda" else "gloo",
-        init_method=f"file://{rendezvous}",
+        store=_meet(config),
         rank=place.rank,
         world_size=shard.size * stage.size,
         timeout=timedelta(seconds=PATIENCE),

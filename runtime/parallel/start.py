@@ -14,8 +14,6 @@ from ..protocol.errors import RequestError
 from .shard import Shard, cut
 from .stage import Stage, stage_of
 
-RENDEZVOUS = "rendezvous"  # a file among the sockets
-
 
 @dataclass(frozen=True)
 class Place:
@@ -39,13 +37,13 @@ def place_of(config: CoreConfig, path: Path, rank: int) -> Place:
     stage = stage_of(model, index=rank // config.tp, size=config.pp)
     device = choose_device(config.device)
     if device.type == "cuda":
-        first = device.index or 0
-        if first + config.num_ranks > torch.cuda.device_count():
-            name = "pp" if config.pp > 1 else "tp"
+        first, count = device.index or 0, len(config.own_ranks)
+        if first + count > torch.cuda.device_count():
+            here = "" if config.nnodes == 1 else f" over {config.nnodes} nodes"
             raise RequestError(
-                f"tp {config.tp} x pp {config.pp} takes cuda:{first} to cuda:{first + config.num_ranks - 1}: "
+                f"tp {config.tp} x pp {config.pp}{here} takes cuda:{first} to cuda:{first + count - 1}: "
                 f"found {torch.cuda.device_count()} of cuda",
-                param=name,
+                param="pp" if config.pp > 1 else "tp",
             )
-        device = torch.device("cuda", first + rank)
+        device = torch.device("cuda", first + rank - config.own_ranks.start)
     return Place(rank, shard, stage, device)

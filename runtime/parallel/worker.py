@@ -1,8 +1,8 @@
 """A rank other than the first: a process that computes every plan that rank 0 sends, on its own part of the model.
 
-Run as a module by rank 0, with the runtime's configuration on its standard input (see `lifeline`) and its rank as
-argument. It reports on its standard output, in lines of JSON (`messages.RankReport`). It keeps no state but its KV,
-which follows from the plans and from the tokens that rank 0 decides.
+Run as a module by rank 0, or by its node, with the runtime's configuration on its standard input (see `lifeline`) and
+its rank as argument. It reports on its standard output, in lines of JSON (`messages.RankReport`). It keeps no state but
+its KV, which follows from the plans and from the tokens that rank 0 decides.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from ..speculation.source import DraftSource, DraftStep
 from ..speculation.tree import DraftTree
 from .collectives import join
 from .messages import Begin, RankFailed, RankReady, RankReport, Step, ToRank, plan_address
-from .start import RENDEZVOUS, place_of
+from .start import place_of
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ def serve(config: RuntimeConfig, rank: int) -> None:
 
     path = find_checkpoint(config.core.model)
     place = place_of(config.core, path, rank)
-    group = join(place, f"{config.serve.socket_dir}/{RENDEZVOUS}")
+    group = join(place, config)
     core = msgspec.structs.replace(config.core, device=str(place.device))
     page_bytes = partial(draft_page_bytes, core, path)
     engine = build_engine(core, path, make_source=source, draft_page_bytes=page_bytes, group=group)
@@ -77,7 +77,8 @@ def _report(report: RankReport) -> None:
 def main() -> int:
     rank = int(sys.argv[1])
     config = lifeline.read_config(sys.stdin.buffer)
-    lifeline.leave_at_end(sys.stdin.buffer, who=f"rank {rank}", parent="core", socket_dir=config.serve.socket_dir)
+    parent = "core" if config.core.node_rank == 0 else "node"
+    lifeline.leave_at_end(sys.stdin.buffer, who=f"rank {rank}", parent=parent, socket_dir=config.serve.socket_dir)
     logs.set_up(config.serve, f"rank {rank}")
     try:
         serve(config, rank)
