@@ -8,6 +8,7 @@ its KV, which follows from the plans and from the tokens that rank 0 decides.
 from __future__ import annotations
 
 import sys
+import time
 import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -29,6 +30,10 @@ from ..speculation.tree import DraftTree
 from .collectives import join
 from .messages import Begin, RankFailed, RankReady, RankReport, Step, ToRank, plan_address
 from .start import place_of
+
+# Seconds until a rank tells of what it did not expect. It may be the end of another, which breaks off what this one
+# asked of it: that is heard first then, and ends this process too.
+_SECOND = 0.5
 
 
 @dataclass(frozen=True)
@@ -84,6 +89,7 @@ def main() -> int:
         serve(config, rank)
     except Exception as error:
         if not isinstance(error, RamifyError):
+            time.sleep(_SECOND)
             traceback.print_exc()
         _report(RankFailed(ErrorInfo.of(error)))
     return 1
