@@ -93,22 +93,26 @@ def serve_node(config: RuntimeConfig, on_start: Callable[[], None]) -> None:
         facts, link = Facts.of(config.core), NodeLink(config.core)
         try:
             welcome = link.join(node, facts)
-            write_rendezvous(config.serve.socket_dir, welcome.rendezvous)
-            ranks.start(config)
-            on_start()
-            _relay(link, ranks, f"node 0 at {config.core.master}")
-        except KeyboardInterrupt:
-            error = RuntimeFailed(f"node {node} was told to end; the runtime is down")
-            link.say(NodeFailed(ErrorInfo.of(error)))
-            raise error from None
-        except RamifyError as error:
-            link.say(NodeFailed(ErrorInfo.of(error)))
-            raise
+            try:
+                write_rendezvous(config.serve.socket_dir, welcome.rendezvous)
+                ranks.start(config)
+                on_start()
+                _relay(link, ranks, f"node 0 at {config.core.master}")
+            except KeyboardInterrupt:
+                raise _told(link, RuntimeFailed(f"node {node} was told to end; the runtime is down")) from None
+            except RamifyError as error:
+                raise _told(link, error) from None
         finally:
             ranks.stop()
             link.close()
     finally:
         shutil.rmtree(config.serve.socket_dir, ignore_errors=True)
+
+
+def _told(link: NodeLink, error: RamifyError) -> RamifyError:
+    """The error, of which node 0 knows now."""
+    link.say(NodeFailed(ErrorInfo.of(error)))
+    return error
 
 
 def _relay(link: NodeLink, ranks: Ranks, master: str) -> None:

@@ -11,6 +11,8 @@ import pytest
 import torch
 
 from ramify.runtime.checkpoint import SHIPPED_MODEL
+from ramify.runtime.engine.kv_pool import bytes_per_page
+from ramify.runtime.models.config import read_config
 from ramify.runtime.models.decoder import Decoder
 from ramify.runtime.protocol.config import CoreConfig
 from ramify.runtime.protocol.core import Generate
@@ -91,3 +93,17 @@ def test_those_that_give_up_their_place_get_the_same_tokens_in_the_end(size: int
     got, stats, _ = run(requests, engine=engine(config, size, stages=stages), **settings)
     assert stats.num_retractions > 0
     check(got, run(requests, **settings | {"num_pages": 512})[0])
+
+
+def test_eight_bit_keys_and_values_have_the_scales_of_their_own_layers() -> None:
+    settings = {"device": "cpu", "dtype": "float32", "num_pages": 64, "kv_dtype": "int8", "speculative": "off"}
+    got, _, _ = run(FEW[:6], engine=engine(CoreConfig(**settings, pp=3), 1, stages=3), **settings)
+    check(got, run(FEW[:6], **settings)[0])
+
+
+def test_all_stages_have_the_pages_that_the_largest_has_memory_for() -> None:
+    """Of six layers, the first of four stages has one and the second two; a page of those is a third of all."""
+    settings = {"device": "cpu", "dtype": "float32", "kv_memory": 0.01, "context_length": 64}
+    page = bytes_per_page(read_config(SHIPPED_MODEL), torch.float32) // 3
+    stages = engine(CoreConfig(**settings, pp=4), 1, stages=4)
+    assert {one.info.num_pages for one in stages.engines} == {int(0.01 * 2**30) // page}
