@@ -57,6 +57,7 @@ gpu-check: $(VENV)/.test  ## on a CUDA device: the tests that need one, the kern
 	$(BIN)/pytest --rootdir=tests -m gpu $(PYTEST_ARGS) tests/engine tests/kernels
 	$(BIN)/pytest --rootdir=tests $(PYTEST_ARGS) tests/kernels/triton tests/engine/triton
 	$(BIN)/python -P bench/kernels.py --out bench/results/kernels_gpu.md
+	$(BIN)/python -P bench/overlap.py --device cuda --out bench/results/overlap_gpu.md
 
 clean:
 	rm -rf $(VENV) tests/serving/node/node_modules build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -90,7 +90,7 @@ Rows = dict[str, list[str]]  # a cell for each kind
 
 def sizes(cores: dict[Kind, Core]) -> Rows:
     config = read_config(SHIPPED_MODEL)
-    per_token = [bytes_per_page(config, core.engine._pool.dtype) // PAGE_SIZE for core in cores.values()]
+    per_token = [bytes_per_page(config, core.engine._device.pool.dtype) // PAGE_SIZE for core in cores.values()]
     return {
         "bytes of a token": [f"{number:,}" for number in per_token],
         "tokens in 1 GiB": [f"{core.info.num_slots:,}" for core in cores.values()],

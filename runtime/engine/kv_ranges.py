@@ -25,7 +25,7 @@ from ..parallel.group import ALONE, Group
 from ..protocol.errors import RequestError
 from ..scheduler.plan import Row
 from .kv_pool import PAGE_SIZE, KvMemory
-from .pipeline import hidden_and_features
+from .stages import hidden_and_features
 
 FILE_NAME = "kv_scales.json"
 CHUNK = 512  # tokens computed at once

@@ -9,7 +9,7 @@ import msgspec
 from msgspec import Meta
 
 from ..protocol.errors import ErrorInfo
-from ..scheduler.plan import ForwardPlan
+from ..scheduler.plan import ForwardPlan, SamplingPlan
 from .agreement import Facts
 
 
@@ -23,7 +23,13 @@ class Step(msgspec.Struct, frozen=True, tag="step"):
     plan: ForwardPlan
 
 
-ToRank = Begin | Step
+class Decide(msgspec.Struct, frozen=True, tag="decide"):
+    """What the rows sample that the last step left open."""
+
+    sampling: SamplingPlan
+
+
+ToRank = Begin | Step | Decide
 
 
 class RankReady(msgspec.Struct, frozen=True, tag="ready"):

@@ -26,9 +26,9 @@ from transformers import (
 )
 
 from ramify.kernels import for_device
-from ramify.runtime.engine import KvMemory, KvPool, pipeline
+from ramify.runtime.engine import KvMemory, KvPool, stages
 from ramify.runtime.engine.kv_ranges import measure
-from ramify.runtime.engine.pipeline import hidden_and_features, micro_batches
+from ramify.runtime.engine.stages import hidden_and_features, micro_batches
 from ramify.runtime.models.config import read_config
 from ramify.runtime.models.load import load_model
 from ramify.runtime.models.parameters import allocate, destinations
@@ -100,7 +100,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path
 @pytest.fixture
 def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     """Even a few tokens are worth a micro-batch."""
-    monkeypatch.setattr(pipeline, "LEAST", {"cpu": 1})
+    monkeypatch.setattr(stages, "LEAST", {"cpu": 1})
 
 
 def logits(path: Path, group: Group = ALONE, captures: tuple[int, ...] = (), **options: Any) -> torch.Tensor:

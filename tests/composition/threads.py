@@ -18,6 +18,7 @@ import torch
 
 from ramify.runtime.engine import Engine, EngineInfo, build_engine
 from ramify.runtime.engine.build import MakeSource
+from ramify.runtime.engine.launched import Launched
 from ramify.runtime.models.config import read_config
 from ramify.runtime.models.decoder import Decoder
 from ramify.runtime.models.load import load_ends
@@ -26,7 +27,7 @@ from ramify.runtime.parallel.shard import Shard, cut
 from ramify.runtime.parallel.stage import Stage, stage_of
 from ramify.runtime.parallel.worker import NoGuesses
 from ramify.runtime.protocol.config import CoreConfig
-from ramify.runtime.scheduler.plan import ForwardPlan, ForwardResult
+from ramify.runtime.scheduler.plan import ForwardPlan, ForwardResult, SamplingPlan
 from ramify.runtime.speculation.source import DraftSource
 
 T = TypeVar("T")
@@ -61,10 +62,6 @@ class ThreadGroup:
     everybody: Meeting
     mail: dict[tuple[int, int, int], queue.Queue[torch.Tensor]]  # of rank, from one stage to another
 
-    @property
-    def number(self) -> int:
-        return self.stage.index * self.shard.size + self.shard.rank
-
     def sum(self, x: torch.Tensor) -> torch.Tensor:
         return tree_sum(self.meeting.exchange(self.shard.rank, x))
 
@@ -72,7 +69,7 @@ class ThreadGroup:
         return torch.stack(self.meeting.exchange(self.shard.rank, x))
 
     def decide(self, x: torch.Tensor) -> torch.Tensor:
-        return self.everybody.exchange(self.number, x)[0].clone()
+        return self.everybody.exchange(number(self), x)[0].clone()
 
     def send(self, x: torch.Tensor, stage: int) -> Settle:
         self.mail[self.shard.rank, self.stage.index, stage].put(x)
@@ -87,6 +84,11 @@ class ThreadGroup:
         """Nobody waits for the one that failed."""
         self.meeting.leave()
         self.everybody.leave()
+
+
+def number(group: Group) -> int:
+    """Of the rank, among all."""
+    return group.stage.index * group.shard.size + group.shard.rank
 
 
 def groups(path: Path, size: int, *, stages: int = 1, ordered: bool = False) -> list[ThreadGroup]:
@@ -149,15 +151,29 @@ class RanksEngine:
         def build(group: Group) -> Engine:
             return build_engine(config, path, None, source if leads(group) else stand_in, group)
 
-        self._size = size
         self.engines = on_each(self._groups, build)
 
     @property
     def info(self) -> EngineInfo:
         return self.engines[0].info
 
-    def run(self, plan: ForwardPlan) -> ForwardResult:
-        def one(group: Group) -> ForwardResult:
-            return self.engines[group.stage.index * self._size + group.shard.rank].run(plan)
+    def launch(self, plan: ForwardPlan) -> RanksLaunched:
+        launched = on_each(self._groups, lambda group: self.engines[number(group)].launch(plan))
+        return RanksLaunched(self._groups, launched)
 
-        return on_each(self._groups, one)[0]
+    def run(self, plan: ForwardPlan) -> ForwardResult:
+        return self.launch(plan).wait()
+
+
+@dataclass(frozen=True)
+class RanksLaunched:
+    """A step on all ranks; its result is rank 0's."""
+
+    groups: Sequence[ThreadGroup]
+    launched: Sequence[Launched]
+
+    def sample(self, sampling: SamplingPlan) -> None:
+        on_each(self.groups, lambda group: self.launched[number(group)].sample(sampling))
+
+    def wait(self) -> ForwardResult:
+        return self.launched[0].wait()

@@ -14,6 +14,7 @@ from ramify.runtime.protocol.config import CoreConfig
 from ramify.runtime.scheduler.plan import ForwardPlan, Row, Sample, Score
 
 from .same_bits import check_same_bits
+from .test_launch import ahead, one_by_one, random_steps
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
@@ -68,6 +69,22 @@ def test_a_captured_step_says_what_a_launched_one_says(checkpoint: Path) -> None
             )
             for row, result in zip(rows, ours, strict=False)
         ]
+
+
+@pytest.mark.parametrize("graphs", [True, False])
+def test_steps_launched_ahead_wait_for_nothing_and_say_the_same(checkpoint: Path, graphs: bool) -> None:
+    config = CoreConfig(device="cuda", dtype="float32", num_pages=300, max_running=16, cuda_graphs=graphs)
+    engine = build_engine(config, checkpoint)
+    engine.warm_up()
+    for seed in range(8):
+        steps = random_steps(random.Random(seed), engine.info.vocab_size, 8)
+        judge = one_by_one(engine, steps)  # what is compiled or allocated once is there now
+        torch.cuda.set_sync_debug_mode("error")  # of waiting for an event it does not complain
+        try:
+            ours = ahead(engine, steps)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        assert [[row.tokens for row in told] for told in ours] == [[row.tokens for row in told] for told in judge]
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

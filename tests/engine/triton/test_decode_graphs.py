@@ -14,6 +14,8 @@ from ramify.runtime.engine.decode_graphs import CudaCapture, DecodeGraphs, Forwa
 from ramify.runtime.protocol.config import CoreConfig
 from ramify.runtime.scheduler.plan import ForwardPlan, Row, RowResult, Sample, Score
 
+from ..test_launch import ahead, one_by_one, random_steps
+
 GPU = torch.cuda.is_available()
 NUM_ROWS, NUM_PAGES = 6, 8
 SAMPLE = Sample(temperature=0.0, top_k=None, top_p=1.0, min_p=0.0, draw=0, num_top_logprobs=5)
@@ -51,7 +53,7 @@ def plain_engine(checkpoint: Path) -> Engine:
 
 
 def with_graphs(engine: Engine, capture: CountedCapture) -> Engine:
-    model, pool = engine._model, engine._pool
+    model, pool = engine._device.model, engine._device.pool
     assert DecodeGraphs.serve(model, pool.layers)
     graphs = DecodeGraphs(model, pool.layers, max_rows=5, num_places=128, captures=(), capture=capture)
     return Engine(model, pool, graphs=graphs)
@@ -99,12 +101,22 @@ def test_graphs_say_what_steps_say(checkpoint: Path) -> None:
             assert [p for p, _ in a.logprobs[0].top] == pytest.approx([p for p, _ in b.logprobs[0].top], abs=1e-4)
 
 
+def test_rows_that_follow_take_their_tokens_from_the_step_before(checkpoint: Path) -> None:
+    capture = CountedCapture()
+    engine = with_graphs(plain_engine(checkpoint), capture)
+    engine.warm_up()
+    steps = random_steps(random.Random(2), engine.info.vocab_size, 4, newcomers=[0])
+    ours, judge = ahead(engine, steps), one_by_one(plain_engine(checkpoint), steps)
+    assert capture.num_replayed == 3
+    assert [[row.tokens for row in told] for told in ours] == [[row.tokens for row in told] for told in judge]
+
+
 def test_capturing_writes_nothing(checkpoint: Path) -> None:
     engine = plain_engine(checkpoint)
-    pool = engine._pool
+    pool = engine._device.pool
     for memory in pool.memories:
         memory.fill_(7.0)
-    model = engine._model
+    model = engine._device.model
     graphs = DecodeGraphs(model, pool.layers, max_rows=2, num_places=32, captures=(0,), capture=CountedCapture())
     with torch.inference_mode():
         graphs.capture_all()
@@ -114,7 +126,12 @@ def test_capturing_writes_nothing(checkpoint: Path) -> None:
 def test_only_rows_that_decode_fit(checkpoint: Path) -> None:
     engine = plain_engine(checkpoint)
     graphs = DecodeGraphs(
-        engine._model, engine._pool.layers, max_rows=2, num_places=32, captures=(), capture=CountedCapture()
+        engine._device.model,
+        engine._device.pool.layers,
+        max_rows=2,
+        num_places=32,
+        captures=(),
+        capture=CountedCapture(),
     )
     one = Row(rid="a", tokens=[1], first_position=4, pages=[0], sample=SAMPLE)
     assert graphs.fits([one, one])

@@ -22,6 +22,7 @@ from ..models.decoder import Decoder, DecoderInputs
 from ..parallel.group import Group, Settle
 from ..scheduler.plan import Row
 from .inputs import decoder_inputs
+from .sampled import NOTHING_SAMPLED, Sampled
 
 # Tokens that are worth a micro-batch of their own. Fewer take a stage as long as many do, since it reads its weights
 # for them; then it is best to go through the stages once.
@@ -44,15 +45,17 @@ def hidden_and_features(
     kv: Sequence[KvCache],
     group: Group,
     captures: Sequence[int],
+    sampled: Sampled = NOTHING_SAMPLED,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """As `Decoder.hidden_and_features`, on every stage at once. Stages but the first get [0, E] and None."""
+    """As `Decoder.hidden_and_features`, on every stage at once. Stages but the first get [0, E] and None. `sampled` is
+    as in `decoder_inputs`."""
     if group.stage.size == 1:
-        return model.hidden_and_features(decoder_inputs(rows, model, wanted, kv[0]), kv, captures)
+        return model.hidden_and_features(decoder_inputs(rows, model, wanted, kv[0], sampled), kv, captures)
     # Where rotation depends on a row's length, a row must stay whole.
     batches = micro_batches(
         rows, wanted, group.stage.size, least=LEAST[model.device.type], cut_rows=not model.rope.depends_on_length
     )
-    return _Forward(model, kv, group, captures).run(batches)
+    return _Forward(model, kv, group, captures, sampled).run(batches)
 
 
 def micro_batches(
@@ -87,8 +90,10 @@ def _part(row: Row, start: int, end: int) -> Row | None:
 
 
 class _Forward:
-    def __init__(self, model: Decoder, kv: Sequence[KvCache], group: Group, captures: Sequence[int]) -> None:
-        self._model, self._kv, self._group, self._captures = model, kv, group, captures
+    def __init__(
+        self, model: Decoder, kv: Sequence[KvCache], group: Group, captures: Sequence[int], sampled: Sampled
+    ) -> None:
+        self._model, self._kv, self._group, self._captures, self._sampled = model, kv, group, captures, sampled
         self._sent: list[Settle] = []
 
     def run(self, batches: Sequence[MicroBatch]) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -108,7 +113,7 @@ class _Forward:
     def _through_layers(self, batch: MicroBatch) -> tuple[DecoderInputs, dict[int, torch.Tensor]]:
         """This stage's part, handed on, and what it captured; which the first stage keeps until the rest is there."""
         model, stage = self._model, self._group.stage
-        inputs = decoder_inputs(batch.rows, model, batch.wanted, self._kv[0])
+        inputs = decoder_inputs(batch.rows, model, batch.wanted, self._kv[0], self._sampled)
         if stage.has_ends:
             stream = model.embed(inputs.ids_T)
         else:
