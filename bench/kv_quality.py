@@ -28,7 +28,7 @@ sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "exa
 import evaluate  # noqa: E402
 import offline  # noqa: E402
 from corpus.mix import SKILLS, cases, cases_of  # noqa: E402
-from quantised_skills import SEED, Answers, Greedy, answers, change  # noqa: E402
+from quantization_skills import SEED, Answers, Greedy, answers, change  # noqa: E402
 
 from ramify.runtime.checkpoint import SHIPPED_MODEL  # noqa: E402
 from ramify.runtime.core import Core, load  # noqa: E402

@@ -216,6 +216,8 @@ def loop(link: Link, core: Core, ranks: Ranks) -> None:
                 else:
                     send([answer])
         ranks.check()
+        if wait != 0:
+            pipeline.rested()
         for answers in pipeline.turn():
             send(answers)
         if core.publisher is not None:

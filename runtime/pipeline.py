@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
+from msgspec.structs import replace
+
 from .protocol.core import FromCore
 from .scheduler.plan import ForwardPlan, ForwardResult, SamplingPlan
 
@@ -65,11 +67,17 @@ class Pipeline:
         self._clock = clock
         self._last: Step | None = None  # launched, and not waited for
         self._committed = 0.0  # when the last one was
+        self._since: float | None = None  # when the last result was there, if there has been something to do since
+
+    def rested(self) -> None:
+        """There was nothing to do until now: the next step begins with itself, not with the end of the last."""
+        self._since = None
 
     def turn(self) -> Iterator[list[FromCore]]:
         """Plan and launch a step, if there is anything to do, and commit the one before; that one too, unless ahead.
         Answers come as they are there; take them all."""
         began = self._clock()
+        self._since = began if self._since is None else self._since
         plan = self._scheduler.plan(began)
         yield self._scheduler.answers()
         before, self._last = self._last, None if plan is None else Step(plan, self._engine.launch(plan), began)
@@ -80,8 +88,11 @@ class Pipeline:
             yield self._commit(last)
 
     def _commit(self, step: Step) -> list[FromCore]:
-        result = step.launched.wait()
-        answers = self._scheduler.commit(step.plan, result, self._clock())
+        assert self._since is not None
+        result, now = step.launched.wait(), self._clock()
+        # What the economy of guesses judges is all that a step takes, not only what the engine measures of it.
+        answers = self._scheduler.commit(step.plan, replace(result, seconds=now - self._since), now)
+        self._since = now
         sampling = self._scheduler.sampling()
         if sampling is not None:
             assert self._last is not None

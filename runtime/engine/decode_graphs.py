@@ -76,7 +76,7 @@ class DecodeGraphs:
     def serve(model: Decoder, kv: Sequence[KvCache]) -> bool:
         """Whether a forward of this model never asks its device for a number."""
         config = model.config
-        if config.experts is not None or config.quantisation is not None:
+        if config.quantisation is not None or (config.experts is not None and not model.ops.groups_experts):
             return False
         none = torch.zeros((1, 1), dtype=torch.int32, device=model.device)
         return model.ops.decode_attention(none, none[0], kv[0], page_size=PAGE_SIZE, window=None) is not None

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 
 from ...kernels import Attention, KvCache, Ops, for_device
 from ..parallel.group import ALONE, Group
+from .compiled_layers import CompiledLayers
 from .config import ModelConfig
 from .fixed_rows import FixedRows, with_fixed_rows
 from .linear import Linear
@@ -78,6 +79,9 @@ class Decoder:
             self.parameters = with_fixed_rows(parameters, num_rows)
             self.head = FixedRows(self.head, num_rows)
         self._scale = config.head_dim**-0.5
+        self._compiled = None
+        if ops.name == "cpu" and self._head_slices is None:
+            self._compiled = CompiledLayers.of(self.parameters, config.norm_eps, self._scale)
 
     def hidden(self, inputs: DecoderInputs, kv: Sequence[KvCache]) -> torch.Tensor:
         """Final hidden states [O, E] of the wanted tokens; the KV of all tokens is written to `kv`, one per layer."""
@@ -110,7 +114,17 @@ class Decoder:
         layers' inputs, by layer."""
         config, eps, ops = self.config, self.config.norm_eps, self.ops
         num_layers, wanted_O = self.whole_config.num_layers, inputs.wanted_O
-        x, residual = None, stream_TE
+        is_last, residual = self.layers.stop == num_layers, stream_TE
+        if self._compiled is not None and self._compiled.serve(inputs.attention, kv, residual):
+            for place, layer_kv in enumerate(kv):
+                if (index := self.layers.start + place) in captures:
+                    captured[index] = residual.clone()
+                attention = inputs.attention[config.windows[place]]
+                self._compiled.add_layer(
+                    place, residual, inputs.cos_T1D, inputs.sin_T1D, inputs.slots_T, layer_kv, attention
+                )
+            return residual[wanted_O] if is_last and wanted_O is not None and num_layers not in captures else residual
+        x = None
         for place, layer in enumerate(self.parameters.layers):
             index = self.layers.start + place
             if x is None:

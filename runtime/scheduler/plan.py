@@ -158,4 +158,6 @@ class RowResult(msgspec.Struct, frozen=True, kw_only=True):
 class ForwardResult(msgspec.Struct, frozen=True, kw_only=True):
     step: int
     rows: list[RowResult]  # one per row of the plan, in order
-    seconds: float = 0.0  # that the step took
+    seconds: float = (
+        0.0  # that the step took: the engine's, then the core's, which are from one step's end to the next's
+    )

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import transformers
 
 from ramify.runtime.engine import Engine, build_engine
 from ramify.runtime.engine.decode_graphs import CudaCapture, DecodeGraphs, Forward, graph_sizes
@@ -87,7 +88,21 @@ def generate(engine: Engine) -> list[list[RowResult]]:
     return told
 
 
-def test_graphs_say_what_steps_say(checkpoint: Path) -> None:
+@pytest.fixture(params=["dense", "mixture"])
+def either(request: pytest.FixtureRequest, checkpoint: Path, tmp_path: Path) -> Path:
+    if request.param == "dense":
+        return checkpoint
+    torch.manual_seed(6)
+    config = transformers.MixtralConfig(
+        vocab_size=150, hidden_size=48, intermediate_size=40, num_hidden_layers=1, num_attention_heads=4,
+        num_key_value_heads=2, num_local_experts=3, max_position_embeddings=128, initializer_range=0.2,
+    )  # fmt: skip
+    transformers.MixtralForCausalLM(config).save_pretrained(tmp_path)
+    return tmp_path
+
+
+def test_graphs_say_what_steps_say(either: Path) -> None:
+    checkpoint = either
     capture = CountedCapture()
     engine = with_graphs(plain_engine(checkpoint), capture)
     engine.warm_up()
