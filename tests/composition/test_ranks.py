@@ -98,7 +98,7 @@ def test_those_that_give_up_their_place_get_the_same_tokens_in_the_end(size: int
 def test_eight_bit_keys_and_values_have_the_scales_of_their_own_layers() -> None:
     settings = {"device": "cpu", "dtype": "float32", "num_pages": 64, "kv_dtype": "int8", "speculative": "off"}
     got, _, _ = run(FEW[:6], engine=engine(CoreConfig(**settings, pp=3), 1, stages=3), **settings)
-    check(got, run(FEW[:6], **settings)[0])
+    check(got, run(FEW[:6], **settings)[0], tolerance=0.1)  # a product of other rows may move a number to the next code
 
 
 def test_all_stages_have_the_pages_that_the_largest_has_memory_for() -> None:
