@@ -3,9 +3,10 @@
     python -P bench/overlap.py [MODEL] [--device simulated|cuda] [--repeat N] [--out FILE]
 
 The scheduler, its grammars and its masks are the real ones. A simulated device takes no time of the host: a step is
-done when its deadline has passed, and waiting for it sleeps. That shows what the order of the work can save and nothing
-of how fast a device is; `--step-ms` says how long a forward takes, `--launch-ms` how long the host is busy queueing it.
-With `--device cuda` the engine is real too. Prints Markdown.
+done when its deadline has passed. That shows what the order of the work can save and nothing of how fast a device is;
+`--step-ms` says how long a forward takes, `--launch-ms` how long the host is busy queueing it. The host's time is then
+the processor's for this thread, so that others on the machine do not count, and waiting only moves the clock on. With
+`--device cuda` engine and clock are real. Prints Markdown.
 """
 
 from __future__ import annotations
@@ -51,6 +52,19 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 
 
+class Clock:
+    """Seconds: what this thread has computed, and what it was to wait."""
+
+    def __init__(self) -> None:
+        self._waited = 0.0
+
+    def now(self) -> float:
+        return time.thread_time() + self._waited
+
+    def wait(self, seconds: float) -> None:
+        self._waited += max(0.0, seconds)
+
+
 @dataclass
 class SimulatedDevice:
     """One queue of work; what is sampled is any token that may come."""
@@ -59,14 +73,13 @@ class SimulatedDevice:
     token: float
     sampling: float
     launching: float  # of the host
+    clock: Clock
     vocab_size: int = 0
     busy: float = 0.0  # seconds of work done
     free: float = 0.0  # when all that is queued is done
 
     def launch(self, plan: ForwardPlan) -> SimulatedStep:
-        until = time.perf_counter() + self.launching
-        while time.perf_counter() < until:
-            pass
+        self.clock.wait(self.launching)
         self.work(self.step + self.token * plan.num_tokens)
         launched = SimulatedStep(self, plan)
         if not plan.is_open:
@@ -74,7 +87,7 @@ class SimulatedDevice:
         return launched
 
     def work(self, seconds: float) -> None:
-        self.free = max(self.free, time.perf_counter()) + seconds
+        self.free = max(self.free, self.clock.now()) + seconds
         self.busy += seconds
 
 
@@ -95,8 +108,8 @@ class SimulatedStep:
         self.done = self.device.free
 
     def wait(self) -> ForwardResult:
-        results = [self._result(row) for row in self.rows]
-        time.sleep(max(0.0, self.done - time.perf_counter()))
+        results = [self._result(row) for row in self.rows]  # while the device computes, unless that takes longer
+        self.device.clock.wait(self.done - self.device.clock.now())
         return ForwardResult(step=self.plan.step, rows=results)
 
     def _result(self, row: Row) -> RowResult:
@@ -142,6 +155,7 @@ class Bench:
         if device is not None:
             device.vocab_size = self.info.vocab_size
         self._engine: Launches = self._core.engine if device is None else device
+        self._now = time.perf_counter if device is None else device.clock.now
 
     def run(self, kind: dict[str, Any], batch: int, *, ahead: bool) -> Figures:
         """Prompts that share nothing, all at once, on an empty cache."""
@@ -155,11 +169,11 @@ class Bench:
         for request in _requests(kind, batch, self.info.vocab_size):
             scheduler.handle(request, time.monotonic(), b"")
         pipeline = Pipeline(self._engine, scheduler, ahead=ahead, on_step=on_step)
-        busy, began = 0.0 if self._device is None else self._device.busy, time.perf_counter()
+        busy, began = 0.0 if self._device is None else self._device.busy, self._now()
         while not scheduler.idle or scheduler.pending_grammars:
             for answers in pipeline.turn():
                 num_tokens += _count(answers)
-        seconds = time.perf_counter() - began
+        seconds = self._now() - began
         idle = float("nan") if self._device is None else 1 - (self._device.busy - busy) / seconds
         return Figures(seconds, num_tokens, num_steps, idle)
 
@@ -222,7 +236,7 @@ def main(
     repeat: Annotated[int, typer.Option(help="runs of each, interleaved")] = 5,
     out: Annotated[Path | None, typer.Option(help="write the Markdown here")] = None,
 ) -> None:
-    simulated = SimulatedDevice(step_ms * 1e-3, token_us * 1e-6, sampling_ms * 1e-3, launch_ms * 1e-3)
+    simulated = SimulatedDevice(step_ms * 1e-3, token_us * 1e-6, sampling_ms * 1e-3, launch_ms * 1e-3, Clock())
     bench = Bench(model, simulated if device == "simulated" else None)
     rows = [compare(bench, name, int(batch), repeat) for name in KINDS for batch in batches.split(",")]
     if device == "simulated":

@@ -1,4 +1,5 @@
-"""The group of ranks that are processes: torch.distributed, NCCL between CUDA devices and gloo otherwise."""
+"""The group of ranks that are processes: torch.distributed, NCCL between CUDA devices and gloo otherwise; what is small
+is summed between CUDA devices through memory that all of them see."""
 
 from __future__ import annotations
 
@@ -17,6 +18,7 @@ from .rendezvous import meeting_file, read_rendezvous
 from .shard import Shard
 from .stage import Stage
 from .start import Place
+from .symmetric import SymmetricSum, connect
 
 # Seconds until a rank that neither answers nor dies is given up. A first step may compile kernels.
 PATIENCE = 300
@@ -29,6 +31,7 @@ class ProcessGroup:
     neighbours: dist.ProcessGroup | None  # the ranks of the stage; None: all ranks
     # What goes back to the first stage does not wait for what is on its way from it.
     back: dist.ProcessGroup | None
+    symmetric: SymmetricSum | None = None  # None: NCCL's or gloo's sums are all there are
 
     def sum(self, x: torch.Tensor) -> torch.Tensor:
         if self.shard.size == 1:
@@ -36,6 +39,8 @@ class ProcessGroup:
         if self.shard.ordered:
             return tree_sum(self.gather(x).unbind())
         x = x.contiguous()
+        if self.symmetric is not None and (summed := self.symmetric(x)) is not None:
+            return summed
         dist.all_reduce(x, group=self.neighbours)
         return x
 
@@ -114,8 +119,18 @@ def join(place: Place, config: RuntimeConfig) -> ProcessGroup:
         timeout=timedelta(seconds=PATIENCE),
         device_id=device if device.type == "cuda" else None,
     )
-    if stage.size == 1:
-        return ProcessGroup(shard, stage, None, None)
-    # Every rank makes all groups, in the same order.
-    stages = [dist.new_group(list(range(i * shard.size, (i + 1) * shard.size))) for i in range(stage.size)]
-    return ProcessGroup(shard, stage, stages[stage.index], dist.new_group())
+    neighbours = back = None
+    if stage.size > 1:
+        # Every rank makes all groups, in the same order.
+        stages = [dist.new_group(list(range(i * shard.size, (i + 1) * shard.size))) for i in range(stage.size)]
+        neighbours, back = stages[stage.index], dist.new_group()
+    symmetric = None
+    if device.type == "cuda" and shard.size > 1 and not shard.ordered and _on_one_host(place, config.core):
+        symmetric = connect(device, shard.rank, shard.size, neighbours)
+    return ProcessGroup(shard, stage, neighbours, back, symmetric)
+
+
+def _on_one_host(place: Place, core: CoreConfig) -> bool:
+    """Whether all ranks of this one's stage are."""
+    first, each = place.stage.index * core.tp, len(core.own_ranks)
+    return first // each == (first + core.tp - 1) // each

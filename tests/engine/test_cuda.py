@@ -94,3 +94,17 @@ def test_deterministic_gives_the_same_bits_in_any_company(dtype: str, kernels: s
     engine = build_engine(msgspec.convert(config, CoreConfig), checkpoint)
     engine.warm_up()
     check_same_bits(engine)
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
+def test_kernels_are_launched_on_the_device_that_is_asked_for(checkpoint: Path) -> None:
+    rows = [
+        Row(rid="a", tokens=[5, 9, 1], first_position=0, pages=[0], score=Score(first=0, targets=[9, 1], num_top=0))
+    ]
+    plan = ForwardPlan(step=1, copies=[], rows=rows)
+    scores = []
+    for device in ("cuda:1", "cuda:0"):
+        torch.cuda.set_device(0)
+        engine = build_engine(CoreConfig(device=device, dtype="float32", num_pages=30), checkpoint)
+        scores.append([score.logprob for score in engine.run(plan).rows[0].scores])
+    assert scores[0] == pytest.approx(scores[1], abs=1e-4)

@@ -8,6 +8,7 @@ import signal
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,6 +17,13 @@ import transformers
 import ramify
 
 from .processes import CHECKED, QUESTIONS, SOON, all_children, ask, children, wait_until_dead
+
+DIVIDED: list[dict[str, Any]] = [
+    {"tp": 2},
+    {"tp": 2, "overlap": "on"},
+    {"pp": 2, "speculative": "ngram"},
+    {"tp": 2, "pp": 2, "overlap": "on"},
+]
 
 
 @ramify.function
@@ -41,7 +49,7 @@ def own_tmp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module", params=[{"tp": 2}, {"pp": 2, "speculative": "ngram"}, {"tp": 2, "pp": 2}], ids=str)
+@pytest.fixture(scope="module", params=DIVIDED, ids=str)
 def divided(request: pytest.FixtureRequest) -> Iterator[ramify.Runtime]:
     with ramify.Runtime(**request.param, **CHECKED) as runtime:
         yield runtime
