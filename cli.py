@@ -18,6 +18,7 @@ from rich.text import Text
 from . import __version__
 from .flags import LOG_SETTINGS, MODEL_SETTINGS, SERVE_SETTINGS, with_settings
 from .runtime.planner.command import plan
+from .runtime.protocol.config import RuntimeConfig
 from .runtime.protocol.errors import RamifyError
 from .runtime.quantize.calibrate import calibrate_kv
 from .runtime.quantize.command import quantize
@@ -70,7 +71,15 @@ def serve(
     from .runtime.serve import serve as run_frontend
 
     config = make_config(model, {"port": port, "api_key": api_key, **settings})
+    if config.core.node_rank > 0:
+        _serve_node(config)
+        return
     logs.set_up(config.serve, "frontend")
+    if config.core.nnodes > 1:
+        print(
+            f"waiting for {config.core.nnodes - 1} more of {config.core.nnodes} nodes at {config.core.master}",
+            flush=True,
+        )
 
     def on_start(started: Started) -> None:
         print(f"serving {started.info.name} at {config.serve.url(started.http_port)}", flush=True)
@@ -84,6 +93,20 @@ def serve(
         await run_frontend(config, signals, on_start)
 
     asyncio.run(until_signalled())
+
+
+def _serve_node(config: RuntimeConfig) -> None:
+    from .runtime import logs
+    from .runtime.parallel.node import serve_node
+
+    core = config.core
+    logs.set_up(config.serve, f"node {core.node_rank}")
+
+    def on_start() -> None:
+        ranks = f"{core.own_ranks.start} to {core.own_ranks[-1]} of {core.num_ranks}"
+        print(f"node {core.node_rank}: ranks {ranks}, led by {core.master}", flush=True)
+
+    serve_node(config, on_start)
 
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})

@@ -12,7 +12,8 @@ import typer
 from .runtime.protocol.config import CoreConfig, ServeConfig
 
 PANELS = {
-    "Model": "served_model_name device tp kernels cuda_graphs deterministic dtype quantize context_length",
+    "Model": "served_model_name device kernels cuda_graphs deterministic dtype quantize context_length",
+    "Several devices and machines": "tp pp nnodes node_rank master node_keys",
     "Memory and reuse": "num_pages kv_memory kv_dtype kv_scales host_kv_memory prefix_cache eviction kv_events",
     "Scheduling": "overlap prefill_budget max_running max_waiting order log_plans",
     "Constraints": "grammar_backend jump_forward",

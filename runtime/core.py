@@ -145,7 +145,7 @@ def load(config: CoreConfig, lead: MakeLead | None = None) -> Core:
     with progress.loading(name) as on_progress:
         make_source = partial(build_source, config, path)
         engine: Engine | LeadEngine
-        if config.tp > 1:
+        if config.num_ranks > 1:
             assert lead is not None, "several ranks need sockets to meet at"
             engine = lead(path, on_progress, make_source)
         else:

@@ -15,6 +15,7 @@ import msgspec
 
 from . import lifeline
 from .checkpoint import find_checkpoint
+from .parallel.master import check_nodes
 from .protocol.client import Connection
 from .protocol.config import CoreConfig, RuntimeConfig, ServeConfig
 from .protocol.errors import RamifyError, RequestError, RuntimeFailed
@@ -39,6 +40,11 @@ class Runtime:
 
     def __init__(self, model: str | None = None, **settings: Any) -> None:
         config = make_config(model, settings)
+        if config.core.node_rank > 0:
+            shutil.rmtree(config.serve.socket_dir)
+            raise RequestError(
+                "a program's runtime is node 0; the other nodes are started with `ramify serve`", param="node_rank"
+            )
         self.address = config.serve.client_address
         self._serve = config.serve
         self._process = subprocess.Popen(
@@ -105,6 +111,7 @@ def make_config(model: str | None, settings: dict[str, Any]) -> RuntimeConfig:
     core = _convert({"model": model} | {n: value for n, value in settings.items() if n in _CORE_FIELDS}, CoreConfig)
     serve = {n: value for n, value in settings.items() if n in _SERVE_FIELDS}
     checked = _convert({"socket_dir": ""} | serve, ServeConfig)
+    check_nodes(core)
     if checked.bind is not None:
         check_bind(checked.bind, checked.keys)
     return RuntimeConfig(core=core, serve=_convert({"socket_dir": _make_socket_dir()} | serve, ServeConfig))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
@@ -15,6 +16,7 @@ from ..models.parameters import num_parameters
 from ..models.weights import Progress
 from ..parallel.group import ALONE, Alone, Group
 from ..parallel.shard import cut
+from ..parallel.stage import layer_counts
 from ..protocol.config import CoreConfig
 from ..protocol.errors import RequestError
 from ..speculation.source import DraftSource
@@ -56,13 +58,15 @@ def build_engine(
     whole_config = read_config(path)
     if config.deterministic and group is ALONE:
         group = Alone(cut(whole_config, rank=0, size=1, ordered=True))
-    model_config = group.shard.local(whole_config)
+    model_config = group.shard.local(group.stage.local(whole_config))
     num_weights = num_parameters(whole_config)
     device = choose_device(config.device)
     dtype = choose_dtype(config.dtype, device, num_weights)
     context_length = _context_length(config, model_config)
     kv_dtype = choose_kv_dtype(config.kv_dtype, dtype, device)
-    page = bytes_per_page(model_config, kv_dtype)
+    # Pages have the same numbers on every stage, so there are as many as the largest stage has memory for.
+    largest = replace(model_config, num_layers=max(layer_counts(whole_config, group.stage.size)))
+    page = bytes_per_page(largest, kv_dtype)
     if draft_page_bytes is not None:
         page += draft_page_bytes(whole_config, dtype)  # a draft's memory comes out of the same budget
     num_pages = config.num_pages or _pages_in_memory(config.kv_memory, context_length, page)
@@ -73,7 +77,7 @@ def build_engine(
     model = load_model(
         path, device=device, dtype=dtype, quantize=config.quantize, ops=ops, on_progress=on_progress, group=group
     )
-    chosen = choose_scales(config, path, model, kv_dtype)
+    chosen = choose_scales(config, path, model, kv_dtype, group)
     num_host_pages = int(config.host_kv_memory * 2**30) // page
     wanted = "kv_memory" if config.num_pages is None else "num_pages"
     memory = _memory(model_config, num_pages, device, kv_dtype, param=wanted)
@@ -83,7 +87,7 @@ def build_engine(
         source = make_source(model, num_pages=num_pages, num_host_pages=num_host_pages)
     pool = KvPool(memory, host, chosen.scales)
     graphs = None
-    alone = group.shard.size == 1  # what ranks say to each other is not captured
+    alone = group.shard.size == group.stage.size == 1  # what ranks say to each other is not captured
     if config.cuda_graphs and device.type == "cuda" and alone and DecodeGraphs.serve(model, pool.layers):
         graphs = DecodeGraphs(
             model,

@@ -12,6 +12,7 @@ import torch
 from ...kernels import LARGEST
 from ..models.decoder import Decoder
 from ..models.kv_scales import KvScales, checkpoint_scales
+from ..parallel.group import ALONE, Group
 from ..protocol.config import CoreConfig, KvDtypeName
 from ..protocol.errors import RequestError
 from .kv_ranges import measure, random_texts, ranges_file, read_ranges
@@ -50,7 +51,9 @@ class ChosenScales:
     origin: str  # a file, "checkpoint", "random tokens", or "none" where none are needed
 
 
-def choose_scales(config: CoreConfig, path: Path, model: Decoder, dtype: torch.dtype) -> ChosenScales:
+def choose_scales(
+    config: CoreConfig, path: Path, model: Decoder, dtype: torch.dtype, group: Group = ALONE
+) -> ChosenScales:
     """Those for keys and values of `dtype` of the model at `path`: from the file that is asked for, the file
     beside the model, the checkpoint, or measured here and now, in this order. They never change afterwards.
 
@@ -63,10 +66,10 @@ def choose_scales(config: CoreConfig, path: Path, model: Decoder, dtype: torch.d
         return ChosenScales(None, "none")
     file = ranges_file(path) if config.kv_scales is None else Path(config.kv_scales)
     if config.kv_scales is not None or file.is_file():
-        return ChosenScales(read_ranges(file, model.whole_config).scales(dtype).heads(model.kv_heads), str(file))
+        return ChosenScales(_own(read_ranges(file, model.whole_config).scales(dtype), model), str(file))
     if (stored := checkpoint_scales(path, model.whole_config, dtype)) is not None:
-        return ChosenScales(stored.heads(model.kv_heads), "checkpoint")
-    ranges = measure(model, random_texts(model.config))
+        return ChosenScales(_own(stored, model), "checkpoint")
+    ranges = measure(model, random_texts(model.config), group)
     logger.warning(
         "KV in %s with scales measured on %d RANDOM tokens: neither %s nor the checkpoint has any. "
         "Better ones: ramify calibrate-kv %s --data TEXTS",
@@ -76,3 +79,8 @@ def choose_scales(config: CoreConfig, path: Path, model: Decoder, dtype: torch.d
         path,
     )
     return ChosenScales(ranges.scales(dtype), "random tokens")
+
+
+def _own(scales: KvScales, model: Decoder) -> KvScales:
+    """Of the whole model's, those of the layers and heads that the rank computes."""
+    return scales.layers(model.layers).heads(model.kv_heads)

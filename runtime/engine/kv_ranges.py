@@ -21,10 +21,11 @@ from ..models.config import ModelConfig
 from ..models.decoder import Decoder
 from ..models.errors import CheckpointError
 from ..models.kv_scales import KvScales
+from ..parallel.group import ALONE, Group
 from ..protocol.errors import RequestError
 from ..scheduler.plan import Row
-from .inputs import decoder_inputs
 from .kv_pool import PAGE_SIZE, KvMemory
+from .stages import hidden_and_features
 
 FILE_NAME = "kv_scales.json"
 CHUNK = 512  # tokens computed at once
@@ -50,8 +51,9 @@ class KvRanges:
 
 
 @torch.inference_mode()
-def measure(model: Decoder, texts: Iterable[Sequence[int]]) -> KvRanges:
-    """Of texts as token ids, each computed by itself with keys and values in the model's dtype.
+def measure(model: Decoder, texts: Iterable[Sequence[int]], group: Group = ALONE) -> KvRanges:
+    """Of texts as token ids, each computed by itself with keys and values in the model's dtype; of the layers and heads
+    that the rank of `group` computes.
 
     Raises RequestError when some are not finite.
     """
@@ -63,8 +65,7 @@ def measure(model: Decoder, texts: Iterable[Sequence[int]]) -> KvRanges:
         memory = KvMemory(config, len(pages), device=model.device, dtype=model.dtype)
         for start in range(0, len(text), CHUNK):
             row = Row(rid="", tokens=list(text[start : start + CHUNK]), first_position=start, pages=pages)
-            kv = memory.layers()
-            model.hidden(decoder_inputs([row], model, np.array([len(row.tokens) - 1]), kv[0]), kv)
+            hidden_and_features([row], np.array([len(row.tokens) - 1]), model, memory.layers(), group, ())
         for range_LK, memory_LSKD in ((k_LK, memory.k_LSKD), (v_LK, memory.v_LSKD)):
             seen_LK = memory_LSKD[:, : len(text)].abs().amax((1, 3)).float()
             torch.maximum(range_LK, seen_LK, out=range_LK)

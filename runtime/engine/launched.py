@@ -19,18 +19,18 @@ import torch
 
 from ...kernels import Later, to_device, to_host
 from ..models.decoder import Decoder
-from ..parallel.group import Group
+from ..parallel.group import Group, leads
 from ..protocol.sampling import TokenLogprob
 from ..scheduler.plan import ForwardPlan, ForwardResult, Row, RowResult, Sampling, SamplingPlan
 from ..speculation.source import DraftSource
 from .decode_graphs import DecodeGraphs
 from .draft_step import draft_step
-from .inputs import decoder_inputs
 from .kv_pool import KvPool
 from .outputs import Outputs
 from .sampled import NOTHING_SAMPLED, Sampled
 from .sampler import chosen_logprobs, sample
 from .scores import score
+from .stages import hidden_and_features
 
 
 @dataclass
@@ -48,15 +48,15 @@ class Device:
         """Hidden states of the `wanted` tokens, given by their indices in the step, and the source's features."""
         if self.graphs is not None and self.graphs.fits(rows):
             return self.graphs.hidden_and_features(rows, self.sampled)  # every row's one token is wanted
-        kv = self.pool.layers
-        inputs = decoder_inputs(rows, self.model, wanted, kv[0], self.sampled)
-        return self.model.hidden_and_features(inputs, kv, () if self.source is None else self.source.captures)
+        captures = () if self.source is None else self.source.captures
+        return hidden_and_features(rows, wanted, self.model, self.pool.layers, self.group, captures, self.sampled)
 
-    def decide(self, logits_OV: torch.Tensor, outputs: Outputs) -> torch.Tensor:
+    def decide(self, logits_OV: torch.Tensor | None, outputs: Outputs) -> torch.Tensor:
         """int64 [O]: what rank 0 samples."""
-        if self.group.shard.rank == 0:
+        if leads(self.group):
+            assert logits_OV is not None
             return self.group.decide(sample(self.model.ops, logits_OV, outputs.samples, outputs.masks))
-        return self.group.decide(torch.empty(len(outputs), dtype=torch.int64, device=logits_OV.device))
+        return self.group.decide(torch.empty(len(outputs), dtype=torch.int64, device=self.model.device))
 
 
 class Launched:
@@ -119,6 +119,8 @@ class Launched:
         scored = _indices(rows, starts_R, _scored)
         pooled = _indices(rows, starts_R, _pooled)
         hidden_OE, self._features_TE = device.forward(rows, np.concatenate((*sampled, *scored, *pooled, _NONE)))
+        if not device.group.stage.has_ends:
+            return  # it is all read off hidden states
         sizes = [sum(map(len, sampled)), sum(map(len, scored)), *map(len, pooled)]
         sampled_OE, scored_OE, *pools_PE = hidden_OE.split(sizes)
         if sampled:
@@ -137,14 +139,16 @@ class Launched:
         device.sampled = NOTHING_SAMPLED
         if not self._sampling:
             return
-        assert logits_OV is not None
-        if len(outputs) < len(logits_OV):  # not every row that follows another does sample; none of these has guesses
+        if logits_OV is not None and len(outputs) < len(
+            logits_OV
+        ):  # not every row that follows another does sample; none of these has guesses
             open_rows = [row for row in rows if row.sample is not None or row.follows is not None]
             kept = [output for output, row in enumerate(open_rows) if row.sample is not None]
             logits_OV = logits_OV[to_device([np.array(kept)], logits_OV.device)[0]]
         tokens_O = device.decide(logits_OV, outputs)
         self._way = outputs.walk(device.model.ops, tokens_O, device.pool)
-        self._logprobs = chosen_logprobs(device.model.ops, logits_OV, tokens_O, outputs.samples)
+        if logits_OV is not None:
+            self._logprobs = chosen_logprobs(device.model.ops, logits_OV, tokens_O, outputs.samples)
         device.sampled = Sampled(tokens_O, dict(zip(self._sampling, outputs.starts, strict=False)))
 
 

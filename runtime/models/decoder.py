@@ -14,8 +14,7 @@ import torch
 import torch.nn.functional as F
 
 from ...kernels import Attention, KvCache, Ops, for_device
-from ..parallel.group import ALONE
-from ..parallel.shard import Shard
+from ..parallel.group import ALONE, Group
 from .compiled_layers import CompiledLayers
 from .config import ModelConfig
 from .fixed_rows import FixedRows, with_fixed_rows
@@ -42,19 +41,21 @@ class DecoderInputs:
 
 
 class Decoder:
-    """A model on its device, ready to run. `ops` None are those of its device, or plain torch, where keys have to be
-    stored unrotated and the device's ops do not rotate what they read."""
+    """A model on its device, ready to run; or what a rank holds of it, where it is divided. `ops` None are those of its
+    device, or plain torch, where keys have to be stored unrotated and the device's ops do not rotate what they read."""
 
     def __init__(
         self,
         config: ModelConfig,
         parameters: DecoderParameters,
         ops: Ops | None = None,
-        shard: Shard = ALONE.shard,
+        group: Group = ALONE,
     ) -> None:
-        """`config` is the whole model's; `shard` says which part of it the parameters are."""
-        self.config = shard.local(config)
+        """`config` is the whole model's; the parameters are the part of it that the rank of `group` holds."""
+        shard = group.shard
+        self.config = shard.local(group.stage.local(config))
         self.whole_config = config
+        self.layers = group.stage.layers(config)  # those of `whole_config` that are computed here
         self.kv_heads = shard.kv_part(config)  # those of `whole_config` that are computed here
         self.dtype = parameters.norm_E.dtype
         self.device = parameters.norm_E.device
@@ -70,7 +71,9 @@ class Decoder:
         self.parameters = parameters
         # Beside the weight itself, which the embedding often is.
         rows, head = parameters.rows, parameters.head
-        self.head: Linear = pack(head) if rows is None else rows.head([pack(part) for part in rows.parts(head.weight)])
+        self.head: Linear = head
+        if group.stage.has_ends:
+            self.head = pack(head) if rows is None else rows.head([pack(part) for part in rows.parts(head.weight)])
         if ops.deterministic:
             num_rows = FIXED_ROWS[self.device.type]
             self.parameters = with_fixed_rows(parameters, num_rows)
@@ -89,45 +92,72 @@ class Decoder:
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """As `hidden`, and [T, len(captures) * E] states of *all* tokens on the way, side by side; None when there are
         no captures. Capture i < L is the input of layer i before its norm, L the final hidden state."""
-        config, eps, ops = self.config, self.config.norm_eps, self.ops
         captured: dict[int, torch.Tensor] = {}
-        wanted_O = inputs.wanted_O
+        stream = self.through_layers(self.embed(inputs.ids_T), inputs, kv, captures, captured)
+        return self.finish(stream, inputs.wanted_O, captures, captured)
+
+    def embed(self, ids_T: torch.Tensor) -> torch.Tensor:
+        """[T, E], what the first layer begins with."""
         rows, embedding = self.parameters.rows, self.parameters.embedding_VE
-        residual = F.embedding(inputs.ids_T, embedding) if rows is None else rows.embed(inputs.ids_T, embedding)
+        return F.embedding(ids_T, embedding) if rows is None else rows.embed(ids_T, embedding)
+
+    def through_layers(
+        self,
+        stream_TE: torch.Tensor,
+        inputs: DecoderInputs,
+        kv: Sequence[KvCache],
+        captures: Sequence[int],
+        captured: dict[int, torch.Tensor],
+    ) -> torch.Tensor:
+        """What this stage's layers make of `stream_TE`: [T, E], but after the model's last layer [O, E], of the wanted
+        tokens, unless the final hidden state of all is captured. `captured` gets the captures that are among these
+        layers' inputs, by layer."""
+        config, eps, ops = self.config, self.config.norm_eps, self.ops
+        num_layers, wanted_O = self.whole_config.num_layers, inputs.wanted_O
+        is_last, residual = self.layers.stop == num_layers, stream_TE
         if self._compiled is not None and self._compiled.serve(inputs.attention, kv, residual):
-            for index, layer_kv in enumerate(kv):
-                if index in captures:
+            for place, layer_kv in enumerate(kv):
+                if (index := self.layers.start + place) in captures:
                     captured[index] = residual.clone()
-                attention = inputs.attention[config.windows[index]]
+                attention = inputs.attention[config.windows[place]]
                 self._compiled.add_layer(
-                    index, residual, inputs.cos_T1D, inputs.sin_T1D, inputs.slots_T, layer_kv, attention
+                    place, residual, inputs.cos_T1D, inputs.sin_T1D, inputs.slots_T, layer_kv, attention
                 )
-            return self._finish(ops.rms_norm(residual, self.parameters.norm_E, eps), captured, captures, wanted_O)
-        x = ops.rms_norm(residual, self.parameters.layers[0].input_norm_E, eps)
-        for index, layer in enumerate(self.parameters.layers):
-            if index:
+            return residual[wanted_O] if is_last and wanted_O is not None and num_layers not in captures else residual
+        x = None
+        for place, layer in enumerate(self.parameters.layers):
+            index = self.layers.start + place
+            if x is None:
+                x = ops.rms_norm(residual, layer.input_norm_E, eps)
+            else:
                 x, residual = ops.add_rms_norm(x, residual, layer.input_norm_E, eps)
             if index in captures:
                 captured[index] = residual
-            x = self._attention(x, layer, inputs, kv[index], inputs.attention[config.windows[index]])
-            if index == config.num_layers - 1 and wanted_O is not None and config.num_layers not in captures:
+            x = self._attention(x, layer, inputs, kv[place], inputs.attention[config.windows[place]])
+            if index == num_layers - 1 and wanted_O is not None and num_layers not in captures:
                 # Nobody reads the other tokens' hidden states, and their keys and values are all written.
-                x, residual, wanted_O = x[wanted_O], residual[wanted_O], None
+                if not len(wanted_O):
+                    return residual[:0]
+                x, residual = x[wanted_O], residual[wanted_O]
             x, residual = ops.add_rms_norm(layer.o(x), residual, layer.post_norm_E, eps)
             x = layer.mlp(x, ops)
-        hidden = ops.rms_norm(residual + x, self.parameters.norm_E, eps)
-        return self._finish(hidden, captured, captures, wanted_O)
+        return residual if x is None else residual + x
 
-    def _finish(
+    def finish(
         self,
-        hidden: torch.Tensor,
-        captured: dict[int, torch.Tensor],
-        captures: Sequence[int],
+        stream: torch.Tensor,
         wanted_O: torch.Tensor | None,
+        captures: Sequence[int],
+        captured: dict[int, torch.Tensor],
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        captured[self.config.num_layers] = hidden
-        features = torch.cat([captured[index] for index in captures], dim=-1) if captures else None
-        return hidden if wanted_O is None else hidden[wanted_O], features
+        """As `hidden_and_features`, of what the last layer gave and all that was captured."""
+        num_layers = self.whole_config.num_layers
+        hidden = self.ops.rms_norm(stream, self.parameters.norm_E, self.config.norm_eps)
+        if num_layers in captures:
+            captured[num_layers] = hidden
+            if wanted_O is not None:
+                hidden = hidden[wanted_O]
+        return hidden, torch.cat([captured[index] for index in captures], dim=-1) if captures else None
 
     def logits(self, hidden_OE: torch.Tensor) -> torch.Tensor:
         """float32 [O, V]."""

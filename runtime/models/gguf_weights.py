@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -14,8 +14,7 @@ from .gguf_config import ROPE_FACTORS
 from .gguf_names import expert_of, gguf_name
 from .gguf_schemes import FOUR_BIT, READABLE, FourBit, dense, four_bit
 from .linear import Destination
-
-Progress = Callable[[int, int], None]
+from .weights import Ignored, Progress, refuse_all
 
 
 def load_gguf_weights(
@@ -23,11 +22,12 @@ def load_gguf_weights(
     config: ModelConfig,
     parts: Mapping[str, Destination],
     on_progress: Progress | None = None,
-    *,
-    everything: bool = True,
+    ignored: Ignored = refuse_all,
 ) -> None:
-    """Fill every destination. `everything`: tensors without one are an error. Raises CheckpointError, naming the
-    tensor, when one is missing, unexpected, of another shape, or stored in a way that is not read."""
+    """Fill every destination. Tensors without one are an error, but those whose names in the file are `ignored`.
+
+    Raises CheckpointError, naming the tensor, when one is missing, unexpected, of another shape, or stored in a way
+    that is not read."""
     file = open_gguf(path)
     total = sum(int(tensor.n_bytes) for tensor in file.tensors.values())
     used: set[str] = set()
@@ -47,8 +47,8 @@ def load_gguf_weights(
             raise CheckpointError(path, f"the tensor {stored} {error}") from None
         if on_progress is not None:
             on_progress(done, total)
-    unused = file.tensors.keys() - used - {ROPE_FACTORS, "output.weight"}
-    if everything and unused:
+    unused = {name for name in file.tensors.keys() - used - {ROPE_FACTORS, "output.weight"} if not ignored(name)}
+    if unused:
         raise CheckpointError(path, f"the tensor {min(unused)} is unexpected for this architecture")
     if on_progress is not None:
         on_progress(total, total)

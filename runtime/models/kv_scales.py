@@ -27,6 +27,11 @@ class KvScales:
     k_LK: torch.Tensor
     v_LK: torch.Tensor
 
+    def layers(self, part: range) -> KvScales:
+        """Those of some layers."""
+        own = slice(part.start, part.stop)
+        return KvScales(self.k_LK[own], self.v_LK[own])
+
     def heads(self, part: slice) -> KvScales:
         """Those of some heads."""
         return KvScales(self.k_LK[:, part], self.v_LK[:, part])

@@ -10,6 +10,7 @@ import torch
 from ...kernels import Ops, for_device
 from ..gguf_file import is_gguf
 from ..parallel.group import ALONE, Group
+from ..parallel.stage import Stage
 from .config import ModelConfig, read_config
 from .decoder import Decoder
 from .errors import CheckpointError
@@ -54,10 +55,10 @@ def load_model(
         parameters = allocate(config, device=device, dtype=dtype, group=group, groups_experts=groups_experts)
     except ValueError as error:
         raise CheckpointError(path, str(error)) from None
-    _fill(path, config, destinations(parameters, config, group), on_progress)
+    _fill(path, config, destinations(parameters, config, group), on_progress, stage=group.stage)
     for linear in parameters.linears():
         linear.finish()
-    return Decoder(config, parameters, ops, group.shard)
+    return Decoder(config, parameters, ops, group)
 
 
 def load_ends(path: Path, *, device: torch.device, dtype: torch.dtype) -> Decoder:
@@ -66,7 +67,7 @@ def load_ends(path: Path, *, device: torch.device, dtype: torch.dtype) -> Decode
     config = read_config(path)
     ends = replace(config, num_layers=0, windows=())
     parameters = allocate(ends, device=device, dtype=dtype)
-    _fill(path, config, destinations(parameters, ends), everything=False)
+    _fill(path, config, destinations(parameters, ends), stage=None)
     return Decoder(config, parameters)
 
 
@@ -76,11 +77,16 @@ def _fill(
     parts: dict[str, Destination],
     on_progress: Progress | None = None,
     *,
-    everything: bool = True,
+    stage: Stage | None,
 ) -> None:
+    """Tensors of other stages are left alone; without a stage, all those that have no destination."""
+
+    def ignored(name: str) -> bool:
+        return stage is None or stage.lacks(name, config)
+
     if is_gguf(path):
         from .gguf_weights import load_gguf_weights  # the package that reads them need not be installed
 
-        load_gguf_weights(path, config, parts, on_progress, everything=everything)
+        load_gguf_weights(path, config, parts, on_progress, ignored)
     else:
-        load_weights(path, parts, on_progress, everything=everything)
+        load_weights(path, parts, on_progress, ignored)

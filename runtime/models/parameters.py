@@ -38,6 +38,8 @@ class LayerParameters:
 
 @dataclass(frozen=True, slots=True)
 class DecoderParameters:
+    """A stage without the model's ends has embedding, norm and head of no rows."""
+
     embedding_VE: torch.Tensor  # this rank's rows, if the vocabulary is cut
     layers: tuple[LayerParameters, ...]
     norm_E: torch.Tensor
@@ -122,8 +124,10 @@ def allocate(
     E, H, K, D = config.hidden_size, config.num_heads, config.num_kv_heads, config.head_dim
     heads = [Section(count * D, min(count, num_slices)) for count in (H, K, K)]
     local_heads = group.shard.heads(config) + group.shard.kv_heads(config)
-    vocabulary = VocabularyRows(group, config.vocab_size) if cut else None
+    has_ends = group.stage.has_ends
+    vocabulary = VocabularyRows(group, config.vocab_size) if cut and has_ends else None
     num_rows = config.vocab_size if vocabulary is None else vocabulary.num_rows
+    num_rows = num_rows if has_ends else 0
     embedding = tensor(num_rows, E)
     layers = tuple(
         LayerParameters(
@@ -134,10 +138,10 @@ def allocate(
             post_norm_E=tensor(E),
             mlp=mlp(index),
         )
-        for index in range(config.num_layers)
+        for index in group.stage.layers(config)
     )
     head = DenseLinear(embedding if config.tied_embeddings else tensor(num_rows, E))
-    return DecoderParameters(embedding, layers, tensor(E), head, vocabulary)
+    return DecoderParameters(embedding, layers, tensor(E if has_ends else 0), head, vocabulary)
 
 
 def destinations(parameters: DecoderParameters, config: ModelConfig, group: Group = ALONE) -> dict[str, Destination]:
@@ -156,8 +160,7 @@ def destinations(parameters: DecoderParameters, config: ModelConfig, group: Grou
 
     H, K, D = config.num_heads, config.num_kv_heads, config.head_dim
     H_local = group.shard.heads(config)
-    vocabulary("model.embed_tokens.weight", parameters.embedding_VE)
-    for index, layer in enumerate(parameters.layers):
+    for index, layer in zip(group.stage.layers(config), parameters.layers, strict=True):
         prefix = f"model.layers.{index}"
         whole(f"{prefix}.input_layernorm.weight", layer.input_norm_E)
         heads = [("q_proj", H * D), ("k_proj", K * D), ("v_proj", K * D)]
@@ -168,6 +171,9 @@ def destinations(parameters: DecoderParameters, config: ModelConfig, group: Grou
         parts |= stacked(f"{prefix}.self_attn", [("o_proj", config.hidden_size)], layer.o)
         whole(f"{prefix}.post_attention_layernorm.weight", layer.post_norm_E)
         parts |= layer.mlp.destinations(prefix)
+    if not group.stage.has_ends:
+        return parts
+    vocabulary("model.embed_tokens.weight", parameters.embedding_VE)
     whole("model.norm.weight", parameters.norm_E)
     if not config.tied_embeddings:
         vocabulary("lm_head.weight", parameters.head.weight)

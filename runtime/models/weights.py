@@ -16,6 +16,7 @@ from .linear import Destination
 from .scale_names import is_attention_scale
 
 Progress = Callable[[int, int], None]  # (done_bytes, total_bytes), called after each tensor
+Ignored = Callable[[str], bool]  # whether a checkpoint may have a tensor of that name that is not wanted
 
 _SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -23,11 +24,16 @@ INDEX = "model.safetensors.index.json"
 _DERIVED = re.compile(r"\.rotary_emb\.inv_freq$|\.attn\.masked_bias$")
 
 
+def refuse_all(name: str) -> bool:
+    """Everything in the checkpoint must be wanted."""
+    return False
+
+
 def load_weights(
-    path: Path, parts: Mapping[str, Destination], on_progress: Progress | None = None, *, everything: bool = True
+    path: Path, parts: Mapping[str, Destination], on_progress: Progress | None = None, ignored: Ignored = refuse_all
 ) -> None:
-    """Fill every destination from the checkpoint in directory `path`, converting to its dtype. `everything`: tensors
-    without a destination are an error.
+    """Fill every destination from the checkpoint in directory `path`, converting to its dtype. Tensors without a
+    destination are an error, but those whose names are `ignored`.
 
     Raises CheckpointError, naming file and tensor, when a file is missing, truncated or corrupt, or a tensor is
     missing, unexpected, of another shape or not floating point.
@@ -41,7 +47,7 @@ def load_weights(
         try:
             with safe_open(file, framework="pt") as tensors:
                 for name in tensors.keys():  # noqa: SIM118  # safe_open is no mapping
-                    if name not in parts and not everything:
+                    if name not in parts and ignored(name):
                         continue
                     done += _copy(file, tensors, name, missing, parts)
                     if on_progress is not None:

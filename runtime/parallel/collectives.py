@@ -11,8 +11,13 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from .group import tree_sum
+from ..protocol.config import CoreConfig, RuntimeConfig
+from .group import Settle, tree_sum
+from .master import Master, interface_of
+from .rendezvous import meeting_file, read_rendezvous
 from .shard import Shard
+from .stage import Stage
+from .start import Place
 from .symmetric import SymmetricSum, connect
 
 # Seconds until a rank that neither answers nor dies is given up. A first step may compile kernels.
@@ -22,21 +27,29 @@ PATIENCE = 300
 @dataclass(frozen=True)
 class ProcessGroup:
     shard: Shard
+    stage: Stage
+    neighbours: dist.ProcessGroup | None  # the ranks of the stage; None: all ranks
+    # What goes back to the first stage does not wait for what is on its way from it.
+    back: dist.ProcessGroup | None
     symmetric: SymmetricSum | None = None  # None: NCCL's or gloo's sums are all there are
 
     def sum(self, x: torch.Tensor) -> torch.Tensor:
+        if self.shard.size == 1:
+            return x
         if self.shard.ordered:
             return tree_sum(self.gather(x).unbind())
         x = x.contiguous()
         if self.symmetric is not None and (summed := self.symmetric(x)) is not None:
             return summed
-        dist.all_reduce(x)
+        dist.all_reduce(x, group=self.neighbours)
         return x
 
     def gather(self, x: torch.Tensor) -> torch.Tensor:
+        if self.shard.size == 1:
+            return x[None]
         x = x.contiguous()
         gathered = x.new_empty((self.shard.size, *x.shape))
-        dist.all_gather(list(gathered.unbind()), x)
+        dist.all_gather(list(gathered.unbind()), x, group=self.neighbours)
         return gathered
 
     def decide(self, x: torch.Tensor) -> torch.Tensor:
@@ -44,19 +57,80 @@ class ProcessGroup:
         dist.broadcast(x, src=0)
         return x
 
+    def send(self, x: torch.Tensor, stage: int) -> Settle:
+        x = x.contiguous()
+        work = dist.isend(x, self._in(stage), group=self._way(stage))
+        assert work is not None, "both are of the group"
 
-def join(shard: Shard, device: torch.device, rendezvous: str) -> ProcessGroup:
-    """Meet the other ranks at the file `rendezvous`, which nobody else may reach. Waits until all are there."""
-    loopback = next((name for _, name in socket.if_nameindex() if name.startswith("lo")), None)
-    if loopback is not None:
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback)  # or it listens where the host's name leads
+        def settle(kept: torch.Tensor = x) -> None:
+            work.wait()
+
+        return settle
+
+    def receive(self, x: torch.Tensor, stage: int) -> torch.Tensor:
+        dist.recv(x, self._in(stage), group=self._way(self.stage.index))
+        return x
+
+    def _in(self, stage: int) -> int:
+        """The rank of the same number there."""
+        return stage * self.shard.size + self.shard.rank
+
+    def _way(self, to: int) -> dist.ProcessGroup | None:
+        return self.back if to == 0 else None
+
+
+def keep_store(ip: str) -> dist.TCPStore:
+    """A store for the ranks of all nodes to meet at, on any free port of this address and nowhere else. It asks nobody
+    who he is: what is in it has a prefix that only nodes know."""
+    with socket.create_server((ip, 0)) as listening:
+        port = listening.getsockname()[1]
+        return dist.TCPStore(ip, port, is_master=True, wait_for_workers=False, master_listen_fd=listening.detach())
+
+
+def _meet(config: RuntimeConfig) -> dist.Store:
+    if config.core.nnodes == 1:
+        return dist.FileStore(str(meeting_file(config.serve.socket_dir)), config.core.num_ranks)
+    found = read_rendezvous(config.serve.socket_dir)
+    store = dist.TCPStore(found.ip, found.port, is_master=False, timeout=timedelta(seconds=PATIENCE))
+    return dist.PrefixStore(found.prefix, store)
+
+
+def _choose_interface(core: CoreConfig) -> None:
+    """Or tensors come where the host's name leads."""
+    if core.nnodes > 1:
+        name = interface_of(Master.of(core).own_ip())
+    else:
+        name = next((name for _, name in socket.if_nameindex() if name.startswith("lo")), None)
+    if name is not None:
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
+        if core.nnodes > 1:
+            os.environ.setdefault("NCCL_SOCKET_IFNAME", name)
+
+
+def join(place: Place, config: RuntimeConfig) -> ProcessGroup:
+    """Meet the other ranks. Waits until all are there."""
+    shard, stage, device = place.shard, place.stage, place.device
+    _choose_interface(config.core)
     dist.init_process_group(
         "nccl" if device.type == "cuda" else "gloo",
-        init_method=f"file://{rendezvous}",
-        rank=shard.rank,
-        world_size=shard.size,
+        store=_meet(config),
+        rank=place.rank,
+        world_size=shard.size * stage.size,
         timeout=timedelta(seconds=PATIENCE),
         device_id=device if device.type == "cuda" else None,
     )
-    cuda = device.type == "cuda" and shard.size > 1 and not shard.ordered
-    return ProcessGroup(shard, connect(device, shard.rank, shard.size) if cuda else None)
+    neighbours = back = None
+    if stage.size > 1:
+        # Every rank makes all groups, in the same order.
+        stages = [dist.new_group(list(range(i * shard.size, (i + 1) * shard.size))) for i in range(stage.size)]
+        neighbours, back = stages[stage.index], dist.new_group()
+    symmetric = None
+    if device.type == "cuda" and shard.size > 1 and not shard.ordered and _on_one_host(place, config.core):
+        symmetric = connect(device, shard.rank, shard.size, neighbours)
+    return ProcessGroup(shard, stage, neighbours, back, symmetric)
+
+
+def _on_one_host(place: Place, core: CoreConfig) -> bool:
+    """Whether all ranks of this one's stage are."""
+    first, each = place.stage.index * core.tp, len(core.own_ranks)
+    return first // each == (first + core.tp - 1) // each

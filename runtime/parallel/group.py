@@ -1,36 +1,61 @@
-"""What the ranks of a model ask of each other while they compute. Every rank calls the same verbs in the same order.
+"""What the ranks of a model ask of each other while they compute.
 
-Legend: N ranks.
+Those of a stage hold parts of the same layers. Every one of them calls `sum` and `gather` in the same order, and every
+rank of all stages `decide`. `send` and `receive` are between ranks of the same number in two stages.
+
+Legend: N ranks of a stage.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 
 from .shard import Shard
+from .stage import Stage
+
+WHOLE = Stage()
+Settle = Callable[[], None]  # waits until a tensor that was sent may be given up
 
 
 class Group(Protocol):
     @property
     def shard(self) -> Shard:
-        """This rank's part of the model."""
+        """This rank's part of its layers."""
+        ...
+
+    @property
+    def stage(self) -> Stage:
+        """Its layers."""
         ...
 
     def sum(self, x: torch.Tensor) -> torch.Tensor:
-        """Of all ranks' `x`, the same bits on every rank. `x` is given up: it may be written to."""
+        """Of the `x` of all ranks of the stage, the same bits on each. `x` is given up: it may be written to."""
         ...
 
     def gather(self, x: torch.Tensor) -> torch.Tensor:
-        """[N, ...]: every rank's `x`, on every rank."""
+        """[N, ...]: the `x` of every rank of the stage, on each."""
         ...
 
     def decide(self, x: torch.Tensor) -> torch.Tensor:
         """Rank 0's `x`, on every rank; the others' has its shape and type, and is given up."""
         ...
+
+    def send(self, x: torch.Tensor, stage: int) -> Settle:
+        """Begin to hand `x` to that stage. What one stage sends another arrives in order."""
+        ...
+
+    def receive(self, x: torch.Tensor, stage: int) -> torch.Tensor:
+        """The next that that stage sends, when it is there; `x` has its shape and type, and is given up."""
+        ...
+
+
+def leads(group: Group) -> bool:
+    """Whether this is rank 0, which decides."""
+    return group.stage.index == 0 and group.shard.rank == 0
 
 
 @dataclass(frozen=True)
@@ -38,6 +63,7 @@ class Alone:
     """The only rank."""
 
     shard: Shard
+    stage: Stage = WHOLE
 
     def sum(self, x: torch.Tensor) -> torch.Tensor:
         return x
@@ -47,6 +73,12 @@ class Alone:
 
     def decide(self, x: torch.Tensor) -> torch.Tensor:
         return x
+
+    def send(self, x: torch.Tensor, stage: int) -> Settle:
+        raise AssertionError("there is no other stage")
+
+    def receive(self, x: torch.Tensor, stage: int) -> torch.Tensor:
+        raise AssertionError("there is no other stage")
 
 
 ALONE = Alone(Shard())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Protocol
 
 import msgspec
+import torch.distributed as dist
 
 from ..engine import Engine, EngineInfo, build_engine
 from ..engine.build import MakeSource
@@ -21,10 +23,12 @@ from ..protocol.config import RuntimeConfig
 from ..scheduler.plan import ForwardPlan, ForwardResult, SamplingPlan
 from ..speculation.build import draft_page_bytes
 from ..speculation.source import DraftSource
-from .collectives import ProcessGroup, join
-from .messages import Begin, Decide, Step
+from .collectives import ProcessGroup, join, keep_store
+from .master import Master
+from .messages import Begin, Decide, Rendezvous, Step
 from .ranks import Ranks
-from .start import RENDEZVOUS, Place, place_of
+from .rendezvous import write_rendezvous
+from .start import Place, place_of
 
 _LOOK = 0.1  # seconds between looks at the other ranks while all of them meet
 
@@ -59,9 +63,11 @@ class LeadLaunched:
 class LeadEngine:
     """As an Engine; every plan goes to the other ranks first."""
 
-    def __init__(self, engine: Engine, ranks: Ranks) -> None:
+    def __init__(self, engine: Engine, ranks: Ranks, store: dist.Store | None) -> None:
+        """`store` is where the ranks met, and may still look things up."""
         self._engine = engine
         self._ranks = ranks
+        self._store = store
 
     @property
     def info(self) -> EngineInfo:
@@ -91,7 +97,13 @@ def build_lead_engine(
     """Starts the other ranks and loads this one's part. Raises RamifyError when a setting or the checkpoint is at
     fault, or a rank fails."""
     place = place_of(config.core, path, 0)
-    ranks.start(config)
+    store, rendezvous = None, None
+    if config.core.nnodes > 1:
+        ip = Master.of(config.core).ip
+        store = keep_store(ip)
+        rendezvous = Rendezvous(ip, store.port, secrets.token_hex(16))
+        write_rendezvous(config.serve.socket_dir, rendezvous)
+    ranks.start(config, rendezvous)
     group = _meet(place, config, ranks)
 
     def progress(done: int, total: int) -> None:
@@ -109,13 +121,13 @@ def build_lead_engine(
     # All ranks count the memory of what drafts on this one: pages must have the same numbers everywhere.
     engine = build_engine(core, path, progress, source, group, partial(draft_page_bytes, core, path))
     ranks.wait_ready()
-    return LeadEngine(engine, ranks)
+    return LeadEngine(engine, ranks, store)
 
 
 def _meet(place: Place, config: RuntimeConfig, ranks: Ranks) -> ProcessGroup:
     """Beside a look at whether all of them are still there: meeting would wait for the dead."""
     met: list[ProcessGroup | BaseException] = []
-    meet = partial(join, place.shard, place.device, f"{config.serve.socket_dir}/{RENDEZVOUS}")
+    meet = partial(join, place, config)
 
     def run() -> None:
         try:

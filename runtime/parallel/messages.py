@@ -1,12 +1,16 @@
 """What the ranks of a model say to each other beside tensors: rank 0 tells the others what to compute, and they tell it
-how their start went."""
+how their start went. And what their nodes say, where there are several."""
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import msgspec
+from msgspec import Meta
 
 from ..protocol.errors import ErrorInfo
 from ..scheduler.plan import ForwardPlan, SamplingPlan
+from .agreement import Facts
 
 
 class Begin(msgspec.Struct, frozen=True, tag="begin"):
@@ -39,6 +43,49 @@ class RankFailed(msgspec.Struct, frozen=True, tag="failed"):
 
 
 RankReport = RankReady | RankFailed
+
+
+class Join(msgspec.Struct, frozen=True, tag="join"):
+    """A node is there, and waits for plans at `address` as the holder of `key`, a public one."""
+
+    node: int
+    facts: Facts
+    address: Annotated[str, Meta(pattern=r"^tcp://[0-9.]{7,15}:[0-9]{1,5}$")]
+    key: Annotated[str, Meta(min_length=40, max_length=40)]
+
+
+class NodeReady(msgspec.Struct, frozen=True, tag="ready"):
+    """All its ranks have loaded their weights."""
+
+
+class NodeFailed(msgspec.Struct, frozen=True, tag="failed"):
+    """The node is going to leave, and why."""
+
+    error: ErrorInfo
+
+
+FromNode = Join | NodeReady | NodeFailed
+
+
+class Rendezvous(msgspec.Struct, frozen=True):
+    """Where torch.distributed meets: a store that node 0 keeps, and a prefix that only nodes know."""
+
+    ip: str
+    port: int
+    prefix: str
+
+
+class Welcome(msgspec.Struct, frozen=True, tag="welcome"):
+    rendezvous: Rendezvous
+
+
+class Leave(msgspec.Struct, frozen=True, tag="leave"):
+    """The runtime ends, or will not have this node; without an error it was told to end."""
+
+    error: ErrorInfo | None
+
+
+ToNode = Welcome | Leave
 
 
 def plan_address(socket_dir: str, rank: int) -> str:

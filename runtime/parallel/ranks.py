@@ -20,26 +20,41 @@ import zmq
 from .. import lifeline
 from ..protocol.config import RuntimeConfig
 from ..protocol.errors import ErrorInfo, RamifyError, RuntimeFailed
-from .messages import RankFailed, RankReady, RankReport, ToRank, plan_address
+from .messages import RankFailed, RankReady, RankReport, Rendezvous, ToRank, plan_address
+from .nodes import Nodes
 
 GRACE = 1.2  # seconds that rank 0 has to tell its clients when a rank is gone, whatever it is waiting for
 
 
 class Ranks:
-    """Those from 1 on. `wake` is a file descriptor that becomes readable when one is gone."""
+    """Those of this node but rank 0, and on node 0 the other nodes' by way of them. `wake` is a file descriptor that
+    becomes readable when one is gone."""
 
     def __init__(self) -> None:
         self.wake, self._waker = os.pipe()
         self._children: list[subprocess.Popen[bytes]] = []
         self._sockets: list[zmq.Socket[bytes]] = []
         self._changed = threading.Condition()
-        self._num_ready = 0
+        self._num_ready = self._num_expected = 0
+        self._nodes: Nodes | None = None
+        self._where = ""
         self._down: RamifyError | None = None
         self._serving = False
         self._encoder = msgspec.msgpack.Encoder()
 
-    def start(self, config: RuntimeConfig) -> None:
-        for rank in range(1, config.core.tp):
+    def start(self, config: RuntimeConfig, rendezvous: Rendezvous | None = None) -> None:
+        """On node 0 of several, with the `rendezvous` of all: once all nodes are there. Raises RamifyError when they
+        do not come, or a setting is at fault."""
+        if rendezvous is not None:
+            self._nodes = Nodes(config, rendezvous, self._one_ready, self._gone)
+            self._nodes.wait_joined(self.check)
+            self._num_expected += config.core.nnodes - 1
+        if config.core.nnodes > 1:
+            self._where = f" of node {config.core.node_rank}"
+        for rank in config.core.own_ranks:
+            if rank == 0:
+                continue
+            self._num_expected += 1
             socket = zmq.Context.instance().socket(zmq.PAIR)
             socket.setsockopt(zmq.LINGER, 0)
             socket.setsockopt(zmq.SNDHWM, 0)
@@ -60,13 +75,24 @@ class Ranks:
 
     def send(self, message: ToRank) -> None:
         data = self._encoder.encode(message)
+        if self._nodes is not None:
+            self._nodes.send(data)  # theirs is the longer way
+        self.relay(data)
+
+    def relay(self, data: bytes) -> None:
+        """A message to the ranks of this node, as it came."""
         for socket in self._sockets:
             socket.send(data)
+
+    @property
+    def ready(self) -> bool:
+        """Whether every rank has loaded its weights."""
+        return self._num_ready == self._num_expected
 
     def wait_ready(self) -> None:
         """Until every rank has loaded its weights. Raises what keeps one from it."""
         with self._changed:
-            self._changed.wait_for(lambda: self._down is not None or self._num_ready == len(self._children))
+            self._changed.wait_for(lambda: self._down is not None or self.ready)
         self.check()
 
     def serve(self) -> None:
@@ -81,7 +107,9 @@ class Ranks:
                 raise self._down
 
     def quit(self) -> None:
-        """Ask all for a quiet end, without waiting for it."""
+        """Ask all for a quiet end, waiting at most a moment for other nodes'."""
+        if self._nodes is not None:
+            self._nodes.quit()
         for child in self._children:
             assert child.stdin is not None
             try:
@@ -90,25 +118,39 @@ class Ranks:
             except BrokenPipeError:
                 continue  # it has left already
 
+    def stop(self) -> None:
+        """A quiet end of those of this node, and the end of those that do not leave."""
+        self.quit()
+        for child in self._children:
+            try:
+                child.wait(GRACE)
+            except subprocess.TimeoutExpired:
+                child.kill()
+                child.wait()
+
+    def _one_ready(self) -> None:
+        with self._changed:
+            self._num_ready += 1
+            self._changed.notify_all()
+
     def _watch(self, rank: int, child: subprocess.Popen[bytes]) -> None:
         assert child.stdout is not None
         failed: ErrorInfo | None = None
         for line in child.stdout:
             match msgspec.json.decode(line, type=RankReport):
                 case RankReady():
-                    with self._changed:
-                        self._num_ready += 1
-                        self._changed.notify_all()
+                    self._one_ready()
                 case RankFailed(error=error):
                     failed = error
         status = child.wait()
+        who = f"rank {rank} (process {child.pid}{self._where})"
         if failed is not None and failed.kind == "request":
             self._gone(failed.to_exception())  # a setting that does not fit this rank either
         elif failed is not None:
-            self._gone(RuntimeFailed(f"rank {rank} (process {child.pid}) failed: {failed.message}"))
+            self._gone(RuntimeFailed(f"{who} failed: {failed.message}"))
         else:
             how = f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
-            self._gone(RuntimeFailed(f"rank {rank} (process {child.pid}) {how}; the runtime is down"))
+            self._gone(RuntimeFailed(f"{who} {how}; the runtime is down"))
 
     def _gone(self, error: RamifyError) -> None:
         with self._changed:
@@ -117,6 +159,8 @@ class Ranks:
             self._down = error
             self._changed.notify_all()
         os.write(self._waker, b"\n")
+        if self._nodes is not None:
+            self._nodes.end(ErrorInfo.of(error))
         if self._serving:
             time.sleep(GRACE)
             print(f"ramify core: {error}", file=sys.stderr)

@@ -12,34 +12,38 @@ from ..models.config import read_config
 from ..protocol.config import CoreConfig
 from ..protocol.errors import RequestError
 from .shard import Shard, cut
-
-RENDEZVOUS = "rendezvous"  # a file among the sockets
+from .stage import Stage, stage_of
 
 
 @dataclass(frozen=True)
 class Place:
     """Where a rank computes, and what."""
 
+    rank: int
     shard: Shard
+    stage: Stage
     device: torch.device
 
 
 def place_of(config: CoreConfig, path: Path, rank: int) -> Place:
-    """Of rank `rank` of the model in directory `path`. Ranks have CUDA devices of their own, from the one that is asked
-    for on; on a CPU they share it.
+    """Of rank `rank` of the model in directory `path`. The ranks of a stage follow one another. They have CUDA devices
+    of their own, from the one that is asked for on; on a CPU they share it.
 
     Raises CheckpointError when the model's config cannot be read, RequestError naming the setting when it cannot be
     divided, or there are not enough devices.
     """
-    shard = cut(read_config(path), rank=rank, size=config.tp, ordered=config.deterministic)
+    model = read_config(path)
+    shard = cut(model, rank=rank % config.tp, size=config.tp, ordered=config.deterministic)
+    stage = stage_of(model, index=rank // config.tp, size=config.pp)
     device = choose_device(config.device)
     if device.type == "cuda":
-        first = device.index or 0
-        if first + config.tp > torch.cuda.device_count():
+        first, count = device.index or 0, len(config.own_ranks)
+        if first + count > torch.cuda.device_count():
+            here = "" if config.nnodes == 1 else f" over {config.nnodes} nodes"
             raise RequestError(
-                f"tp {config.tp} takes cuda:{first} to cuda:{first + config.tp - 1}: "
+                f"tp {config.tp} x pp {config.pp}{here} takes cuda:{first} to cuda:{first + count - 1}: "
                 f"found {torch.cuda.device_count()} of cuda",
-                param="tp",
+                param="pp" if config.pp > 1 else "tp",
             )
-        device = torch.device("cuda", first + rank)
-    return Place(shard, device)
+        device = torch.device("cuda", first + rank - config.own_ranks.start)
+    return Place(rank, shard, stage, device)

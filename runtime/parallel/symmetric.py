@@ -67,14 +67,14 @@ class SymmetricSum:
         return x.copy_(shared)  # the next sum writes there
 
 
-def connect(device: torch.device, rank: int, size: int) -> SymmetricSum | None:
-    """Among the ranks of torch's default group, on neighbouring devices of one host. None, on every rank alike, where
-    one of them cannot."""
-    if not _all(_sees_neighbours(device, rank, size), device):
+def connect(device: torch.device, rank: int, size: int, group: dist.ProcessGroup | None = None) -> SymmetricSum | None:
+    """Among the ranks of `group`, None being torch's default one, on neighbouring devices of one host; `rank` is this
+    one's there. None, on every rank alike, where one of them cannot."""
+    if not _all(_sees_neighbours(device, rank, size), device, group):
         return None
     from torch.distributed import _symmetric_memory as symmetric  # whose import is slow
 
-    group = dist.group.WORLD
+    group = group or dist.group.WORLD
     assert group is not None
     handle = None
     try:
@@ -82,7 +82,7 @@ def connect(device: torch.device, rank: int, size: int) -> SymmetricSum | None:
         handle = symmetric.rendezvous(memory, group.group_name)
     except RuntimeError as error:
         logger.warning("no symmetric memory between the ranks, sums go by NCCL: %s", error)
-    if not _all(handle is not None, device):
+    if not _all(handle is not None, device, group):
         return None
     assert handle is not None
     return SymmetricSum(memory, group.group_name, size, multicast=handle.multicast_ptr != 0)
@@ -97,8 +97,8 @@ def _sees_neighbours(device: torch.device, rank: int, size: int) -> bool:
     return all(torch.cuda.can_device_access_peer(device, index) for index in others)
 
 
-def _all(mine: bool, device: torch.device) -> bool:
+def _all(mine: bool, device: torch.device, group: dist.ProcessGroup | None) -> bool:
     """Whether it is so on every rank: what follows is done by all of them or by none."""
     agreed = torch.tensor([mine], dtype=torch.int32, device=device)
-    dist.all_reduce(agreed, dist.ReduceOp.MIN)
+    dist.all_reduce(agreed, dist.ReduceOp.MIN, group=group)
     return bool(agreed.item())

@@ -1,13 +1,14 @@
 """A rank other than the first: a process that computes every plan that rank 0 sends, on its own part of the model.
 
-Run as a module by rank 0, with the runtime's configuration on its standard input (see `lifeline`) and its rank as
-argument. It reports on its standard output, in lines of JSON (`messages.RankReport`). It keeps no state but its KV
-and the last step's tokens, which follow from the plans and from the tokens that rank 0 decides.
+Run as a module by rank 0, or by its node, with the runtime's configuration on its standard input (see `lifeline`) and
+its rank as argument. It reports on its standard output, in lines of JSON (`messages.RankReport`). It keeps no state but
+its KV and the last step's tokens, which follow from the plans and from the tokens that rank 0 decides.
 """
 
 from __future__ import annotations
 
 import sys
+import time
 import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -29,7 +30,11 @@ from ..speculation.source import DraftSource, DraftStep
 from ..speculation.tree import DraftTree
 from .collectives import join
 from .messages import Begin, Decide, RankFailed, RankReady, RankReport, Step, ToRank, plan_address
-from .start import RENDEZVOUS, place_of
+from .start import place_of
+
+# Seconds until a rank tells of what it did not expect. It may be the end of another, which breaks off what this one
+# asked of it: that is heard first then, and ends this process too.
+_SECOND = 0.5
 
 
 @dataclass(frozen=True)
@@ -60,7 +65,7 @@ def serve(config: RuntimeConfig, rank: int) -> None:
 
     path = find_checkpoint(config.core.model)
     place = place_of(config.core, path, rank)
-    group = join(place.shard, place.device, f"{config.serve.socket_dir}/{RENDEZVOUS}")
+    group = join(place, config)
     core = msgspec.structs.replace(config.core, device=str(place.device))
     page_bytes = partial(draft_page_bytes, core, path)
     engine = build_engine(core, path, make_source=source, draft_page_bytes=page_bytes, group=group)
@@ -84,12 +89,14 @@ def _report(report: RankReport) -> None:
 def main() -> int:
     rank = int(sys.argv[1])
     config = lifeline.read_config(sys.stdin.buffer)
-    lifeline.leave_at_end(sys.stdin.buffer, who=f"rank {rank}", parent="core", socket_dir=config.serve.socket_dir)
+    parent = "core" if config.core.node_rank == 0 else "node"
+    lifeline.leave_at_end(sys.stdin.buffer, who=f"rank {rank}", parent=parent, socket_dir=config.serve.socket_dir)
     logs.set_up(config.serve, f"rank {rank}")
     try:
         serve(config, rank)
     except Exception as error:
         if not isinstance(error, RamifyError):
+            time.sleep(_SECOND)
             traceback.print_exc()
         _report(RankFailed(ErrorInfo.of(error)))
     return 1

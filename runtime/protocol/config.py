@@ -39,7 +39,16 @@ class CoreConfig(msgspec.Struct, frozen=True, kw_only=True):
             "checkpoint's own, else measured on random tokens at start"
         ),
     ] = None
-    tp: Annotated[int, Meta(ge=1, le=64, description="processes that share the model, each on a device of its own")] = 1
+    tp: Annotated[int, Meta(ge=1, le=64, description="processes that share each layer, a device each")] = 1
+    pp: Annotated[int, Meta(ge=1, le=64, description="stages of some layers each, with tp processes")] = 1
+    nnodes: Annotated[int, Meta(ge=1, le=256, description="machines that share the tp x pp processes evenly")] = 1
+    node_rank: Annotated[int, Meta(ge=0, description="which of them this is; 0 answers clients")] = 0
+    master: Annotated[
+        str | None, Meta(description="HOST:PORT of node 0, where the other nodes come to it; the same on all nodes")
+    ] = None
+    node_keys: Annotated[
+        str | None, Meta(description="folder of the keys that nodes show each other, made by `ramify keys`")
+    ] = None
     quantize: Annotated[
         QuantizeName | None,
         Meta(description="round a dense checkpoint's linear layers while loading; fp8 rounds their inputs too"),
@@ -108,6 +117,17 @@ class CoreConfig(msgspec.Struct, frozen=True, kw_only=True):
         bool, Meta(description="draft and verify only as much as has paid lately; off: always all")
     ] = True
     log_plans: Annotated[str | None, Meta(description="write every message, plan and result to this file")] = None
+
+    @property
+    def num_ranks(self) -> int:
+        """Processes that compute."""
+        return self.tp * self.pp
+
+    @property
+    def own_ranks(self) -> range:
+        """Those on this node."""
+        count = self.num_ranks // self.nnodes
+        return range(self.node_rank * count, (self.node_rank + 1) * count)
 
 
 class ServeConfig(msgspec.Struct, frozen=True, kw_only=True):

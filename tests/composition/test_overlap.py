@@ -148,10 +148,10 @@ def test_guesses_need_tokens_that_are_known_so_steps_follow_one_another(
     assert num_following(plans) == 0
 
 
-@pytest.mark.parametrize("size", [2, 4])
-def test_every_rank_keeps_what_rank_0_samples(expected: dict[str, Got], size: int) -> None:
+@pytest.mark.parametrize(("size", "stages"), [(2, 1), (4, 1), (2, 2)])
+def test_every_rank_keeps_what_rank_0_samples(expected: dict[str, Got], size: int, stages: int) -> None:
     settings = {"device": "cpu", "dtype": "float32", "num_pages": 24, "host_kv_memory": 0.01} | AHEAD
-    engine = RanksEngine(CoreConfig(**settings, tp=size), SHIPPED_MODEL, size)
+    engine = RanksEngine(CoreConfig(**settings, tp=size, pp=stages), SHIPPED_MODEL, size, stages=stages)
     got, _, plans = run(REQUESTS[:16], engine=engine, **settings)
     check(got, expected)
     assert num_following(plans) > 50

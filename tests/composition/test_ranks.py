@@ -11,6 +11,8 @@ import pytest
 import torch
 
 from ramify.runtime.checkpoint import SHIPPED_MODEL
+from ramify.runtime.engine.kv_pool import bytes_per_page
+from ramify.runtime.models.config import read_config
 from ramify.runtime.models.decoder import Decoder
 from ramify.runtime.protocol.config import CoreConfig
 from ramify.runtime.protocol.core import Generate
@@ -38,23 +40,25 @@ def expected() -> dict[str, Got]:
     return plain(FEW)
 
 
-def engine(config: CoreConfig, size: int, source: DraftSource | None = None) -> RanksEngine:
+def engine(config: CoreConfig, size: int, source: DraftSource | None = None, *, stages: int = 1) -> RanksEngine:
     def make(target: Decoder, *, num_pages: int, num_host_pages: int) -> DraftSource | None:
         if source is not None:
             return source
         return build_source(config, SHIPPED_MODEL, target, num_pages=num_pages, num_host_pages=num_host_pages)
 
-    return RanksEngine(config, SHIPPED_MODEL, size, make)
+    return RanksEngine(config, SHIPPED_MODEL, size, make, stages=stages)
 
 
-@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize(("size", "stages"), [(2, 1), (4, 1), (1, 2), (2, 3)])
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
-def test_ranks_leave_outputs_as_they_are(expected: dict[str, Got], shape: dict[str, Any], size: int) -> None:
+def test_ranks_leave_outputs_as_they_are(
+    expected: dict[str, Got], shape: dict[str, Any], size: int, stages: int
+) -> None:
     settings = {"device": "cpu", "dtype": "float32", "num_pages": 512, "speculative_adaptive": False} | shape
-    config = CoreConfig(**settings, tp=size)
+    config = CoreConfig(**settings, tp=size, pp=stages)
     trees = AnyTree(1, [(request.tokens, expected[request.rid].ids) for request in FEW])
     source = trees if "prefill_budget" in shape else None
-    got, stats, _ = run(FEW, engine=engine(config, size, source), **settings)
+    got, stats, _ = run(FEW, engine=engine(config, size, source, stages=stages), **settings)
     check(got, expected)
     assert (stats.num_accepted_tokens > 5) == (shape["speculative"] != "off")
     if settings["num_pages"] == 20:
@@ -63,12 +67,16 @@ def test_ranks_leave_outputs_as_they_are(expected: dict[str, Got], shape: dict[s
 
 def test_in_order_the_same_bits_come_of_any_number_of_ranks() -> None:
     settings = {"device": "cpu", "dtype": "float32", "num_pages": 20, "speculative": "eagle"} | ORDERED
-    found = [run(FEW, engine=engine(CoreConfig(**settings, tp=size), size), **settings)[0] for size in (1, 2, 4)]
-    assert found[0] == found[1] == found[2]
+    found = [
+        run(FEW, engine=engine(CoreConfig(**settings, tp=size, pp=stages), size, stages=stages), **settings)[0]
+        for size, stages in ((1, 1), (2, 1), (4, 1), (1, 3), (2, 2))
+    ]
+    assert all(mine == found[0] for mine in found[1:])
     assert any(mine.logprobs for mine in found[0].values())
 
 
-def test_those_that_give_up_their_place_get_the_same_tokens_in_the_end() -> None:
+@pytest.mark.parametrize(("size", "stages"), [(2, 1), (1, 2)])
+def test_those_that_give_up_their_place_get_the_same_tokens_in_the_end(size: int, stages: int) -> None:
     """Outputs that end soon make the scheduler hope that the others will."""
     tokens = TOKENIZER.encode("Ada lives in Oslo. Bo lives in", add_bos=True)
     params = [{"stop": ("a", "e")}] * 12 + [{"min_new_tokens": 100}] * 12
@@ -81,6 +89,21 @@ def test_those_that_give_up_their_place_get_the_same_tokens_in_the_end() -> None
         for seed, own in enumerate(params)
     ]
     settings = {"device": "cpu", "dtype": "float32", "num_pages": 40, "speculative": "off"}
-    got, stats, _ = run(requests, engine=engine(CoreConfig(**settings, tp=2), 2), **settings)
+    config = CoreConfig(**settings, tp=size, pp=stages)
+    got, stats, _ = run(requests, engine=engine(config, size, stages=stages), **settings)
     assert stats.num_retractions > 0
     check(got, run(requests, **settings | {"num_pages": 512})[0])
+
+
+def test_eight_bit_keys_and_values_have_the_scales_of_their_own_layers() -> None:
+    settings = {"device": "cpu", "dtype": "float32", "num_pages": 64, "kv_dtype": "int8", "speculative": "off"}
+    got, _, _ = run(FEW[:6], engine=engine(CoreConfig(**settings, pp=3), 1, stages=3), **settings)
+    check(got, run(FEW[:6], **settings)[0], tolerance=0.1)  # a product of other rows may move a number to the next code
+
+
+def test_all_stages_have_the_pages_that_the_largest_has_memory_for() -> None:
+    """Of six layers, the first of four stages has one and the second two; a page of those is a third of all."""
+    settings = {"device": "cpu", "dtype": "float32", "kv_memory": 0.01, "context_length": 64}
+    page = bytes_per_page(read_config(SHIPPED_MODEL), torch.float32) // 3
+    stages = engine(CoreConfig(**settings, pp=4), 1, stages=4)
+    assert {one.info.num_pages for one in stages.engines} == {int(0.01 * 2**30) // page}

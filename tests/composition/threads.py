@@ -5,6 +5,8 @@ The ranks' tensors are exchanged by hand, in their order, so that sums are the s
 
 from __future__ import annotations
 
+import itertools
+import queue
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -20,8 +22,9 @@ from ramify.runtime.engine.launched import Launched
 from ramify.runtime.models.config import read_config
 from ramify.runtime.models.decoder import Decoder
 from ramify.runtime.models.load import load_ends
-from ramify.runtime.parallel.group import Group, tree_sum
+from ramify.runtime.parallel.group import Group, Settle, leads, tree_sum
 from ramify.runtime.parallel.shard import Shard, cut
+from ramify.runtime.parallel.stage import Stage, stage_of
 from ramify.runtime.parallel.worker import NoGuesses
 from ramify.runtime.protocol.config import CoreConfig
 from ramify.runtime.scheduler.plan import ForwardPlan, ForwardResult, SamplingPlan
@@ -48,14 +51,16 @@ class Meeting:
         return brought
 
     def leave(self) -> None:
-        """Nobody waits for the one that failed."""
         self._barrier.abort()
 
 
 @dataclass(frozen=True)
 class ThreadGroup:
     shard: Shard
-    meeting: Meeting
+    stage: Stage
+    meeting: Meeting  # of the ranks of the stage
+    everybody: Meeting
+    mail: dict[tuple[int, int, int], queue.Queue[torch.Tensor]]  # of rank, from one stage to another
 
     def sum(self, x: torch.Tensor) -> torch.Tensor:
         return tree_sum(self.meeting.exchange(self.shard.rank, x))
@@ -64,13 +69,40 @@ class ThreadGroup:
         return torch.stack(self.meeting.exchange(self.shard.rank, x))
 
     def decide(self, x: torch.Tensor) -> torch.Tensor:
-        return self.meeting.exchange(self.shard.rank, x)[0].clone()
+        return self.everybody.exchange(number(self), x)[0].clone()
+
+    def send(self, x: torch.Tensor, stage: int) -> Settle:
+        self.mail[self.shard.rank, self.stage.index, stage].put(x)
+        return lambda: None
+
+    def receive(self, x: torch.Tensor, stage: int) -> torch.Tensor:
+        come = self.mail[self.shard.rank, stage, self.stage.index].get(timeout=PATIENCE)
+        assert (come.shape, come.dtype) == (x.shape, x.dtype), "stages ask different things of each other"
+        return come
+
+    def leave(self) -> None:
+        """Nobody waits for the one that failed."""
+        self.meeting.leave()
+        self.everybody.leave()
 
 
-def groups(path: Path, size: int, *, ordered: bool = False) -> list[ThreadGroup]:
-    """Of the model in directory `path`, one for each rank."""
-    meeting, config = Meeting(size), read_config(path)
-    return [ThreadGroup(cut(config, rank=rank, size=size, ordered=ordered), meeting) for rank in range(size)]
+def number(group: Group) -> int:
+    """Of the rank, among all."""
+    return group.stage.index * group.shard.size + group.shard.rank
+
+
+def groups(path: Path, size: int, *, stages: int = 1, ordered: bool = False) -> list[ThreadGroup]:
+    """Of the model in directory `path`, one for each rank; `size` of them in each of so many stages."""
+    config, everybody = read_config(path), Meeting(size * stages)
+    ways = itertools.product(range(size), range(stages), range(stages))
+    mail: dict[tuple[int, int, int], queue.Queue[torch.Tensor]] = {way: queue.Queue() for way in ways}
+    made = []
+    for index in range(stages):
+        stage, meeting = stage_of(config, index=index, size=stages), Meeting(size)
+        for rank in range(size):
+            shard = cut(config, rank=rank, size=size, ordered=ordered)
+            made.append(ThreadGroup(shard, stage, meeting, everybody, mail))
+    return made
 
 
 def on_each(groups: Sequence[ThreadGroup], do: Callable[[Group], T]) -> list[T]:
@@ -80,14 +112,15 @@ def on_each(groups: Sequence[ThreadGroup], do: Callable[[Group], T]) -> list[T]:
         try:
             return do(group)
         except BaseException:
-            group.meeting.leave()
+            for one in groups:
+                one.leave()
             raise
 
     with ThreadPoolExecutor(len(groups)) as pool:
         futures = [pool.submit(run, group) for group in groups]
     errors = [error for future in futures if (error := future.exception()) is not None]
     for error in errors:
-        if not isinstance(error, threading.BrokenBarrierError):
+        if not isinstance(error, threading.BrokenBarrierError | queue.Empty):
             raise error
     return [future.result() for future in futures]
 
@@ -95,8 +128,10 @@ def on_each(groups: Sequence[ThreadGroup], do: Callable[[Group], T]) -> list[T]:
 class RanksEngine:
     """As an Engine: rank 0's answers, and the draft source is rank 0's alone."""
 
-    def __init__(self, config: CoreConfig, path: Path, size: int, make_source: MakeSource | None = None) -> None:
-        self._groups = groups(path, size, ordered=config.deterministic)
+    def __init__(
+        self, config: CoreConfig, path: Path, size: int, make_source: MakeSource | None = None, *, stages: int = 1
+    ) -> None:
+        self._groups = groups(path, size, stages=stages, ordered=config.deterministic)
         captured: list[tuple[int, ...]] = []
         known = threading.Event()
 
@@ -114,7 +149,7 @@ class RanksEngine:
             return NoGuesses(captured[0]) if captured[0] else None
 
         def build(group: Group) -> Engine:
-            return build_engine(config, path, None, source if group.shard.rank == 0 else stand_in, group)
+            return build_engine(config, path, None, source if leads(group) else stand_in, group)
 
         self.engines = on_each(self._groups, build)
 
@@ -123,7 +158,7 @@ class RanksEngine:
         return self.engines[0].info
 
     def launch(self, plan: ForwardPlan) -> RanksLaunched:
-        launched = on_each(self._groups, lambda group: self.engines[group.shard.rank].launch(plan))
+        launched = on_each(self._groups, lambda group: self.engines[number(group)].launch(plan))
         return RanksLaunched(self._groups, launched)
 
     def run(self, plan: ForwardPlan) -> ForwardResult:
@@ -138,7 +173,7 @@ class RanksLaunched:
     launched: Sequence[Launched]
 
     def sample(self, sampling: SamplingPlan) -> None:
-        on_each(self.groups, lambda group: self.launched[group.shard.rank].sample(sampling))
+        on_each(self.groups, lambda group: self.launched[number(group)].sample(sampling))
 
     def wait(self) -> ForwardResult:
         return self.launched[0].wait()

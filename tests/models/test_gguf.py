@@ -24,6 +24,9 @@ from ramify.runtime.models.errors import CheckpointError
 from ramify.runtime.models.gguf_schemes import FOUR_BIT, four_bit
 from ramify.runtime.models.load import load_model
 from ramify.runtime.models.quantised.int4 import Int4Linear
+from ramify.runtime.parallel.group import Alone
+from ramify.runtime.parallel.shard import Shard
+from ramify.runtime.parallel.stage import Stage
 from ramify.runtime.protocol.errors import RamifyError
 from ramify.runtime.scheduler.plan import Row
 
@@ -101,6 +104,19 @@ def test_four_bits_stay_four_bits_and_give_the_logits_of_the_dequantised(name: s
     parameters = load_model(path, device=torch.device("cpu"), dtype=torch.float32).parameters
     assert isinstance(parameters.layers[1].qkv, Int4Linear)
     assert isinstance(parameters.layers[1].o, Int4Linear)
+
+
+@pytest.mark.parametrize("name", ["llama, tied", "mixtral"])
+def test_a_stage_reads_its_own_layers(name: str, tmp_path: Path) -> None:
+    path = write_gguf(model_of(name), tmp_path / "model.gguf", lambda _: Type.Q8_0)
+    options: dict[str, Any] = {"device": torch.device("cpu"), "dtype": torch.float32}
+    whole, x = load_model(path, **options), torch.randn(3, SIZES["hidden_size"])
+    for index, layer in enumerate(whole.parameters.layers):
+        stage = load_model(path, **options, group=Alone(Shard(), Stage(index, 2)))
+        [own] = stage.parameters.layers
+        for mine, theirs in ((own.qkv(x), layer.qkv(x)), (own.mlp(x, whole.ops), layer.mlp(x, whole.ops))):
+            torch.testing.assert_close(mine, theirs)
+        assert len(stage.parameters.embedding_VE) == (SIZES["vocab_size"] if index == 0 else 0)
 
 
 @pytest.mark.parametrize("kind", [Type.Q4_K, Type.Q6_K, Type.Q5_K, Type.Q3_K, Type.Q2_K], ids=lambda kind: kind.name)

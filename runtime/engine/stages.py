@@ -1,0 +1,150 @@
+"""A forward through the stages of a model whose layers are spread over ranks.
+
+Every stage gets the whole plan. It cuts it into micro-batches as every other does, and computes them in order: while
+the second stage has the first micro-batch, the first stage has the second one (Huang et al. 2019, GPipe, section 2.3).
+What the last stage gives goes back to the first, which makes hidden states of it, and so do the captures of all stages.
+
+Legend: T tokens, O outputs wanted, E hidden size, M micro-batches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+import msgspec
+import numpy as np
+import torch
+
+from ...kernels import KvCache
+from ..models.decoder import Decoder, DecoderInputs
+from ..parallel.group import Group, Settle
+from ..scheduler.plan import Row
+from .inputs import decoder_inputs
+from .sampled import NOTHING_SAMPLED, Sampled
+
+# Tokens that are worth a micro-batch of their own. Fewer take a stage as long as many do, since it reads its weights
+# for them; then it is best to go through the stages once.
+LEAST = {"cpu": 16, "cuda": 256}
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """Some of a step's tokens: those of `rows`, concatenated, which follow one another in the step too."""
+
+    rows: list[Row]
+    wanted: np.ndarray  # indices of its tokens whose hidden states are read
+    places: np.ndarray  # which of all that are read these are
+
+
+def hidden_and_features(
+    rows: Sequence[Row],
+    wanted: np.ndarray,
+    model: Decoder,
+    kv: Sequence[KvCache],
+    group: Group,
+    captures: Sequence[int],
+    sampled: Sampled = NOTHING_SAMPLED,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """As `Decoder.hidden_and_features`, on every stage at once. Stages but the first get [0, E] and None. `sampled` is
+    as in `decoder_inputs`."""
+    if group.stage.size == 1:
+        return model.hidden_and_features(decoder_inputs(rows, model, wanted, kv[0], sampled), kv, captures)
+    # Where rotation depends on a row's length, a row must stay whole.
+    batches = micro_batches(
+        rows, wanted, group.stage.size, least=LEAST[model.device.type], cut_rows=not model.rope.depends_on_length
+    )
+    return _Forward(model, kv, group, captures, sampled).run(batches)
+
+
+def micro_batches(
+    rows: Sequence[Row], wanted: np.ndarray, most: int, *, least: int, cut_rows: bool
+) -> list[MicroBatch]:
+    """The rows' tokens in at most `most` parts of about the same size, `least` tokens or more. A part begins between
+    rows, or with `cut_rows` within one that is no tree: what stands before it in the row is computed by then, since
+    every stage computes one part after the other."""
+    num_R = np.array([len(row.tokens) for row in rows])
+    starts_R = np.cumsum(num_R) - num_R
+    T = int(num_R.sum())
+    count = max(1, min(most, T // least))
+    bounds = [T * part // count for part in range(count + 1)]
+    if not cut_rows or any(row.parents is not None for row in rows):
+        bounds = sorted({int(starts_R[np.abs(starts_R - bound).argmin()]) for bound in bounds[:-1]} | {0, T})
+    batches = []
+    for start, end in pairwise(bounds):
+        cut = [_part(row, start - first, end - first) for row, first in zip(rows, starts_R.tolist(), strict=True)]
+        places = np.flatnonzero((wanted >= start) & (wanted < end))
+        batches.append(MicroBatch([row for row in cut if row is not None], wanted[places] - start, places))
+    return batches
+
+
+def _part(row: Row, start: int, end: int) -> Row | None:
+    """Its tokens [start, end), as far as it has them; None when it has none."""
+    start, end = max(0, start), min(end, len(row.tokens))
+    if start >= end:
+        return None
+    if end - start == len(row.tokens):
+        return row
+    return msgspec.structs.replace(row, tokens=row.tokens[start:end], first_position=row.first_position + start)
+
+
+class _Forward:
+    def __init__(
+        self, model: Decoder, kv: Sequence[KvCache], group: Group, captures: Sequence[int], sampled: Sampled
+    ) -> None:
+        self._model, self._kv, self._group, self._captures, self._sampled = model, kv, group, captures, sampled
+        self._sent: list[Settle] = []
+
+    def run(self, batches: Sequence[MicroBatch]) -> tuple[torch.Tensor, torch.Tensor | None]:
+        through_M = [self._through_layers(batch) for batch in batches]
+        found_M = [self._finish(*through) for through in through_M] if self._group.stage.has_ends else []
+        for settle in self._sent:
+            settle()
+        if not found_M:
+            return self._states(0), None
+        hidden_OE = torch.cat([hidden for hidden, _ in found_M])
+        places = np.concatenate([batch.places for batch in batches])
+        if not np.array_equal(places, np.arange(len(places))):
+            hidden_OE = hidden_OE[torch.from_numpy(np.argsort(places)).to(self._model.device)]
+        features = [features for _, features in found_M if features is not None]
+        return hidden_OE, torch.cat(features) if features else None
+
+    def _through_layers(self, batch: MicroBatch) -> tuple[DecoderInputs, dict[int, torch.Tensor]]:
+        """This stage's part, handed on, and what it captured; which the first stage keeps until the rest is there."""
+        model, stage = self._model, self._group.stage
+        inputs = decoder_inputs(batch.rows, model, batch.wanted, self._kv[0], self._sampled)
+        if stage.has_ends:
+            stream = model.embed(inputs.ids_T)
+        else:
+            stream = self._group.receive(self._states(len(inputs.ids_T)), stage.index - 1)
+        captured: dict[int, torch.Tensor] = {}
+        stream = model.through_layers(stream, inputs, self._kv, self._captures, captured)
+        if not stage.has_ends:
+            for index in sorted(captured):
+                self._send(captured[index], 0)
+        self._send(stream, (stage.index + 1) % stage.size)
+        return inputs, captured
+
+    def _finish(
+        self, inputs: DecoderInputs, captured: dict[int, torch.Tensor]
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """On the first stage: what comes back of a micro-batch."""
+        model, group, config = self._model, self._group, self._model.whole_config
+        T, wanted_O = len(inputs.ids_T), inputs.wanted_O
+        for index in range(1, group.stage.size):
+            layers = replace(group.stage, index=index).layers(config)
+            for capture in sorted(set(self._captures).intersection(layers)):
+                captured[capture] = group.receive(self._states(T), index)
+        stream = self._states(T if wanted_O is None or config.num_layers in self._captures else len(wanted_O))
+        if len(stream):
+            stream = group.receive(stream, group.stage.size - 1)
+        return model.finish(stream, wanted_O, self._captures, captured)
+
+    def _send(self, x: torch.Tensor, stage: int) -> None:
+        if len(x):
+            self._sent.append(self._group.send(x, stage))
+
+    def _states(self, rows: int) -> torch.Tensor:
+        model = self._model
+        return torch.empty((rows, model.config.hidden_size), dtype=model.dtype, device=model.device)

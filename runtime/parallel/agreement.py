@@ -1,0 +1,72 @@
+"""What the nodes of a runtime must have alike. Each was started by itself, so they compare before anything is loaded:
+settings that differ would show as a hang, or as wrong tokens."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import msgspec
+
+from ..checkpoint import find_checkpoint
+from ..protocol.config import CoreConfig
+from ..protocol.errors import RequestError
+from ..protocol.version import __version__
+
+# Settings that are each node's own, or only node 0's.
+_FILES = ("model", "speculative_draft_model", "kv_scales")  # settings that name what must be alike, wherever it lies
+_OWN = frozenset((*_FILES, "served_model_name", "device", "node_rank", "master", "node_keys", "log_plans", "kv_events"))
+_HEAD = 1 << 16  # bytes of a large file that are looked at: names and shapes are there
+_SMALL = 1 << 24
+
+
+class Facts(msgspec.Struct, frozen=True):
+    version: str
+    settings: dict[str, str | int | float | bool | None]
+    files: dict[str, str]  # digests, by setting
+
+    @classmethod
+    def of(cls, config: CoreConfig) -> Facts:
+        """Raises RamifyError when a file is not there."""
+        settings = {name: value for name, value in msgspec.structs.asdict(config).items() if name not in _OWN}
+        files = {}
+        for name in _FILES:
+            if name == "model" or getattr(config, name) is not None:
+                path = (
+                    Path(getattr(config, name)).expanduser()
+                    if name == "kv_scales"
+                    else find_checkpoint(getattr(config, name))
+                )
+                files[name] = digest(path)
+        return cls(__version__, settings, files)
+
+    def check(self, other: Facts, node: int) -> None:
+        """Raises RequestError, naming the setting, when those of node `node` are not node 0's, which these are."""
+        if other.version != self.version:
+            raise RequestError(f"node {node} runs ramify {other.version}, node 0 {self.version}", param="version")
+        for name, value in self.settings.items():
+            theirs = other.settings.get(name)
+            if theirs != value:
+                raise RequestError(
+                    f"node {node} was started with {name} {theirs!r}, node 0 with {value!r}: they must be the same",
+                    param=name,
+                )
+        for name in _FILES:
+            if self.files.get(name) != other.files.get(name):
+                raise RequestError(f"the {name} of node {node} is another than that of node 0", param=name)
+
+
+def digest(path: Path) -> str:
+    """Of a file, or of what a checkpoint's directory holds of its model and what drafts for it: names, sizes, and
+    content as far as it is short or comes first."""
+    found = hashlib.sha256()
+    files = (
+        [path] if path.is_file() else sorted([*path.glob("*.json"), *path.glob("*.safetensors"), *path.glob("draft/*")])
+    )
+    for file in files:
+        size = file.stat().st_size
+        name = file.relative_to(path).as_posix() if file != path else ""
+        found.update(f"{name}\0{size}\0".encode())
+        with file.open("rb") as content:
+            found.update(content.read(_SMALL if file.suffix == ".json" else _HEAD))
+    return found.hexdigest()

@@ -1,0 +1,95 @@
+"""Where node 0 is met, and what every node is asked about it. Knows settings and addresses; opens no lasting socket."""
+
+from __future__ import annotations
+
+import fcntl
+import socket
+import struct
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+from ..protocol.config import CoreConfig
+from ..protocol.errors import RequestError
+from ..protocol.keys import program_keys, server_keys
+
+_GET_ADDRESS = 0x8915  # SIOCGIFADDR of Linux
+
+
+class Master(NamedTuple):
+    """Node 0's address, as numbers."""
+
+    ip: str
+    port: int
+
+    @classmethod
+    def of(cls, config: CoreConfig) -> Master:
+        """Raises RequestError when the host has no address."""
+        host, port = _parts(config.master)
+        try:
+            found = socket.getaddrinfo(host, port, family=socket.AF_INET, type=socket.SOCK_STREAM)
+        except OSError as error:
+            raise RequestError(f"master {config.master!r} has no IPv4 address: {error}", param="master") from None
+        return cls(str(found[0][4][0]), port)
+
+    def own_ip(self) -> str:
+        """Ours on the way there."""
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as unsent:
+            try:
+                unsent.connect((self.ip, self.port))
+            except OSError as error:
+                raise RequestError(f"there is no way to master {self.ip}: {error}", param="master") from None
+            return str(unsent.getsockname()[0])
+
+
+def check_nodes(config: CoreConfig) -> None:
+    """Raises RequestError, naming the setting, for nodes that cannot be had: before any process starts."""
+    if config.nnodes == 1:
+        for name in ("node_rank", "master", "node_keys"):
+            if getattr(config, name):
+                raise RequestError(f"{name} is for several nodes, and nnodes is 1", param=name)
+        return
+    if config.node_rank >= config.nnodes:
+        raise RequestError(
+            f"node_rank {config.node_rank} of nnodes {config.nnodes}: nodes are counted from 0", param="node_rank"
+        )
+    if config.num_ranks % config.nnodes:
+        raise RequestError(
+            f"tp {config.tp} x pp {config.pp} are {config.num_ranks} processes, which nnodes {config.nnodes} cannot "
+            "share evenly",
+            param="nnodes",
+        )
+    _parts(config.master)
+    if config.node_keys is None:
+        raise RequestError(
+            "nodes must show each other a key: make them with `ramify keys FOLDER`, and name it with node_keys",
+            param="node_keys",
+        )
+    try:
+        (server_keys if config.node_rank == 0 else program_keys)(Path(config.node_keys))
+    except RequestError as error:
+        raise RequestError(str(error), param="node_keys") from None
+
+
+def _parts(master: str | None) -> tuple[str, int]:
+    host, _, port = (master or "").rpartition(":")
+    if not host or not (port.isdecimal() and 0 < int(port) < 1 << 16):
+        raise RequestError(
+            f"several nodes meet at master HOST:PORT, an address of node 0; got {master!r}", param="master"
+        )
+    return host, int(port)
+
+
+def interface_of(ip: str) -> str | None:
+    """The name of the network interface that has this address, where the system tells."""
+    if sys.platform != "linux":
+        return None
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
+        for _, name in socket.if_nameindex():
+            try:
+                answer = fcntl.ioctl(asked.fileno(), _GET_ADDRESS, struct.pack("256s", name.encode()[:15]))
+            except OSError:
+                continue  # it has no address
+            if socket.inet_ntoa(answer[20:24]) == ip:
+                return name
+    return None

@@ -1,0 +1,139 @@
+"""A node other than the first: starts its ranks, hands them the plans that node 0 sends, and tells it how they are.
+
+`ramify serve --node-rank N` is this, and serves no clients. It ends with node 0, and node 0 with it.
+"""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import zmq
+
+from ..protocol import wire
+from ..protocol.config import CoreConfig, RuntimeConfig
+from ..protocol.errors import ErrorInfo, RamifyError, RequestError, RuntimeFailed
+from ..protocol.keys import program_keys
+from .agreement import Facts
+from .master import Master
+from .messages import FromNode, Join, Leave, NodeFailed, NodeReady, ToNode, Welcome
+from .node_link import MAX_PLAN_BYTES, MAX_REPORT_BYTES, Doorman, next_event, prepare, watch
+from .ranks import Ranks
+from .rendezvous import write_rendezvous
+
+JOINING = 300.0  # seconds that node 0 may take to answer
+_LOOK_MS = 50  # between looks at ranks that load
+_FAREWELL_MS = 1000  # for our last words to leave
+
+
+class NodeLink:
+    """The sockets of this node."""
+
+    def __init__(self, config: CoreConfig) -> None:
+        assert config.node_keys is not None, "checked before"
+        self._master, self._name = Master.of(config), config.master
+        self._keys = keys = program_keys(Path(config.node_keys))
+        own = (keys.public, keys.secret)
+        self._context = zmq.Context()
+        self._doorman = Doorman(self._context, lambda key: key == keys.server)
+        self.plans = self._context.socket(zmq.PULL)
+        prepare(self.plans, own, server=None, most=MAX_PLAN_BYTES)
+        self.plans.bind(f"tcp://{self._master.own_ip()}:*")
+        self.control = self._context.socket(zmq.DEALER)
+        prepare(self.control, own, server=keys.server, most=MAX_REPORT_BYTES)
+        self.monitor = watch(self.control)
+        self.control.connect(f"tcp://{self._master.ip}:{self._master.port}")
+        self._decoder = msgspec.msgpack.Decoder(ToNode)
+
+    def join(self, node: int, facts: Facts) -> Welcome:
+        """Raises RequestError when node 0 will not have us, and says why; RuntimeFailed when it does not answer."""
+        address = self.plans.getsockopt_string(zmq.LAST_ENDPOINT)
+        self.say(Join(node, facts, address, self._keys.public.decode()))
+        end = time.monotonic() + JOINING
+        while (left := end - time.monotonic()) > 0:
+            poller = zmq.Poller()
+            for socket in (self.control, self.monitor):
+                poller.register(socket, zmq.POLLIN)
+            ready = dict(poller.poll(left * 1000))
+            if self.control in ready:
+                message = self.receive()
+                if isinstance(message, Welcome):
+                    return message
+                raise RuntimeFailed("node 0 is leaving") if message.error is None else message.error.to_exception()
+            if self.monitor in ready and next_event(self.monitor) == zmq.Event.HANDSHAKE_FAILED_AUTH:
+                raise RequestError(f"node 0 at {self._name} does not know our key", param="node_keys")
+        raise RuntimeFailed(f"node 0 at {self._name} did not answer within {JOINING:g} s, or its key is not server.key")
+
+    def receive(self) -> ToNode:
+        message: ToNode = wire.decode(self._decoder, self.control.recv())
+        return message
+
+    def say(self, message: FromNode) -> None:
+        self.control.send(wire.encode(message))
+
+    def close(self) -> None:
+        """What was said is given a moment to leave."""
+        self._doorman.stop()
+        self._context.destroy(linger=_FAREWELL_MS)
+
+
+def serve_node(config: RuntimeConfig, on_start: Callable[[], None]) -> None:
+    """Until node 0 asks for the end; `on_start` is called when node 0 has let us in. Raises RamifyError when node 0
+    ends otherwise or will not have us, a rank is gone, a setting is at fault, or this process is told to end.
+
+    The directory of the sockets is removed at the end, however it ends.
+    """
+    node, ranks = config.core.node_rank, Ranks()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        facts, link = Facts.of(config.core), NodeLink(config.core)
+        try:
+            welcome = link.join(node, facts)
+            try:
+                write_rendezvous(config.serve.socket_dir, welcome.rendezvous)
+                ranks.start(config)
+                on_start()
+                _relay(link, ranks, f"node 0 at {config.core.master}")
+            except KeyboardInterrupt:
+                raise _told(link, RuntimeFailed(f"node {node} was told to end; the runtime is down")) from None
+            except RamifyError as error:
+                raise _told(link, error) from None
+        finally:
+            ranks.stop()
+            link.close()
+    finally:
+        shutil.rmtree(config.serve.socket_dir, ignore_errors=True)
+
+
+def _told(link: NodeLink, error: RamifyError) -> RamifyError:
+    """The error, of which node 0 knows now."""
+    link.say(NodeFailed(ErrorInfo.of(error)))
+    return error
+
+
+def _relay(link: NodeLink, ranks: Ranks, master: str) -> None:
+    """Plans to the ranks, until node 0 says that it is enough."""
+    poller = zmq.Poller()
+    for waited in (link.plans, link.control, link.monitor, ranks.wake):
+        poller.register(waited, zmq.POLLIN)
+    told = False
+    while True:
+        come = dict(poller.poll(None if told else _LOOK_MS))
+        ranks.check()
+        if not told and ranks.ready:
+            link.say(NodeReady())
+            told = True
+        while link.plans in come and link.plans.poll(0):
+            ranks.relay(link.plans.recv())
+        if link.control in come:
+            message = link.receive()
+            assert isinstance(message, Leave), "a welcome comes once"
+            if message.error is not None:
+                raise message.error.to_exception()
+            return
+        if link.monitor in come:
+            raise RuntimeFailed(f"{master} is gone; the runtime is down")

@@ -1,0 +1,173 @@
+"""The other nodes as node 0 has them: who has joined, what they report, whether they are still there.
+
+A thread owns the socket where they come and everything that tells of them. The sockets for plans, one to each node,
+belong to whoever computes.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import zmq
+
+from ..protocol import wire
+from ..protocol.config import RuntimeConfig
+from ..protocol.errors import ErrorInfo, RamifyError, RequestError, RuntimeFailed
+from ..protocol.keys import server_keys
+from .agreement import Facts
+from .master import Master
+from .messages import FromNode, Join, Leave, NodeFailed, NodeReady, Rendezvous, Welcome
+from .node_link import MAX_PLAN_BYTES, MAX_REPORT_BYTES, Doorman, logger, prepare, watch
+
+JOINING = 300.0  # seconds that the nodes may take to come
+_LAST_WORDS_MS = 200  # that a report may come later than the news that its sender is gone
+_FAREWELL = 1.0  # seconds for the nodes to leave when they are asked to
+
+
+class Nodes:
+    """Those from 1 on. `on_ready` is called when all ranks of one have loaded, `on_gone` when one is lost; both from
+    another thread. Raises RequestError when the address cannot be had, or a file is missing."""
+
+    def __init__(
+        self,
+        config: RuntimeConfig,
+        rendezvous: Rendezvous,
+        on_ready: Callable[[], None],
+        on_gone: Callable[[RamifyError], None],
+    ) -> None:
+        core = config.core
+        assert core.node_keys is not None, "checked before"
+        self._keys = server_keys(Path(core.node_keys))
+        self._num_nodes = core.nnodes
+        self._facts = Facts.of(core)
+        self._rendezvous = rendezvous
+        self._on_ready, self._on_gone = on_ready, on_gone
+        self._context = zmq.Context()
+        self._doorman = Doorman(self._context, lambda key: key in self._keys.programs)
+        self._control = self._context.socket(zmq.ROUTER)
+        prepare(self._control, self._own, server=None, most=MAX_REPORT_BYTES)
+        master = Master.of(core)
+        try:
+            self._control.bind(f"tcp://{master.ip}:{master.port}")
+        except zmq.ZMQError as error:
+            raise RequestError(f"cannot listen at master {core.master}: {error}", param="master") from None
+        self._decoder = msgspec.msgpack.Decoder(FromNode)
+        self._changed = threading.Condition()
+        self._joined: dict[bytes, Join] = {}  # by how the socket calls them
+        self._plans: list[zmq.Socket[bytes]] = []
+        self._monitors: dict[zmq.Socket[bytes], bytes] = {}
+        self._woken, self._waker = os.pipe()
+        self._end: Leave | None = None
+        self._left = threading.Event()
+        threading.Thread(target=self._run, name="nodes", daemon=True).start()
+
+    @property
+    def _own(self) -> tuple[bytes, bytes]:
+        return self._keys.public, self._keys.secret
+
+    def wait_joined(self, check: Callable[[], None]) -> None:
+        """Until all are there. `check` raises when waiting has become useless. Raises RuntimeFailed when some do not
+        come."""
+        with self._changed:
+            come = self._changed.wait_for(lambda: len(self._joined) == self._num_nodes - 1 or self._end, JOINING)
+            here = {join.node for join in self._joined.values()}
+        check()
+        if not come:
+            missing = ", ".join(str(node) for node in range(1, self._num_nodes) if node not in here)
+            raise RuntimeFailed(f"of nnodes {self._num_nodes}, these did not come within {JOINING:g} s: {missing}")
+
+    def send(self, data: bytes) -> None:
+        for socket in self._plans:
+            socket.send(data)
+
+    def end(self, error: ErrorInfo | None) -> None:
+        """Ask all to leave, without waiting for it."""
+        with self._changed:
+            if self._end is None:
+                self._end = Leave(error)
+                os.write(self._waker, b"\n")
+            self._changed.notify_all()
+
+    def quit(self) -> None:
+        """Ask all for a quiet end, and wait a moment for it."""
+        self.end(None)
+        self._left.wait(_FAREWELL)
+
+    def _run(self) -> None:
+        poller = zmq.Poller()
+        poller.register(self._control, zmq.POLLIN)
+        poller.register(self._woken, zmq.POLLIN)
+        while self._end is None:
+            ready = dict(poller.poll())
+            if self._control in ready:
+                self._receive(poller)
+            for monitor in self._monitors.keys() & ready.keys():
+                poller.unregister(monitor)
+                self._lost(self._monitors.pop(monitor), poller)
+        for identity in self._joined:
+            self._control.send_multipart([identity, wire.encode(self._end)])
+        last = time.monotonic() + _FAREWELL
+        for monitor in self._monitors:
+            monitor.poll(max(0, last - time.monotonic()) * 1000)
+        self._left.set()
+
+    def _receive(self, poller: zmq.Poller) -> None:
+        identity, *frames = self._control.recv_multipart()
+        try:
+            message = wire.decode(self._decoder, b"".join(frames))
+        except RequestError as error:
+            logger.warning("dropped a message of a node: %s", error)
+            return
+        match message:
+            case Join():
+                self._join(identity, message, poller)
+            case NodeReady() if identity in self._joined:
+                self._on_ready()
+            case NodeFailed(error=error) if identity in self._joined:
+                self._on_gone(error.to_exception())
+            case _:
+                logger.warning("dropped a message of a node that has not joined")
+
+    def _join(self, identity: bytes, join: Join, poller: zmq.Poller) -> None:
+        try:
+            self._check(join)
+        except RequestError as error:
+            logger.warning("refused node %d at %s: %s", join.node, join.address, error)
+            self._control.send_multipart([identity, wire.encode(Leave(ErrorInfo.of(error)))])
+            return
+        socket = self._context.socket(zmq.PUSH)
+        prepare(socket, self._own, server=join.key.encode(), most=MAX_PLAN_BYTES)
+        monitor = watch(socket)
+        socket.connect(join.address)
+        poller.register(monitor, zmq.POLLIN)
+        self._monitors[monitor] = identity
+        self._control.send_multipart([identity, wire.encode(Welcome(self._rendezvous))])
+        with self._changed:
+            self._plans.append(socket)
+            self._joined[identity] = join
+            self._changed.notify_all()
+
+    def _check(self, join: Join) -> None:
+        """Raises RequestError for a node that does not fit the others."""
+        if not 0 < join.node < self._num_nodes:
+            raise RequestError(
+                f"node_rank {join.node} of nnodes {self._num_nodes}: nodes are counted from 0, which is here",
+                param="node_rank",
+            )
+        self._facts.check(join.facts, join.node)
+        for other in self._joined.values():
+            if other.node == join.node:
+                raise RequestError(f"node_rank {join.node} is taken, by a node at {other.address}", param="node_rank")
+        if join.key.encode() not in self._keys.programs:
+            raise RequestError(f"node {join.node} waits for plans with an unknown key", param="node_keys")
+
+    def _lost(self, identity: bytes, poller: zmq.Poller) -> None:
+        while self._control.poll(_LAST_WORDS_MS):
+            self._receive(poller)
+        join = self._joined[identity]
+        self._on_gone(RuntimeFailed(f"node {join.node} ({join.address}) is gone; the runtime is down"))

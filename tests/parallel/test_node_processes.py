@@ -1,0 +1,118 @@
+"""A runtime whose ranks are on several machines; here they are all this one. Judge: the runtime of one process."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import ramify
+from ramify.runtime.protocol.keys import make_keys
+
+from .processes import CHECKED, QUESTIONS, SOON, all_children, ask, children, wait_until_dead
+
+RAMIFY = str(Path(sys.executable).parent / "ramify")
+
+
+@pytest.fixture
+def meeting(tmp_path: Path) -> dict[str, Any]:
+    """Settings that all nodes share."""
+    make_keys(tmp_path / "keys", "node")
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    return {"nnodes": 2, "master": f"127.0.0.1:{port}", "node_keys": str(tmp_path / "keys")}
+
+
+@contextmanager
+def other_node(settings: dict[str, Any]) -> Iterator[subprocess.Popen[str]]:
+    """The second node: it is there before the first, and waits for it."""
+    flags = [part for name, value in settings.items() for part in (f"--{name.replace('_', '-')}", str(value))]
+    process = subprocess.Popen(
+        [RAMIFY, "serve", "--node-rank", "1", *flags], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def end_a_rank(core: int, node: int, rank: int) -> str:
+    os.kill(rank, signal.SIGKILL)
+    return rf"rank \d \(process {rank} of node 1\) was killed by signal 9"
+
+
+def end_the_node(core: int, node: int, rank: int) -> str:
+    os.kill(node, signal.SIGKILL)
+    return r"node 1 \(tcp://127\.0\.0\.1:\d+\) is gone"
+
+
+def interrupt_the_node(core: int, node: int, rank: int) -> str:
+    os.kill(node, signal.SIGINT)
+    return "node 1 was told to end"
+
+
+@ramify.function
+def endless(s: ramify.ProgramState) -> None:
+    s += "Tell me everything." + ramify.gen("x", max_tokens=1900, ignore_eos=True, temperature=1.0)
+
+
+@pytest.mark.parametrize(
+    ("ways", "end"),
+    [({"tp": 2}, end_a_rank), ({"tp": 2, "pp": 2}, end_the_node), ({"pp": 2}, interrupt_the_node)],
+    ids=["tp, a rank", "tp and pp, the node", "pp, told to end"],
+)
+def test_ranks_of_two_nodes_answer_as_one_until_one_is_lost(
+    meeting: dict[str, Any],
+    ways: dict[str, int],
+    end: Callable[[int, int, int], str],
+    runtime: ramify.Runtime,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    settings = {**CHECKED, **meeting, **ways}
+    with other_node(settings) as node, ramify.Runtime(**settings) as first:
+        for params in QUESTIONS:
+            assert ask(first.url, **params) == ask(runtime.url, **params), params
+        [core] = children(first.pid)
+        ranks = all_children(node.pid)
+        state = endless.run(backend=first, stream=True)
+        next(state.text_iter())
+        reason = end(core, node.pid, ranks[-1])
+        with pytest.raises(ramify.RuntimeFailed, match=reason):
+            state["x"]
+        for pid in (core, first.pid, *ranks):
+            assert wait_until_dead(pid, SOON)
+        assert node.wait(10) != 0
+        said = node.communicate()[1]
+    assert end is end_the_node or "the runtime is down" in said
+    assert "Traceback" not in capfd.readouterr().err + said
+
+
+def test_nodes_end_together(meeting: dict[str, Any], capfd: pytest.CaptureFixture[str]) -> None:
+    settings = {**CHECKED, **meeting, "tp": 2}
+    with other_node(settings) as node:
+        with ramify.Runtime(**settings):
+            [rank] = all_children(node.pid)
+        assert node.wait(10) == 0
+        assert wait_until_dead(rank, SOON)
+        assert node.communicate()[1] == ""
+    assert capfd.readouterr().err == ""
+
+
+def test_a_killed_core_takes_the_other_node_along(meeting: dict[str, Any]) -> None:
+    settings = {**CHECKED, **meeting, "tp": 2}
+    with other_node(settings) as node, ramify.Runtime(**settings) as first:
+        [core] = children(first.pid)
+        [rank] = all_children(node.pid)
+        os.kill(core, signal.SIGKILL)
+        assert node.wait(10) == 1
+        assert wait_until_dead(rank, SOON)
+        assert f"node 0 at {meeting['master']} is gone; the runtime is down" in node.communicate()[1]
