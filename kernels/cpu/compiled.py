@@ -19,11 +19,12 @@ _LOG2_E = np.float32(1.4426950408889634)
 _LN_2 = np.float32(0.6931471805599453)
 
 
-def compiled(signature: str | None = None) -> Callable[[F], F]:
-    """At import, for that signature alone, or taken from the cache on disk."""
+def compiled(*signatures: str) -> Callable[[F], F]:
+    """At import, for these signatures alone, or taken from the cache on disk; without any, when it is first called."""
 
     def compile_it(function: F) -> F:
-        return cast(F, njit(signature, cache=True, nogil=True, fastmath=_FREEDOMS, error_model="numpy")(function))
+        decorate = njit(list(signatures) or None, cache=True, nogil=True, fastmath=_FREEDOMS, error_model="numpy")
+        return cast(F, decorate(function))
 
     return compile_it
 

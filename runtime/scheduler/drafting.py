@@ -59,11 +59,15 @@ class Drafting:
         self._looked_at: set[str] = set()  # rids whose next guesses are verified whether that pays or not
         self.counts = Counts()
 
+    @property
+    def guesses(self) -> bool:
+        return self._source != "off"
+
     def propose(self, batch: Batch, budget: int) -> int:
         """Tokens that the step should keep for guesses."""
         self._proposals.clear()
         self._verified.clear()
-        if self._source == "off":
+        if not self.guesses:
             return 0
         # Forced text leaves more than one token to compute, and guesses follow them all the same.
         decoding = [request for request in batch if request.num_output > 0 and request.wants_tokens]
