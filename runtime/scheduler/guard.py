@@ -15,7 +15,7 @@ from typing import NamedTuple
 ALLOWANCE = 0.01  # of plain steps' time
 BEGINNING = 16.0  # plain steps' time to try guesses with when nothing is known, and the most that is saved up at first
 AGAIN = 8.0  # to try each of the other depths with, the first time
-GOOD = 64.0  # the most that is saved up while it goes well: what noise may take without shutting what pays
+GOOD = 32.0  # the most that is saved up while it goes well: what noise may take without shutting what pays
 PRICE, MOST_EXPENSIVE = 8.0, 64.0  # of a look, in plain steps' time
 SHORT = 16  # steps; a look that catching up ended so soon gets twice as much the next time
 LASTING = 200  # steps with guesses of a look that went well
