@@ -6,25 +6,20 @@ numbers instead, made again when a table has grown. Only where numba is installe
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, TypeVar, cast
+from typing import Any
 
 import numpy as np
-from numba import carray, njit, types  # type: ignore[attr-defined]
+from numba import carray, types  # type: ignore[attr-defined]
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
+from ..loops import compiled
 from . import kernel
 from .actions import DEAD_END, FLAGS, NUM_COLUMNS
 from .layout import ANSWERED, BASE_DEPTH, CONTEXT_SIZE, COUNTED, DONE, FREE, LEVEL, OFFSET, REACH, REFUSED, STATE, TOP
 
-F = TypeVar("F", bound=Callable[..., Any])
 # Places in the array of addresses: an address and a number of rows each.
 STATES, EDGES, CLASSES, TARGETS, PUSHES, RETURNS, WORK, CONTEXT, TEXT, STARTS = range(0, 20, 2)
-
-
-def _compiled(function: F) -> F:
-    return cast(F, njit(cache=True, nogil=True)(function))
 
 
 def _as_pointer(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -52,7 +47,7 @@ _int64s: Any = intrinsic(_to_int64)
 _bytes: Any = intrinsic(_to_uint8)
 
 
-@_compiled
+@compiled("(int64, int64, int64, int64, int64, int64, int64, int64, int64[::1], int32[::1], int64[::1])")
 def walk(
     state: int,
     top: int,
@@ -97,7 +92,7 @@ def walk(
     )
 
 
-@_compiled
+@compiled("(int64, int64, int64, int64, int64, int64, int64, int64, int64[::1])")
 def advance(
     token: int,
     state: int,

@@ -14,7 +14,17 @@ MAX_ROWS = 4096  # of one call, so that its caller can look at the clock
 _SPREAD = 0x9E3779B1
 
 
-@compiled
+@compiled("(int64, int64, int32[:,::1], int32[::1], int64)")
+def place(state_a: int, state_b: int, pairs: Ints, slots: Ints, mask: int) -> int:
+    """The slot of a pair, or the free one that is to be its."""
+    mixed = (state_a * _SPREAD + state_b) * _SPREAD
+    slot = (mixed ^ (mixed >> 17)) & mask
+    while slots[slot] != 0 and (pairs[slots[slot], 0] != state_a or pairs[slots[slot], 1] != state_b):
+        slot = (slot + 1) & mask
+    return slot
+
+
+@compiled("(int32[:,::1], int32[:,::1], int64, int32[:,::1], int32[:,::1], int32[::1], int64, int64)")
 def extend(
     rows_a: Ints, rows_b: Ints, lives: int, pairs: Ints, table: Ints, slots: Ints, at: int, number: int
 ) -> tuple[int, int]:
@@ -48,24 +58,14 @@ def extend(
     return at, number
 
 
-@compiled
-def place(state_a: int, state_b: int, pairs: Ints, slots: Ints, mask: int) -> int:
-    """The slot of a pair, or the free one that is to be its."""
-    mixed = (state_a * _SPREAD + state_b) * _SPREAD
-    slot = (mixed ^ (mixed >> 17)) & mask
-    while slots[slot] != 0 and (pairs[slots[slot], 0] != state_a or pairs[slots[slot], 1] != state_b):
-        slot = (slot + 1) & mask
-    return slot
-
-
-@compiled
+@compiled("(int32[:,::1], int64, int32[::1])")
 def enter(pairs: Ints, number: int, slots: Ints) -> None:
     """All pairs so far into empty slots."""
     for known in range(1, number):
         slots[place(pairs[known, 0], pairs[known, 1], pairs, slots, len(slots) - 1)] = known
 
 
-@compiled
+@compiled("(int32[:,::1], boolean[::1])")
 def alive(table: Ints, accepting: NDArray[np.bool_]) -> NDArray[np.bool_]:
     """Those states from which an accepting one can be reached."""
     num_states, num_classes = table.shape

@@ -22,6 +22,7 @@ from ..radix.cache import PrefixCache
 from . import lifeline, logs, progress
 from .cache_events import CacheEventPublisher
 from .checkpoint import find_checkpoint, served_name
+from .compile_ahead import load_loops
 from .engine import Engine, build_engine
 from .meter import Meter, TimedGrammars
 from .parallel.lead import LeadEngine, MakeLead, build_lead_engine
@@ -139,6 +140,7 @@ def load(config: CoreConfig, lead: MakeLead | None = None) -> Core:
     path = find_checkpoint(config.model)
     name = served_name(config.model, config.served_model_name)
     tokenizer = load_tokenizer(path)
+    load_loops()
     with progress.loading(name) as on_progress:
         make_source = partial(build_source, config, path)
         engine: Engine | LeadEngine
