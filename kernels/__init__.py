@@ -7,8 +7,9 @@ Knows tensors and slots; knows nothing of models, requests or plans.
 
 from __future__ import annotations
 
+from .choose import KernelsName, for_device
 from .kv_cache import KvCache
-from .ops import Attention, KernelsName, Ops, for_device
+from .ops import Attention, Ops
 from .reference.attention import paged_attention, store_kv
 from .reference.experts import choose_experts, combine_experts, group_by_expert, grouped_matmul, groups
 from .reference.layers import add_rms_norm, apply_rope, rms_norm, silu_and_mul

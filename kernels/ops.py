@@ -1,7 +1,6 @@
-"""What a set of device ops must offer, and which set a device gets. An engine has one set, made once.
+"""What a set of device ops must offer. An engine has one set, made once by `choose.for_device`.
 
-The plain torch in `reference` says what each op means and runs on every device that torch knows; `triton` is for CUDA
-devices. Knows no kernel: a set is imported when it is first asked for.
+The plain torch in `reference` says what each op means and runs on every device that torch knows.
 
 Legend: T tokens of a step, R rows, H query heads, K key/value heads, D head size, E hidden size, I intermediate size,
 V vocabulary, W mask words.
@@ -10,14 +9,12 @@ V vocabulary, W mask words.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Literal, Protocol
+from typing import Protocol
 
 import torch
 
 from .kv_cache import KvCache
 from .reference.layout import KeyRope, RowSpan
-
-KernelsName = Literal["auto", "triton", "reference"]
 
 
 class Attention(Protocol):
@@ -145,20 +142,3 @@ class Ops(Protocol):
         moves_N: torch.Tensor,
         targets_M: torch.Tensor,
     ) -> None: ...
-
-
-def for_device(device: torch.device, name: KernelsName = "auto", *, deterministic: bool = False) -> Ops:
-    """`auto` is Triton on a CUDA device, on a CPU plain torch with compiled loops for small steps. Triton on the CPU
-    needs its interpreter, which is chosen by the environment (TRITON_INTERPRET=1) before the first import, and is for
-    tests."""
-    if name == "triton" or (name == "auto" and device.type == "cuda"):
-        from .triton.ops import TritonOps
-
-        return TritonOps(deterministic=deterministic)
-    if name == "auto" and device.type == "cpu" and not deterministic:
-        from .cpu.ops import CpuOps
-
-        return CpuOps()
-    from .reference.ops import DeterministicOps, ReferenceOps
-
-    return DeterministicOps() if deterministic else ReferenceOps()

@@ -13,7 +13,8 @@ import typer
 from typer.testing import CliRunner
 
 import ramify
-from ramify.cli import PANELS, app
+from ramify.cli import app
+from ramify.flags import PANELS
 from ramify.runtime.protocol.config import CoreConfig, ServeConfig
 
 RAMIFY = str(Path(sys.executable).parent / "ramify")

@@ -1,0 +1,64 @@
+"""Command-line flags, made from the configuration's fields, so that a setting is written once."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Annotated, Any, get_args, get_type_hints
+
+import msgspec
+import typer
+
+from .runtime.protocol.config import CoreConfig, ServeConfig
+
+PANELS = {
+    "Model": "served_model_name device tp kernels cuda_graphs deterministic dtype quantize context_length",
+    "Memory and reuse": "num_pages kv_memory kv_dtype kv_scales host_kv_memory prefix_cache eviction kv_events",
+    "Scheduling": "prefill_budget max_running max_waiting order log_plans",
+    "Constraints": "grammar_backend jump_forward",
+    "Speculation": "speculative speculative_draft_model speculative_num_steps speculative_eagle_topk "
+    "speculative_num_draft_tokens speculative_adaptive",
+    "HTTP": "host port uds ssl_certfile ssl_keyfile cors_origins max_body_mib request_timeout",
+    "Access and limits": "api_key max_requests_per_key requests_per_minute_per_key",
+    "Model's dialect": "tool_call_parser reasoning_parser",
+    "Programs of other machines": "bind keys",
+    "Processes": "frontends drain_seconds",
+    "Logs and traces": "log_level log_format otlp_endpoint",
+}
+PANEL_OF = {name: panel for panel, names in PANELS.items() for name in names.split()}
+
+
+def settings_of(struct: type[msgspec.Struct], skip: frozenset[str] = frozenset()) -> list[inspect.Parameter]:
+    """One keyword parameter, hence one `--flag`, for each field of a configuration struct, in the order of PANELS."""
+    kinds, hints = get_type_hints(struct), get_type_hints(struct, include_extras=True)
+    parameters = []
+    for field in msgspec.structs.fields(struct):
+        if field.name in skip:
+            continue
+        description = next(m.description for m in get_args(hints[field.name])[1:] if isinstance(m, msgspec.Meta))
+        annotation = Annotated[
+            kinds[field.name], typer.Option(help=description, rich_help_panel=PANEL_OF.get(field.name))
+        ]
+        parameters.append(
+            inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=annotation)
+        )
+    order = list(PANEL_OF)
+    return sorted(parameters, key=lambda p: order.index(p.name) if p.name in PANEL_OF else len(order))
+
+
+def with_settings(*settings: inspect.Parameter) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Give a command that takes **settings these parameters by name."""
+
+    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
+        own = [p for p in inspect.signature(command, eval_str=True).parameters.values() if p.kind is not p.VAR_KEYWORD]
+        parameters = [*own, *settings]
+        command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        command.__annotations__ = {p.name: p.annotation for p in parameters}
+        return command
+
+    return decorate
+
+
+MODEL_SETTINGS = settings_of(CoreConfig, skip=frozenset({"model"}))
+SERVE_SETTINGS = settings_of(ServeConfig, skip=frozenset({"socket_dir", "port", "api_key"}))
+LOG_SETTINGS = [p for p in SERVE_SETTINGS if p.name in ("log_level", "log_format")]
