@@ -30,6 +30,7 @@ from .parallel.ranks import Ranks
 from .protocol import wire
 from .protocol.config import CoreConfig
 from .protocol.core import (
+    Answers,
     Attach,
     CoreFailed,
     CoreReady,
@@ -39,6 +40,7 @@ from .protocol.core import (
     ModelInfo,
     RequestFailed,
     ToCore,
+    Tokens,
 )
 from .protocol.errors import ErrorInfo, RamifyError, RequestError, RuntimeFailed
 from .protocol.version import __version__
@@ -104,13 +106,26 @@ class Link:
         self._socket.send_multipart([owner, wire.encode(message)])
 
     def send(self, messages: list[FromCore]) -> None:
-        """To whoever asked. A finished request is forgotten."""
+        """To whoever asked, all that one frontend gets at once. A finished request is forgotten."""
+        answers: dict[bytes, list[Tokens | RequestFailed]] = {}
         for message in messages:
-            assert not isinstance(message, CoreReady | CoreFailed | CoreReply)
+            assert isinstance(message, Tokens | RequestFailed)
             over = isinstance(message, RequestFailed) or message.finish is not None
             owner = self._owners.pop(message.rid, None) if over else self._owners.get(message.rid)
             if owner is not None:
-                self.reply(owner, message)
+                answers.setdefault(owner, []).append(message)
+        for owner, owned in answers.items():
+            self._send(owner, owned)
+
+    def _send(self, owner: bytes, answers: list[Tokens | RequestFailed]) -> None:
+        if len(answers) == 1:
+            self.reply(owner, answers[0])
+            return
+        try:
+            self.reply(owner, Answers(answers))
+        except RequestError:  # too long, all together
+            for answer in answers:
+                self.reply(owner, answer)
 
     def fail(self, error: BaseException) -> None:
         """Tell every frontend that the core is going down, and give the bytes time to leave."""

@@ -129,7 +129,7 @@ class Timings(msgspec.Struct, frozen=True, kw_only=True):
     decode: float
 
 
-class Tokens(msgspec.Struct, frozen=True, kw_only=True, tag="tokens"):
+class Tokens(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="tokens"):
     """New output tokens of one request; the last one carries `finish`.
 
     A stop token is the last id of `ids`; so is the token in which a stop string ended. `logprobs` has one entry per id
@@ -156,6 +156,12 @@ class RequestFailed(msgspec.Struct, frozen=True, tag="failed"):
 
     rid: str
     error: ErrorInfo
+
+
+class Answers(msgspec.Struct, frozen=True, tag="answers"):
+    """What one step brought to several requests of one frontend, in their order."""
+
+    answers: list[Tokens | RequestFailed]
 
 
 class CoreStats(msgspec.Struct, frozen=True, kw_only=True):
@@ -213,4 +219,4 @@ class CoreFailed(msgspec.Struct, frozen=True, tag="core_failed"):
     error: ErrorInfo
 
 
-FromCore = Tokens | RequestFailed | CoreReply | CoreReady | CoreFailed
+FromCore = Tokens | RequestFailed | Answers | CoreReply | CoreReady | CoreFailed

@@ -106,6 +106,8 @@ class Drafting:
             self._economy.observe(request.acceptance, expected, depth, num_right)
 
     def observe_step(self, plan: ForwardPlan, result: ForwardResult) -> None:
+        if self._source == "off":
+            return  # nobody weighs what a step costs
         wants = [row.draft for row in plan.rows if row.draft is not None]
         shape = StepShape(
             num_tokens=plan.num_tokens,
