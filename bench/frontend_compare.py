@@ -1,4 +1,4 @@
-"""The frontend of this checkout beside another's: processor time per streamed token, ratios of runs that alternate.
+"""The frontend of this checkout beside another's: processor time per token, ratios of runs that alternate.
 
     git worktree add /tmp/before COMMIT
     python -P bench/frontend_compare.py /tmp/before [--rounds 8] [--out bench/results/frontend_MACHINE_DATE.md]
@@ -31,7 +31,7 @@ from rich.console import Console
 import ramify
 from ramify.bench.raw_http import RawClient
 
-ROUTES = ("/v1/completions", "/v1/chat/completions")
+WAYS = (("/v1/completions", True), ("/v1/chat/completions", True), ("/v1/completions", False))  # streamed or whole
 LOADS = ((1, 300), (8, 100), (32, 60))  # streams at once, tokens of each
 START = "import sys; sys.argv = ['ramify', 'serve', *sys.argv[1:]]; from ramify.cli import main; main()"
 
@@ -83,7 +83,7 @@ def _model(process: subprocess.Popen[bytes], url: str) -> str:
     raise RuntimeError(f"the server ended with {process.returncode}")
 
 
-def load(server: Server, route: str, num: int, num_tokens: int) -> tuple[float, float]:
+def load(server: Server, route: str, streamed: bool, num: int, num_tokens: int) -> tuple[float, float]:
     """Microseconds of the frontend's processor a token, requests included, and tokens a second."""
 
     async def one(index: int) -> None:
@@ -91,8 +91,8 @@ def load(server: Server, route: str, num: int, num_tokens: int) -> tuple[float, 
         text = f"Ada went to house {index}"
         asked = {"messages": [{"role": "user", "content": text}]} if "chat" in route else {"prompt": text}
         async with RawClient(server.url) as client:
-            _, answer = await client.stream(route, body | asked | {"stream": True})
-        assert answer.endswith(b"data: [DONE]\n\n")
+            _, answer = await client.stream(route, body | asked | {"stream": streamed})
+        assert answer.endswith(b"data: [DONE]\n\n") or not streamed
 
     async def all_of_them() -> None:
         await asyncio.gather(*map(one, range(num)))
@@ -108,37 +108,37 @@ def main(
     rounds: Annotated[int, typer.Option(help="of every load on both, the first of which does not count")] = 8,
     out: Annotated[Path | None, typer.Option(help="write the table there too, as Markdown")] = None,
 ) -> None:
-    costs: dict[tuple[int, str], list[tuple[float, float]]] = defaultdict(list)
-    rates: dict[tuple[int, str], list[tuple[float, float]]] = defaultdict(list)
+    costs: dict[str, list[tuple[float, float]]] = defaultdict(list)
+    rates: dict[str, list[tuple[float, float]]] = defaultdict(list)
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         ours = stack.enter_context(serving(Path(ramify.__file__).parent, folder / "this"))
         theirs = stack.enter_context(serving(other, folder / "other"))
         for number in range(rounds):
             for num, num_tokens in LOADS:
-                for route in ROUTES:
+                for route, streamed in WAYS:
                     order = (theirs, ours) if number % 2 else (ours, theirs)
-                    found = {server: load(server, route, num, num_tokens) for server in order}
+                    found = {server: load(server, route, streamed, num, num_tokens) for server in order}
                     if number:
-                        costs[num, route].append((found[theirs][0], found[ours][0]))
-                        rates[num, route].append((found[theirs][1], found[ours][1]))
+                        name = f"{num} at once, {route}, {'streamed' if streamed else 'whole'}"
+                        costs[name].append((found[theirs][0], found[ours][0]))
+                        rates[name].append((found[theirs][1], found[ours][1]))
     lines = [
-        "| streams, route | us a token, other | this | ratio | tokens/s, other | this | ratio |",
+        "| requests | us a token, other | this | ratio | tokens/s, other | this | ratio |",
         "| --- | --- | --- | --- | --- | --- | --- |",
     ]
-    for num, route in costs:
-        cells = [*_middle(costs[num, route], ".0f"), *_middle(rates[num, route], ".0f")]
-        lines.append(f"| {num}, {route} | {' | '.join(cells)} |")
+    for name in costs:
+        lines.append(f"| {name} | {' | '.join([*_middle(costs[name]), *_middle(rates[name])])} |")
     Console().print("\n".join(lines), soft_wrap=True)
     if out is not None:
         out.write_text("\n".join(lines) + "\n")
 
 
-def _middle(pairs: list[tuple[float, float]], form: str) -> list[str]:
+def _middle(pairs: list[tuple[float, float]]) -> list[str]:
     """The medians of the other's and of ours, and of what ours is of the other's run beside it."""
     others, ours = zip(*pairs, strict=True)
     ratio = statistics.median(mine / yours for yours, mine in pairs)
-    return [f"{statistics.median(others):{form}}", f"{statistics.median(ours):{form}}", f"{ratio:.2f}"]
+    return [f"{statistics.median(others):.0f}", f"{statistics.median(ours):.0f}", f"{ratio:.2f}"]
 
 
 if __name__ == "__main__":

@@ -40,6 +40,7 @@ class Prompt:
     program: str | None = None
     claims: list[Claim] = field(default_factory=list)
     outlook: Outlook | None = None
+    in_bulk: bool = False  # nobody reads along: pieces may be long
 
 
 class Piece(NamedTuple):
@@ -94,6 +95,7 @@ class Sample:
                 program=prompt.program,
                 claims=prompt.claims,
                 outlook=prompt.outlook,
+                in_bulk=prompt.in_bulk,
             )
         )
 

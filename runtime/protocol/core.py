@@ -64,7 +64,8 @@ Pooling = Literal["last", "mean"]
 
 class Generate(msgspec.Struct, frozen=True, kw_only=True, tag="generate"):
     """Continue `tokens`. `max_new_tokens=0` computes only what is asked of the prompt: its log-probabilities, or an
-    embedding, which is the final hidden state of its last token or the mean of all tokens'.
+    embedding, which is the final hidden state of its last token or the mean of all tokens'. `in_bulk`: nobody reads
+    along, so that tokens may come many at a time; the first comes at once.
 
     `namespace` separates caches: nothing is shared across namespaces. `program` names the program the request is a
     part of, so that the scheduler can keep its branches together; `claims` say what of the prompt the program needs
@@ -81,6 +82,7 @@ class Generate(msgspec.Struct, frozen=True, kw_only=True, tag="generate"):
     program: str | None = None
     claims: list[Claim] = []
     outlook: Outlook | None = None
+    in_bulk: bool = False
 
 
 class EndStates(msgspec.Struct, frozen=True, tag="end_states"):

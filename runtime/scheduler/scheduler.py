@@ -324,7 +324,9 @@ class Scheduler:
             self._batch.leave(request)
         else:
             self._drop(request)
-        return abort_answer(request)
+        answer = abort_answer(request)
+        self._totals.num_output_tokens += len(answer.ids)
+        return answer
 
     def _drop(self, request: Request) -> None:
         """It is over, wherever it is; it is not in flight."""
