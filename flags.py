@@ -14,7 +14,7 @@ from .runtime.protocol.config import CoreConfig, ServeConfig
 PANELS = {
     "Model": "served_model_name device tp kernels cuda_graphs deterministic dtype quantize context_length",
     "Memory and reuse": "num_pages kv_memory kv_dtype kv_scales host_kv_memory prefix_cache eviction kv_events",
-    "Scheduling": "prefill_budget max_running max_waiting order log_plans",
+    "Scheduling": "overlap prefill_budget max_running max_waiting order log_plans",
     "Constraints": "grammar_backend jump_forward",
     "Speculation": "speculative speculative_draft_model speculative_num_steps speculative_eagle_topk "
     "speculative_num_draft_tokens speculative_adaptive",

@@ -1,5 +1,5 @@
-"""How loops over arrays are compiled: for one signature, when their module is imported, and kept on disk for the next
-process.
+"""How loops over arrays are compiled: for given signatures, when their module is imported, and kept on disk for the
+next process.
 
 numba keeps what it compiled, but looks for changes only in the file that a loop stands in. What is kept lies here under
 a digest of all sources in that file's folder, so it is never older than a constant or another loop that went into it.
@@ -28,15 +28,16 @@ logger = logging.getLogger("ramify.loops")
 _config_lock = Lock()  # where numba keeps things is a setting of the whole process; it is ours for a moment only
 
 
-def compiled(signature: str, **options: Any) -> Callable[[F], F]:
-    """Now, for that signature alone, or taken from the disk. `options` are numba's; other threads may run meanwhile.
+def compiled(*signatures: str, **options: Any) -> Callable[[F], F]:
+    """Now, for these signatures alone, or taken from the disk; without any, when it is first called. `options` are
+    numba's; other threads may run meanwhile.
 
-    One signature a loop is also what lets processes share a place without waiting for each other: whoever writes last
-    replaces a whole file by its equal.
+    The same signatures in every process are also what lets processes share a place without waiting for each other:
+    whoever writes last replaces a whole file by its equal.
     """
 
     def compile_it(function: F) -> F:
-        compile_now = partial(njit, signature, nogil=True, **options)
+        compile_now = partial(njit, list(signatures) or None, nogil=True, **options)
         with _config_lock:
             place = kept_at(Path(function.__code__.co_filename).parent)
             if place is None:

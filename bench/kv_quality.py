@@ -28,7 +28,7 @@ sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "exa
 import evaluate  # noqa: E402
 import offline  # noqa: E402
 from corpus.mix import SKILLS, cases, cases_of  # noqa: E402
-from quantised_skills import SEED, Answers, Greedy, answers, change  # noqa: E402
+from quantization_skills import SEED, Answers, Greedy, answers, change  # noqa: E402
 
 from ramify.runtime.checkpoint import SHIPPED_MODEL  # noqa: E402
 from ramify.runtime.core import Core, load  # noqa: E402
@@ -90,7 +90,7 @@ Rows = dict[str, list[str]]  # a cell for each kind
 
 def sizes(cores: dict[Kind, Core]) -> Rows:
     config = read_config(SHIPPED_MODEL)
-    per_token = [bytes_per_page(config, core.engine._pool.dtype) // PAGE_SIZE for core in cores.values()]
+    per_token = [bytes_per_page(config, core.engine._device.pool.dtype) // PAGE_SIZE for core in cores.values()]
     return {
         "bytes of a token": [f"{number:,}" for number in per_token],
         "tokens in 1 GiB": [f"{core.info.num_slots:,}" for core in cores.values()],

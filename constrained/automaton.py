@@ -11,39 +11,30 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from .actions import (
-    CHECK,
     CLASSES,
-    COUNT,
     DEAD,
     ENDS,
     FILLED,
     FLAGS,
     GOTO,
     GUARDED,
-    LEAST,
-    LOOPS,
-    MOST,
     PLAIN,
     POP,
     POP_BEFORE,
-    POP_COUNTED,
     PUSH,
     PUSH_BEFORE,
     RETURNS,
     ROW,
-    SHIFT,
     STAY,
-    UNBOUNDED,
-    WORDS,
     action,
 )
+from .blocks import Block, block_of
 from .dfa import START as DFA_START
-from .dfa import Dfa
+from .dfa import Dfa, free_kinds
 from .errors import GrammarError
-from .tables import Ints, Tables
+from .tables import Tables
 
 
 @dataclass(frozen=True)
@@ -205,75 +196,15 @@ class Automaton:
         return base
 
     def _add_block(self, block: Block) -> int:
-        tables = self.tables
-        num_states, num_classes = block.table.shape
-        base = tables.new_states(num_states - 1) - 1
-        actions = np.where(block.table == 0, DEAD, (GOTO << SHIFT) + base + block.table).astype(np.int32)
-        if block.counted is not None:
-            counted = block.counted[:, None] & (block.table != 0)
-            extra = np.where(counted, COUNT - GOTO, np.where(block.table != 0, CHECK - GOTO, 0)) << SHIFT
-            actions = (actions + extra).astype(np.int32)
-        class_of = block.class_of
-        if block.before or block.closing is not None:
-            # The bytes after a value, and the byte that closes it, are classes of their own.
-            class_of = class_of.copy()
-            ended = list(block.before) if block.closing is None else [block.closing]
-            # Where the value cannot end, the closing byte is as before: an escaped quote.
-            extra = actions[:, [int(class_of[ended[0]])]].copy()
-            operation = POP_BEFORE if block.closing is None else (POP if block.counted is None else POP_COUNTED)
-            has = block.results >= 0
-            extra[has, 0] = (operation << SHIFT) + block.results[has]
-            class_of[ended] = num_classes
-            actions = np.concatenate([actions, extra], axis=1)
-            num_classes += 1
-        row = tables.new_targets(actions[1:])
-        states = tables.states[base + 1 : base + num_states]
-        states[:, ROW] = row + num_classes * np.arange(num_states - 1)
-        states[:, CLASSES] = tables.new_classes(class_of)
-        if block.accepts:
-            states[:, ENDS] = np.where(block.results[1:] >= 0, -1, 0)
-        elif block.before:
-            states[:, ENDS] = block.results[1:] + 1
-        if block.plain is not None:
-            states[:, FLAGS] |= np.where(block.plain[1:], PLAIN, 0)
-            if block.loops is not None:
-                states[:, FLAGS] |= np.where(block.plain[1:] & block.loops[1:], LOOPS, 0)
-        if block.words is not None:
-            states[:, FLAGS] |= np.where(block.words[1:], WORDS, 0)
-        states[:, LEAST] = block.least
-        states[:, MOST] = UNBOUNDED if block.most is None else block.most[1:]
-        states[:, FILLED] = 1
+        tables, laid = self.tables, block.laid_out()
+        number = len(laid.states)
+        base = tables.new_states(number) - 1
+        row = tables.new_targets(laid.actions + base * laid.moves)
+        states = tables.states[base + 1 : base + 1 + number]
+        states[:] = laid.states
+        states[:, ROW] += row
+        states[:, CLASSES] = tables.new_classes(laid.class_of)
         return base
-
-
-@dataclass(frozen=True, eq=False)
-class Block:
-    """A finite automaton that is brought in as a whole: S states, the dead one first, C classes of bytes.
-
-    results[s] is the result of a value that ends in s, -1 when none may. It ends by the byte `closing`, or before one
-    of the bytes `before`; with neither, the text ends there (`accepts`). `counted[s]`: what leads on from s begins a
-    character, of which there must have been `least` at the end, and at most `most[s]` to come to s. `plain[s]`: every
-    token of plain string content may come. `loops[s]`: every plain character leads from s to s.
-    `words[s]`: every token of letters and digits may come.
-    """
-
-    table: NDArray[np.int32]  # [S, C]
-    class_of: NDArray[np.uint8]  # [256]
-    results: Ints  # [S]
-    closing: int | None = None
-    before: bytes = b""
-    accepts: bool = False
-    plain: NDArray[np.bool_] | None = None  # [S]
-    loops: NDArray[np.bool_] | None = None  # [S]
-    words: NDArray[np.bool_] | None = None  # [S]
-    counted: NDArray[np.bool_] | None = None  # [S]
-    least: int = 0
-    most: Ints | None = None  # [S]
-
-
-def block_of(dfa: Dfa, **options: Any) -> Block:
-    """Every accepting state ends with result 0; its start is local state `dfa.START`."""
-    return Block(dfa.table, dfa.class_of, np.where(dfa.accepting, 0, -1).astype(np.int32), **options)
 
 
 @dataclass(frozen=True, eq=False)
@@ -284,7 +215,7 @@ class WholeText:
 
     def base(self, automaton: Automaton) -> int:
         """As `Automaton.block`."""
-        return automaton.block(("text", self.dfa), lambda: block_of(self.dfa, accepts=True))
+        return automaton.block(("text", self.dfa), lambda: block_of(self.dfa, accepts=True, free=free_kinds(self.dfa)))
 
     def expand(self, automaton: Automaton) -> Row:
         return Row({}, rest=self.base(automaton) + DFA_START, accepts=bool(self.dfa.accepting[DFA_START]))

@@ -7,7 +7,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from .actions import DEAD_END, FLAGS
+from .actions import DEAD_END, FLAGS, FREE
 from .automaton import Automaton, State, WholeText
 from .budget import Budget
 from .constraint import Choices, Constraint, Grammar, JsonObject, JsonSchema, Regex, StructuralTag
@@ -82,8 +82,10 @@ def _finite_automaton(constraint: Regex | Choices, vocabulary: Vocabulary) -> Co
         if not alive[START]:
             raise GrammarError("the tokens of the vocabulary cannot spell any text that satisfies the constraint")
         base = start.base(automaton)
-        flags = automaton.tables.states[base + START : base + dfa.num_states, FLAGS]
-        flags[~alive[START:]] |= DEAD_END
+        states = automaton.tables.states[base + START : base + dfa.num_states]
+        states[~alive[START:], FLAGS] |= DEAD_END
+        if not alive[START:].all():
+            states[:, FREE] = 0
     return grammar
 
 

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .budget import Budget
+from .byte_kinds import KIND, NUM_KINDS
 
 DEAD, START = 0, 1
 
@@ -105,3 +106,16 @@ def ranges(starts: NDArray[np.integer], ends: NDArray[np.integer]) -> NDArray[np
     counts = ends - starts
     skipped = np.cumsum(counts) - counts
     return np.repeat(starts - skipped, counts) + np.arange(counts.sum())
+
+
+def free_kinds(dfa: Dfa, within: NDArray[np.bool_] | None = None) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+    """Of each state (of some), kinds of bytes as the bits of a set, and a length: every text of these bytes that is no
+    longer leads on (within them). int32[S] each.
+
+    As many kinds as are found one after another: there may be other sets that cannot be joined.
+    """
+    from . import product_kernel  # here, for it imports numba
+
+    kept = np.ones(dfa.num_states, np.bool_) if within is None else within.copy()
+    kept[DEAD] = False
+    return product_kernel.free_kinds(np.ascontiguousarray(dfa.table), dfa.class_of, KIND, NUM_KINDS, kept)

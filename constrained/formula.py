@@ -13,35 +13,54 @@ Formula = Any  # bool | And | Or | One | Not | an atom
 
 
 class _Compound:
-    """Equal formulas of one kind are one object, so that they are compared and hashed by identity."""
+    """Equal formulas of one kind are one object, so that they are compared and hashed by identity.
 
-    __slots__ = ("__weakref__", "parts")
-    parts: frozenset[Formula]
+    `parts` are in the order in which they first came together: an order of hashes would differ from process to process.
+    """
+
+    __slots__ = ("__weakref__", "parts", "together")
+    parts: tuple[Formula, ...]
+    together: frozenset[Formula]
     # By hash, and without a hold on the parts: these know their schema, which knows its formulas, so whatever held the
     # parts here would never go.
-    _known: ClassVar[dict[int, tuple[ref[_Compound], ...]]] = {}
+    _known: ClassVar[dict[int, tuple[_Reference, ...]]] = {}
 
-    def __new__(cls, parts: frozenset[Formula]) -> Self:
-        known, number = _Compound._known, hash((cls, parts))
+    def __new__(cls, parts: tuple[Formula, ...]) -> Self:
+        together = frozenset(parts)
+        known, number = _Compound._known, hash((cls, together))
         for reference in known.get(number, ()):
             found = reference()
-            if type(found) is cls and found.parts == parts:
+            if type(found) is cls and found.together == together:
                 return found
-
-        def forget(reference: ref[_Compound]) -> None:
-            left = tuple(other for other in known.get(number, ()) if other is not reference)
-            if left:
-                known[number] = left
-            else:
-                known.pop(number, None)
-
         made = object.__new__(cls)
-        made.parts = parts
-        known[number] = (*known.get(number, ()), ref(made, forget))
+        made.parts, made.together = parts, together
+        known[number] = (*known.get(number, ()), _Reference(made, number))
         return made
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({set(self.parts)})"
+        return f"{type(self).__name__}{self.parts}"
+
+
+class _Reference(ref["_Compound"]):
+    """To a formula, by its hash."""
+
+    __slots__ = ("number",)
+    number: int
+
+    def __new__(cls, formula: _Compound, number: int) -> Self:
+        made = super().__new__(cls, formula, _forget)
+        made.number = number
+        return made
+
+
+def _forget(reference: ref[_Compound]) -> None:
+    assert isinstance(reference, _Reference)
+    known = _Compound._known
+    left = tuple(other for other in known.get(reference.number, ()) if other is not reference)
+    if left:
+        known[reference.number] = left
+    else:
+        known.pop(reference.number, None)
 
 
 class And(_Compound):
@@ -104,7 +123,7 @@ def disj(parts: Iterable[Formula]) -> Formula:
 def _joined(kind: type[And] | type[Or], kept: dict[Formula, None], empty: bool) -> Formula:
     if not kept:
         return empty
-    return next(iter(kept)) if len(kept) == 1 else kind(frozenset(kept))
+    return next(iter(kept)) if len(kept) == 1 else kind(tuple(kept))
 
 
 def one(parts: Iterable[Formula]) -> Formula:
@@ -124,7 +143,7 @@ def one(parts: Iterable[Formula]) -> Formula:
     double = [neg(part) for part, count in counts.items() if count > 1]
     if not single:
         return False
-    return conj([*double, single[0] if len(single) == 1 else One(frozenset(single))])
+    return conj([*double, single[0] if len(single) == 1 else One(tuple(single))])
 
 
 def neg(part: Formula) -> Formula:
@@ -136,7 +155,7 @@ def neg(part: Formula) -> Formula:
         return disj(neg(inner) for inner in part.parts)
     if isinstance(part, Or):
         return conj(neg(inner) for inner in part.parts)
-    return Not(frozenset([part]))
+    return Not((part,))
 
 
 def substitute(formula: Formula, value: Callable[[Any], Formula]) -> Formula:
@@ -216,7 +235,7 @@ def forced(formula: Formula, value: Callable[[Any], bool | None], wanted: bool =
 
 
 def atoms(formula: Formula) -> list[Any]:
-    """All different ones, in no particular order."""
+    """All different ones."""
     found: dict[Any, None] = {}
     todo = [formula]
     while todo:

@@ -27,10 +27,12 @@ from .actions import (
     DEAD_END,
     FILLED,
     FLAGS,
+    FREE,
     GOTO,
     GUARDED,
     HEAD,
     LEAST,
+    LENGTH,
     LOOPS,
     MOST,
     POP_BEFORE,
@@ -54,7 +56,7 @@ from .layout import (
     COUNTED,
     DONE,
     FRAME,
-    FREE,
+    FREE_CELL,
     LEVEL,
     MAX_DEPTH,
     NEEDS_GUARD,
@@ -68,7 +70,7 @@ from .layout import (
     TOP,
     WANTED,
 )
-from .token_trie import BYTE, DEPTH, END, FIRST_TOKEN
+from .token_trie import BYTE, DEEPEST, DEPTH, END, FIRST_TOKEN, KINDS
 
 F = TypeVar("F", bound=Callable[..., Any])
 Ints = NDArray[np.int32]
@@ -80,7 +82,7 @@ except ModuleNotFoundError as error:  # the same loops, interpreted
         raise
     IS_COMPILED = False
 
-    def compiled(signature: str, **options: Any) -> Callable[[F], F]:
+    def compiled(*signatures: str, **options: Any) -> Callable[[F], F]:
         return lambda function: function
 else:
     IS_COMPILED = True
@@ -108,7 +110,7 @@ def step(
 ) -> int:
     """One byte, from work[depth] to work[depth + 1]."""
     asked = 0
-    state, top, free, counted = work[depth, STATE], work[depth, TOP], work[depth, FREE], work[depth, COUNTED]
+    state, top, free, counted = work[depth, STATE], work[depth, TOP], work[depth, FREE_CELL], work[depth, COUNTED]
     while True:
         if states[state, FILLED] == 0:
             context[WANTED] = state
@@ -184,7 +186,7 @@ def step(
             break
     work[depth + 1, STATE] = state
     work[depth + 1, TOP] = top
-    work[depth + 1, FREE] = free
+    work[depth + 1, FREE_CELL] = free
     work[depth + 1, COUNTED] = counted
     return DONE
 
@@ -210,6 +212,15 @@ def walk(
     while node < end:
         depth = nodes[node, DEPTH]
         state = work[depth - 1, STATE]
+        if nodes[node, KINDS] & ~states[state, FREE] == 0:
+            # Every text of such bytes leads on, where it may be so long.
+            length = nodes[node, DEEPEST] - depth + 1
+            if length <= states[state, LENGTH] and length <= states[state, MOST] - work[depth - 1, COUNTED]:
+                first, node = nodes[node, FIRST_TOKEN], nodes[node, END]
+                for number in range(first, nodes[node, FIRST_TOKEN]):
+                    token = tokens[number]
+                    out[token >> 5] |= np.int32(1) << np.int32(token & 31)
+                continue
         # Most bytes lead nowhere, or from state to state: those are settled here.
         code = -1
         if states[state, FILLED] != 0:
@@ -236,7 +247,7 @@ def walk(
                     continue
             work[depth, STATE] = target
             work[depth, TOP] = work[depth - 1, TOP]
-            work[depth, FREE] = work[depth - 1, FREE]
+            work[depth, FREE_CELL] = work[depth - 1, FREE_CELL]
             work[depth, COUNTED] = counted
         else:
             answer = step(
@@ -334,7 +345,7 @@ def insert_texts(
     path[0] = root
     along[0] = 1
     if base > 0:
-        for column in (ROW, CLASSES, FLAGS):
+        for column in (ROW, CLASSES, FLAGS, FREE, LENGTH):
             states[root, column] = states[base + 1, column]
         states[root, FLAGS] &= ~LOOPS
     num_states = 1
@@ -359,7 +370,7 @@ def insert_texts(
                     local = table[along[at], class_of[text[first + at]]]
                     along[at + 1] = local
                     if local > 0:
-                        for column in (ROW, CLASSES, FLAGS):
+                        for column in (ROW, CLASSES, FLAGS, FREE, LENGTH):
                             states[target, column] = states[base + local, column]
                         states[target, FLAGS] &= ~LOOPS
                 code = (GOTO << SHIFT) | target

@@ -21,6 +21,6 @@ DONE, NEEDS_STATE, NEEDS_RETURN, NEEDS_GUARD, REFUSED = range(5)
 CONTEXT_SIZE = ANSWER + 8  # one byte ends few values
 # Columns of `work`, whose row d is where a token has come to after d bytes: state, top of the stack, first free cell,
 # characters of a counted string.
-STATE, TOP, FREE, COUNTED = range(4)
+STATE, TOP, FREE_CELL, COUNTED = range(4)
 # Columns of `cells`, the persistent stack: frame, the cell below, depth, where the text of the value above began.
 FRAME, BELOW, LEVEL, BEGIN = range(4)

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import layout
-from .actions import DEAD_END, ENDS, FILLED, FLAGS, LEAST, LOOPS, MOST, PLAIN, RETURNS, WORDS
+from .actions import DEAD_END, ENDS, FILLED, FLAGS, LEAST, LOOPS, MOST, PLAIN, RETURNS
 from .automaton import Automaton
 from .layout import BELOW, CONTEXT_SIZE, FRAME, LEVEL, MAX_DEPTH
 from .tables import Tables
@@ -100,9 +100,6 @@ class Walker:
             trie = vocabulary.plain.others
             if flags & LOOPS and room >= self._longest and at.counted >= states[at.state, LEAST]:
                 trie = vocabulary.plain.tails
-        elif flags & WORDS:
-            out = vocabulary.words.mask(int(states[at.state, MOST]) - at.counted).copy()
-            trie = vocabulary.words.others
         else:
             out = np.zeros(vocabulary.num_words, np.int32)
         guarded = self._walk(trie, at, out, cells, cells_address, history)

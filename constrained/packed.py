@@ -16,7 +16,21 @@ from numpy.typing import NDArray
 from ..loops import compiled
 from . import kernel
 from .actions import DEAD_END, FLAGS, NUM_COLUMNS
-from .layout import ANSWERED, BASE_DEPTH, CONTEXT_SIZE, COUNTED, DONE, FREE, LEVEL, OFFSET, REACH, REFUSED, STATE, TOP
+from .layout import (
+    ANSWERED,
+    BASE_DEPTH,
+    CONTEXT_SIZE,
+    COUNTED,
+    DONE,
+    FREE_CELL,
+    LEVEL,
+    OFFSET,
+    REACH,
+    REFUSED,
+    STATE,
+    TOP,
+)
+from .token_trie import NUM_COLUMNS as NUM_TRIE_COLUMNS
 
 # Places in the array of addresses: an address and a number of rows each.
 STATES, EDGES, CLASSES, TARGETS, PUSHES, RETURNS, WORK, CONTEXT, TEXT, STARTS = range(0, 20, 2)
@@ -69,14 +83,14 @@ def walk(
     if state >= 0:
         work[0, STATE] = state
         work[0, TOP] = top
-        work[0, FREE] = free
+        work[0, FREE_CELL] = free
         work[0, COUNTED] = counted
         context[REACH] = 0
         context[BASE_DEPTH] = cells[top, LEVEL]
         context[OFFSET] = offset
         context[ANSWERED] = 0
     return kernel.walk(
-        carray(_int32s(trie[0]), (trie[1], 4)),
+        carray(_int32s(trie[0]), (trie[1], NUM_TRIE_COLUMNS)),
         carray(_int32s(trie[2]), (trie[3],)),
         out,
         node,
@@ -114,7 +128,7 @@ def advance(
     text = carray(_bytes(packed[TEXT]), (packed[TEXT + 1],))
     work[0, STATE] = state
     work[0, TOP] = top
-    work[0, FREE] = free
+    work[0, FREE_CELL] = free
     work[0, COUNTED] = counted
     context[REACH] = 0
     context[BASE_DEPTH] = cells[top, LEVEL]
@@ -139,4 +153,4 @@ def advance(
     end = last - first
     if states[work[end, STATE], FLAGS] & DEAD_END != 0:
         return REFUSED, at, 0, 0, 0, 0
-    return answer, at, work[end, STATE], work[end, TOP], work[end, FREE], work[end, COUNTED]
+    return answer, at, work[end, STATE], work[end, TOP], work[end, FREE_CELL], work[end, COUNTED]

@@ -12,6 +12,10 @@ Ints = NDArray[np.int32]
 BOTH, FIRST, EITHER = range(3)  # which of the two must not be dead
 MAX_ROWS = 4096  # of one call, so that its caller can look at the clock
 _SPREAD = 0x9E3779B1
+MAX_SETS = 8  # of kinds that are told apart, for one more kind
+MAX_PASSES = 32
+LONG_ENOUGH = 12  # bytes: few tokens are longer
+LONGEST = 1 << 15
 
 
 @compiled("(int64, int64, int32[:,::1], int32[::1], int64)")
@@ -63,6 +67,64 @@ def enter(pairs: Ints, number: int, slots: Ints) -> None:
     """All pairs so far into empty slots."""
     for known in range(1, number):
         slots[place(pairs[known, 0], pairs[known, 1], pairs, slots, len(slots) - 1)] = known
+
+
+@compiled("(int32[:,::1], boolean[::1], boolean[::1])")
+def _lengths(table: Ints, labels: NDArray[np.bool_], within: NDArray[np.bool_]) -> Ints:
+    """How long a text of these labels may be at least, from each state, without leaving some states; 0 when that is a
+    long search."""
+    found = np.where(within, LONGEST, 0).astype(np.int32)
+    for _ in range(MAX_PASSES):
+        changed = False
+        for state in range(len(table) - 1, 0, -1):  # what is later is farther from the start
+            if found[state] > 0:
+                least = LONGEST
+                for label in range(len(labels)):
+                    if labels[label]:
+                        target = table[state, label]
+                        least = min(least, 1 + found[target] if within[target] else 0)
+                if least < found[state]:
+                    found[state] = least
+                    changed = True
+        if not changed:
+            return found
+    found[:] = 0
+    return found
+
+
+@compiled("(int32[:,::1], uint8[::1], uint8[::1], int64, boolean[::1])")
+def free_kinds(
+    table: Ints, class_of: NDArray[np.uint8], kind_of: NDArray[np.uint8], num_kinds: int, within: NDArray[np.bool_]
+) -> tuple[Ints, Ints]:
+    """Of each state, a set of kinds of bytes, bit k for kind k, and a length: every text of such bytes that is not
+    longer leads on, within some states."""
+    free, lengths = np.zeros(len(table), np.int32), np.zeros(len(table), np.int32)
+    labels = np.zeros(table.shape[1], np.bool_)
+    for kind in range(num_kinds):
+        before = free.copy()
+        bit = np.int32(1) << np.int32(kind)
+        done = ~within
+        for _ in range(MAX_SETS):
+            # The states that have one set so far, and whether the kind may join it.
+            at = 0
+            while at < len(table) and done[at]:
+                at += 1
+            if at == len(table):
+                break
+            so_far = before[at]
+            joined = so_far | bit
+            labels[:] = False
+            for byte in range(256):
+                if joined >> np.int32(kind_of[byte]) & 1:
+                    labels[class_of[byte]] = True
+            found = _lengths(table, labels, within)
+            for state in range(at, len(table)):
+                if not done[state] and before[state] == so_far:
+                    done[state] = True
+                    if found[state] >= (min(LONG_ENOUGH, lengths[state]) if so_far else 2):
+                        free[state] = joined
+                        lengths[state] = found[state]
+    return free, lengths
 
 
 @compiled("(int32[:,::1], boolean[::1])")

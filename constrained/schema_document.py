@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Mapping
+from functools import cached_property
 from typing import Any
 from urllib.parse import unquote, urldefrag, urljoin
 
@@ -78,6 +79,7 @@ class Document:
         self._id = "id" if self.draft in (3, 4) else "$id"
         self._by_uri: dict[str, Location] = {}
         self._dynamic: dict[str, dict[str, Location]] = {}  # anchor -> base of its resource -> where
+        self._resolved: dict[tuple[str, str], Location] = {}
         self.start = Location(root, "", "")
         self._by_uri[""] = self.start
         self._scan()
@@ -86,7 +88,7 @@ class Document:
 
     def _scan(self) -> None:
         """Find every subschema that has a name of its own."""
-        self.all: list[Location] = []
+        self.all: list[Location] = []  # as they stand in the schema
         todo = [(self.start, 0)]
         while todo:
             location, depth = todo.pop()
@@ -97,7 +99,17 @@ class Document:
             if isinstance(schema, dict):
                 if self._id in schema or "$anchor" in schema or "$dynamicAnchor" in schema:
                     self._name(location)
-                todo.extend((inner, depth + 1) for inner in self.subschemas(location))
+                todo.extend((inner, depth + 1) for inner in reversed(list(self.subschemas(location))))
+
+    @cached_property
+    def places(self) -> dict[str, int]:
+        """Of each name of a property, the place at which the schema first has it."""
+        found: dict[str, int] = {}
+        for location in self.all:
+            if isinstance(location.schema, dict) and isinstance(names := location.schema.get("properties"), dict):
+                for name in names:
+                    found.setdefault(name, len(found))
+        return found
 
     def _name(self, location: Location) -> None:
         schema = location.schema
@@ -161,7 +173,12 @@ class Document:
 
     def resolve(self, ref: Any, location: Location, keyword: str = "$ref") -> Location:
         """What a reference at `location` points to. Raises GrammarError."""
-        found = self._resolve(ref, location, keyword)
+        key = (ref, location.base)
+        found = self._resolved.get(key) if isinstance(ref, str) else None
+        if found is None:
+            found = self._resolved[key] = self._resolve(ref, location, keyword)
+        if not self._is_dynamic:
+            return found
         if keyword == "$dynamicRef" and isinstance(found.schema, dict):
             anchor = found.schema.get("$dynamicAnchor")
             if anchor is not None and ref.endswith(f"#{anchor}"):

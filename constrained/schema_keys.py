@@ -5,10 +5,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 
-from .automaton import Automaton, Block
+from .automaton import Automaton
+from .blocks import Block
 from .budget import Budget
 from .dfa import DEAD, START, Dfa
 from .errors import GrammarError
@@ -227,6 +229,7 @@ def _leads_nowhere(table: Dfa, text: bytes) -> bool:
     return state != DEAD and not table.table[state].any()
 
 
+@cache
 def _any_key() -> Block:
     dfa = any_string()
     results = np.where(dfa.accepting, 0, -1).astype(np.int32)

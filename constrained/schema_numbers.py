@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from .automaton import Automaton, Block
+from .automaton import Automaton
+from .blocks import Block
 from .budget import Budget
 from .decimal_ranges import FRACTION, INTEGER, LARGE_EXPONENT, NATURAL, Bound, at_least, integers, numbers
 from .dfa import START, Dfa, intersect
@@ -249,13 +250,17 @@ def number_start(automaton: Automaton, formulas: tuple[Formula, ...], result: _R
         except GrammarError as error:
             automaton.refused.append(error)
             return None  # refusing all is safe, where what is asked together cannot be worked out
-        return None if dfa.is_empty else _start(automaton, ("number", part, number), dfa, number)
+        if dfa.is_empty:
+            return None
+        return START + automaton.block(("number", part, number), lambda: _block(part, number))
     return _product_start(automaton, (need, *tracked), result)
 
 
-def _start(automaton: Automaton, key: tuple[Any, ...], dfa: Dfa, result: int) -> int:
+@lru_cache(maxsize=256)
+def _block(part: NumberPart, result: int) -> Block:
+    dfa = number_dfa(part)
     results = np.where(dfa.accepting, result, -1).astype(np.int32)
-    return START + automaton.block(key, lambda: Block(dfa.table, dfa.class_of, results, before=AFTER))
+    return Block(dfa.table, dfa.class_of, results, before=AFTER)
 
 
 def _product_start(automaton: Automaton, formulas: tuple[Formula, ...], result: _Result) -> int | None:

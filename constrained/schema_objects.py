@@ -52,7 +52,9 @@ class ObjectContext:
             for part in atoms(formula):
                 assert isinstance(part, ObjectPart)
                 found[part] = None
-        self.parts = tuple(sorted(found, key=lambda part: (-len(part.names), [lo.number for lo in part.ordered])))
+        self.parts = tuple(found)
+        if len(found) > 1:
+            self.parts = tuple(sorted(found, key=lambda part: (-len(part.names), [lo.place for lo in part.ordered])))
         self.index = {part: number for number, part in enumerate(self.parts)}
         self.everything = (1 << len(self.parts)) - 1
         self.exact = len(formulas) > 1 or has_negation(formulas[0])
@@ -87,13 +89,13 @@ class ObjectContext:
     @cached_property
     def possible(self) -> tuple[int, frozenset[Kind]]:
         """The names, and the kinds of other names, that may come at all, where the context is steady."""
-        names = sum(
-            1 << number
-            for number, outcome in enumerate(self.keys.named)
-            if self.member(self.everything, outcome, 0).possible
-        )
-        kinds = [kind for kind in self.keys.kinds if self.member(self.everything, self.keys.other(kind), 0).possible]
-        return names, frozenset(kinds)
+        keys, satisfiable = self.keys, self.world.satisfiable
+
+        def possible(outcome: Outcome) -> bool:
+            return all(satisfiable(keys.goal(part, outcome)) for part in self.parts)
+
+        names = sum(1 << number for number, outcome in enumerate(keys.named) if possible(outcome))
+        return names, frozenset(kind for kind in keys.kinds if possible(keys.other(kind)))
 
     def member(self, alive: int, outcome: Outcome, seen: int) -> Member:
         """Of the value under a name, while only these parts may hold."""

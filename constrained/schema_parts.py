@@ -12,14 +12,15 @@ from .string_dfas import pattern_chars
 FAR = 1 << 30
 
 if TYPE_CHECKING:
+    from .schema_document import Document
     from .schema_world import Local, World
 
 
 @dataclass(frozen=True, eq=False)
 class ObjectLocal:
-    """Of one schema. Goals are formulas over nodes. `number` grows from one schema of a document to the next."""
+    """Of one schema. Goals are formulas over nodes."""
 
-    number: int
+    document: Document
     properties: dict[str, Formula]
     patterns: dict[str, Formula]
     additional: Formula
@@ -36,6 +37,13 @@ class ObjectLocal:
         goals = (*self.patterns.values(), self.additional, self.names)
         return not demands and all(goal is True for goal in goals)
 
+    @property
+    def place(self) -> tuple[int, list[tuple[int, str]]]:
+        """Where it stands among others of one object. Says nothing of when it was made."""
+        places = self.document.places
+        # Names that the schema does not know are those of items that have come, and must not again.
+        return -len(self.properties), [(places.get(name, len(places)), name) for name in self.properties]
+
     def goal(self, name: str | None, matched: frozenset[Any]) -> Formula:
         """Of the value under a name, or under any other name, that matches these of the patterns."""
         goals = [goal for pattern, goal in self.patterns.items() if pattern in matched]
@@ -50,11 +58,11 @@ class ObjectLocal:
 class ObjectPart:
     """All of `locals` hold. One object for the same of them in a world."""
 
-    locals: frozenset[ObjectLocal]
+    locals: tuple[ObjectLocal, ...]
 
     @cached_property
     def ordered(self) -> tuple[ObjectLocal, ...]:
-        return tuple(sorted(self.locals, key=lambda local: (-len(local.properties), local.number)))
+        return self.locals if len(self.locals) == 1 else tuple(sorted(self.locals, key=lambda local: local.place))
 
     @cached_property
     def least(self) -> int:
@@ -105,10 +113,13 @@ class ObjectPart:
         return [local.names for local in self.ordered if local.names is not True]
 
     def goal(self, name: str | None, matched: frozenset[Any]) -> Formula:
-        return conj(local.goal(name, matched) for local in self.locals)
+        return conj(local.goal(name, matched) for local in self.ordered)
 
     def name_goal(self, world: World, name: str) -> Formula:
         """Of the value under a given name: False when the name may not be."""
+        if not self.patterns and not self.name_goals and len(self.locals) == 1:
+            (local,) = self.locals
+            return local.properties.get(name, local.additional)
         for goal in self.name_goals:
             if not evaluate(world.typed(goal, "string"), lambda part: part.holds(name)):
                 return False
@@ -151,7 +162,7 @@ class ArrayLocal:
 class ArrayPart:
     """All of `locals` hold. One object for the same of them in a world."""
 
-    locals: frozenset[ArrayLocal]
+    locals: tuple[ArrayLocal, ...]
 
     @cached_property
     def least(self) -> int:
@@ -219,7 +230,7 @@ def object_part(world: World, local: Local) -> Formula:
     most = schema.get("maxProperties")
     names = schema.get("propertyNames", True)
     made = ObjectLocal(
-        len(world.memory),
+        world.document,
         {n: goal(v, "properties", n) for n, v in schema.get("properties", {}).items()},
         {n: goal(v, "patternProperties", n) for n, v in schema.get("patternProperties", {}).items()},
         goal(schema.get("additionalProperties", True), "additionalProperties"),
@@ -235,7 +246,7 @@ def object_part(world: World, local: Local) -> Formula:
     by_name = (made.properties, made.patterns, made.requires)
     key = (*(tuple(each.items()) for each in by_name), made.additional, made.names, made.required)
     part = world.memory.setdefault(("object", *key, made.least, made.most), made)
-    return world.join([ObjectPart(frozenset([part]))], "object")
+    return world.join([ObjectPart((part,))], "object")
 
 
 def array_part(world: World, local: Local) -> Formula:
@@ -269,4 +280,4 @@ def array_part(world: World, local: Local) -> Formula:
         return True
     key = (made.first, made.rest, made.least, made.most, made.unique, made.contains)
     part = world.memory.setdefault(("array", *key), made)
-    return world.join([ArrayPart(frozenset([part]))], "array")
+    return world.join([ArrayPart((part,))], "array")

@@ -10,17 +10,18 @@ from functools import lru_cache, reduce
 import numpy as np
 
 from .actions import UNBOUNDED
-from .automaton import Automaton, Block
+from .automaton import Automaton
+from .blocks import Block
 from .budget import Budget
 from .char_dfa import CharDfa, length_chars
-from .dfa import DEAD, START, Dfa
+from .dfa import DEAD, START, Dfa, free_kinds
 from .encode import encoded
 from .errors import GrammarError
 from .expression import choice, literal
 from .formula import And, Formula, Not, One, Or, atoms, evaluate, has_negation, substitute
 from .literals import literal_states
 from .string_dfas import doubtful_chars, format_chars, pattern_chars
-from .string_products import any_string, labelled_product, length_dfa, looping_states, plain_states, word_states
+from .string_products import any_string, labelled_product, length_dfa, looping_states, plain_states
 from .subset import char_dfa
 
 QUOTE = 0x22
@@ -234,7 +235,8 @@ def _machine(
 def _unrolled_block(part: StringPart, result: int) -> Block:
     dfa = string_dfa(part)
     results = np.where(dfa.accepting, result, -1).astype(np.int32)
-    return Block(dfa.table, dfa.class_of, results, QUOTE, plain=plain_states(dfa), loops=looping_states(dfa))
+    plain, loops = plain_states(dfa), looping_states(dfa)
+    return Block(dfa.table, dfa.class_of, results, QUOTE, plain=plain, loops=loops, free=free_kinds(dfa))
 
 
 def _texts_start(
@@ -254,7 +256,7 @@ def _written(
 ) -> list[tuple[bytes, int]]:
     """The texts as they are written, and what their closing quotes do: refuse, where only `others` would accept."""
     written: list[tuple[bytes, int]] = []
-    for text in texts:
+    for text in sorted(texts):
         truths = [evaluate(f, lambda part: part.holds(text)) for f in formulas]  # noqa: B023
         number = result(tuple(map(bool, truths[1:]))) if truths[0] and not is_doubtful(formulas, text) else -1
         for spelling in spellings(text) if others is None else _with_escapes(spellings(text)):
@@ -308,8 +310,8 @@ def part_block(part: StringPart, result: int) -> Block:
         num_boundaries, least, shortest = counted.chars.num_states, counted.least, counted.shortest
     results = np.where(dfa.accepting, result, -1).astype(np.int32)
     if part.most is None and least == 0:
-        plain, loops, words = plain_states(dfa), looping_states(dfa), word_states(dfa)
-        return Block(dfa.table, dfa.class_of, results, QUOTE, plain=plain, loops=loops, words=words)
+        plain, loops = plain_states(dfa), looping_states(dfa)
+        return Block(dfa.table, dfa.class_of, results, QUOTE, plain=plain, loops=loops, free=free_kinds(dfa))
     boundary = np.arange(dfa.num_states) < num_boundaries
     away = np.full(dfa.num_states, FAR)
     away[:num_boundaries] = shortest[:num_boundaries]
@@ -328,7 +330,7 @@ def part_block(part: StringPart, result: int) -> Block:
         closing=QUOTE,
         plain=plain if counted is None or plain[1:num_boundaries].all() else None,
         loops=looping_states(dfa),
-        words=word_states(dfa, away == 0),
+        free=free_kinds(dfa, away == 0),
         counted=boundary,
         least=least,
         most=most.astype(np.int32),
@@ -371,8 +373,9 @@ def _product_machine(automaton: Automaton, formulas: tuple[Formula, ...], result
     if made is not None:
         table, class_of, labels = made
         dfa = Dfa(table, class_of, labels >= 0)
-        plain, loops = plain_states(dfa), looping_states(dfa)
-        machine = automaton.block(key, lambda: Block(table, class_of, labels, QUOTE, plain=plain, loops=loops)), dfa
+        plain, loops, free = plain_states(dfa), looping_states(dfa), free_kinds(dfa)
+        block = Block(table, class_of, labels, QUOTE, plain=plain, loops=loops, free=free)
+        machine = automaton.block(key, lambda: block), dfa
     automaton.memory[key] = machine
     return machine
 

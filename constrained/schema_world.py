@@ -13,6 +13,7 @@ from typing import Any
 from .errors import GrammarError
 from .formula import And, Formula, Not, One, Or, atoms, conj, disj, evaluate, neg, one, substitute
 from .schema_document import Document, Location
+from .schema_glance import APPLICATORS, NUMBER_KEYWORDS, STRING_KEYWORDS, surely_has_values
 from .schema_keywords import TABLE, TYPES
 from .schema_numbers import NumberPart, join_numbers, number_combinations, number_part
 from .schema_numbers import candidates as number_candidates
@@ -26,16 +27,6 @@ VALUE_TYPES = ("null", "true", "false", "number", "string", "object", "array")
 MAX_SAME_INSTANCE = 100  # schemas applied to one value inside each other
 MAX_SATISFIABLE_DEPTH = 40
 _JSON_TYPE = {"null": "null", "true": "boolean", "false": "boolean"}
-_APPLICATORS = frozenset(
-    [
-        *("allOf", "anyOf", "oneOf", "not", "if", "$ref", "$dynamicRef", "enum", "const"),
-        *("dependentSchemas", "dependencies"),
-    ]
-)
-_STRING_KEYWORDS = frozenset(("minLength", "maxLength", "pattern", "format"))
-_NUMBER_KEYWORDS = frozenset(
-    ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf", "divisibleBy")
-)
 _OBJECT_KEYWORDS = frozenset(
     [
         *("properties", "patternProperties", "additionalProperties", "required", "propertyNames", "dependencies"),
@@ -45,16 +36,7 @@ _OBJECT_KEYWORDS = frozenset(
 _ARRAY_KEYWORDS = frozenset(
     [*("items", "prefixItems", "additionalItems", "minItems", "maxItems", "uniqueItems", "contains")]
 )
-# Without these a schema is satisfied by the empty value of any of its types.
-_MAY_FAIL = _APPLICATORS | frozenset(
-    [
-        *("minLength", "maxLength", "pattern", "format", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"),
-        *("multipleOf", "divisibleBy", "required", "minProperties", "maxProperties"),
-        *("minItems", "maxItems", "contains"),
-        *("unevaluatedProperties", "unevaluatedItems"),
-    ]
-)
-_LOCAL = frozenset(["type"]) | _STRING_KEYWORDS | _NUMBER_KEYWORDS | _OBJECT_KEYWORDS | _ARRAY_KEYWORDS
+_LOCAL = frozenset(["type"]) | STRING_KEYWORDS | NUMBER_KEYWORDS | _OBJECT_KEYWORDS | _ARRAY_KEYWORDS
 
 
 class Node:
@@ -92,14 +74,14 @@ class Local:
             if "number" not in types and "integer" not in types:
                 return False
             integer = "number" not in types
-            if not integer and not _NUMBER_KEYWORDS & schema.keys():
+            if not integer and not NUMBER_KEYWORDS & schema.keys():
                 return True
             part = number_part(schema, integer, integer and self.draft <= 4, pointer)
             return self.world.join([part], kind)
         if _JSON_TYPE.get(kind, kind) not in types:
             return kind == "null" and schema.get("nullable") is True and "type" in schema
         if kind == "string":
-            return self._string(schema) if _STRING_KEYWORDS & schema.keys() else True
+            return self._string(schema) if STRING_KEYWORDS & schema.keys() else True
         if kind == "object":
             return object_part(self.world, self) if _OBJECT_KEYWORDS & schema.keys() else True
         if kind == "array":
@@ -219,7 +201,7 @@ class World:
         parts: list[Formula] = []
         if not _LOCAL.isdisjoint(schema):
             parts.append(Local(self, location, document.draft or 2020))
-        if not _APPLICATORS.isdisjoint(schema):
+        if not APPLICATORS.isdisjoint(schema):
             if "enum" in schema:
                 parts.append(self._one_of(schema["enum"]))
             if "const" in schema and (document.draft or 6) >= 6:
@@ -325,8 +307,8 @@ class World:
             except GrammarError as error:
                 self._refuse(error, parts)
                 return False  # refusing all is safe, where what is asked together cannot be worked out
-        together = frozenset(local for part in parts for local in part.locals)
-        key = ("joined", together)
+        together = tuple(dict.fromkeys(local for part in parts for local in part.locals))
+        key = ("joined", frozenset(together))
         if key not in self.memory:
             self.memory[key] = ObjectPart(together) if kind == "object" else ArrayPart(together)
         return self.memory[key]
@@ -339,7 +321,7 @@ class World:
         """Conjunctions joined into one part, also with each of the alternatives beside them."""
         if isinstance(formula, And):
             plain = [part for part in formula.parts if not isinstance(part, Or | One | Not)]
-            joined = self.join(sorted(plain, key=id), kind) if plain else True
+            joined = self.join(plain, kind) if plain else True
             if joined is False:
                 return False
             others = [part for part in formula.parts if isinstance(part, Or | One | Not)]
@@ -370,7 +352,8 @@ class World:
         known = self._satisfiable.get(goal)
         if known is not None:
             return known
-        if isinstance(goal, Node) and _MAY_FAIL.isdisjoint(goal.location.schema):
+        if type(goal) is Node and surely_has_values(self.document, goal.location):
+            self._satisfiable[goal] = True
             return True
         if goal in self._open:
             self.num_assumed += 1  # a value inside itself would have no end, so there is another or none
@@ -429,8 +412,10 @@ def _with_texts_together(formula: Or | One) -> Iterable[Formula]:
     """The alternatives, those of an Or that list texts as one: enums written as many constants are long."""
     if isinstance(formula, One):
         return formula.parts
-    listed = [part for part in formula.parts if isinstance(part, StringPart) and part.texts is not None]
+    listed: list[StringPart] = []
+    others: list[Formula] = []
+    for part in formula.parts:
+        (listed if isinstance(part, StringPart) and part.texts is not None else others).append(part)
     if len(listed) < 2:
         return formula.parts
-    together = StringPart(texts=frozenset().union(*(part.texts or () for part in listed)))
-    return [together, *formula.parts.difference(listed)]
+    return [StringPart(texts=frozenset().union(*(part.texts or () for part in listed))), *others]

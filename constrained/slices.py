@@ -78,21 +78,6 @@ class PlainTokens(TokenSlice):
         )
 
 
-@dataclass(frozen=True, eq=False)
-class WordTokens(TokenSlice):
-    """Tokens of ASCII letters and digits, and the trie of all others."""
-
-    others: TokenTrie
-
-    @classmethod
-    def of(cls, tokens: Sequence[bytes | None]) -> WordTokens:
-        words = [token for token, data in enumerate(tokens) if data and data.isascii() and data.isalnum()]
-        counts = [len(tokens[token] or b"") for token in words]
-        chosen = set(words)
-        others = [token for token in range(len(tokens)) if token not in chosen]
-        return cls(np.array(words, np.int32), np.array(counts, np.int32), len(tokens), TokenTrie.build(tokens, others))
-
-
 _SPECIAL = b'"\\'
 _FIRSTS = bytes(byte for byte in range(256) if not 0x80 <= byte < 0xC0)  # of characters
 # Plain characters, and what is the beginning of another one at the end.

@@ -22,7 +22,6 @@ from .subset import char_dfa
 MAX_LENGTH_STATES = 60_000
 MAX_PRODUCT_STATES = 20_000
 _PLAIN = np.array([b for b in range(0x20, 0x80) if b not in (0x22, 0x5C)])
-_WORD = np.frombuffer(b"0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz", np.uint8)
 # After the first byte of a character: (first bytes, first and last second byte, how many more bytes come after that).
 _UTF8 = (
     (range(0xC2, 0xE0), 0x80, 0xBF, 0),
@@ -68,18 +67,6 @@ def plain_states(dfa: Dfa) -> NDArray[np.bool_]:
         if (now == plain).all():
             return now
         plain = now
-
-
-def word_states(dfa: Dfa, within: NDArray[np.bool_] | None = None) -> NDArray[np.bool_]:
-    """From which states (of some) every text of ASCII letters and digits leads on, to such states: bool[S]."""
-    table = _after(dfa, _WORD)
-    words = np.ones(dfa.num_states, np.bool_) if within is None else within.copy()
-    words[DEAD] = False
-    while True:
-        now = words & _all(words[table])
-        if (now == words).all():
-            return now
-        words = now
 
 
 @lru_cache(maxsize=2048)

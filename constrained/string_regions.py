@@ -81,7 +81,7 @@ def chars_of(part: StringPart) -> CharDfa:
 def string_combinations(parts: tuple[StringPart, ...]) -> Iterable[Truths]:
     """The truths that the parts can have of one string. Raises GrammarError when that is too complex."""
     if all(part.texts is not None for part in parts):
-        listed = frozenset[str]().union(*(part.texts or () for part in parts))
+        listed = sorted(frozenset[str]().union(*(part.texts or () for part in parts)))
         return {tuple(text in (part.texts or ()) for part in parts): None for text in listed} | {
             tuple(False for _ in parts): None
         }

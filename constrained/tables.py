@@ -18,11 +18,16 @@ _NEW_STATE = np.zeros(NUM_COLUMNS, np.int32)
 _NEW_STATE[[HEAD, RETURNS, MOST]] = -1, -1, UNBOUNDED
 
 
+def new_rows(number: int) -> Ints:
+    """Of states that are not filled: int32[number, NUM_COLUMNS]."""
+    return np.tile(_NEW_STATE, (number, 1))
+
+
 class Tables:
     """State 0 is dead; its row is all zeros, and the row of every state that has only edges."""
 
     def __init__(self) -> None:
-        self.states: Ints = np.tile(_NEW_STATE, (256, 1))
+        self.states: Ints = new_rows(256)
         self.edges: Ints = np.zeros((512, 3), np.int32)  # byte, action, next edge
         self.classes: NDArray[np.uint8] = np.zeros((8, 256), np.uint8)  # row 0: all bytes alike
         self.targets: Ints = np.zeros(1024, np.int32)  # actions
@@ -39,7 +44,7 @@ class Tables:
         if self.num_states > min(MAX_STATES, MAX_ARGUMENT):
             raise GrammarError(f"the constraint is too complex: it needs more than {MAX_STATES} states")
         if self.num_states > len(self.states):
-            more = np.tile(_NEW_STATE, (max(self.num_states, 2 * first) - first, 1))
+            more = new_rows(max(self.num_states, 2 * first) - first)
             self.states = np.concatenate([self.states[:first], more])
         return first
 

@@ -13,7 +13,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-BYTE, END, FIRST_TOKEN, DEPTH = range(4)  # columns of `nodes`
+from .byte_kinds import KIND
+
+BYTE, END, FIRST_TOKEN, DEPTH, KINDS, DEEPEST = range(6)  # columns of `nodes`
+NUM_COLUMNS = 6
 
 
 @dataclass(frozen=True, eq=False)
@@ -21,10 +24,11 @@ class TokenTrie:
     """N nodes in depth-first order, the root (depth 0) first, and one sentinel after the last.
 
     nodes[n] is the byte that leads to n, the node after n's subtree, the first of its tokens, and its depth: node n is
-    the end of tokens[nodes[n, FIRST_TOKEN]:nodes[n + 1, FIRST_TOKEN]].
+    the end of tokens[nodes[n, FIRST_TOKEN]:nodes[n + 1, FIRST_TOKEN]]. KINDS is the set of the kinds of bytes that lead
+    to n and to what is in its subtree, DEEPEST the largest depth in it.
     """
 
-    nodes: NDArray[np.int32]  # [N + 1, 4]
+    nodes: NDArray[np.int32]  # [N + 1, 6]
     tokens: NDArray[np.int32]  # [T]
     max_depth: int
 
@@ -45,7 +49,7 @@ class TokenTrie:
         num_new = lengths - common  # nodes that each word adds; none when it equals the one before
         num_nodes = 1 + int(num_new.sum())
         last = np.cumsum(num_new)  # the node where each word ends
-        nodes = np.zeros((num_nodes + 1, 4), np.int32)
+        nodes = np.zeros((num_nodes + 1, NUM_COLUMNS), np.int32)
         owner = np.repeat(np.arange(len(words)), num_new)
         nodes[1:-1, DEPTH] = np.arange(1, num_nodes) - (last - lengths)[owner]
         text = np.frombuffer(b"".join(words), np.uint8)
@@ -57,6 +61,14 @@ class TokenTrie:
             at = np.flatnonzero(depth[:-1] == level)
             bounds = np.append(np.flatnonzero(depth[:-1] <= level), num_nodes)
             nodes[at, END] = bounds[np.searchsorted(bounds, at, side="right")]
+        nodes[1:-1, KINDS] = 1 << KIND[nodes[1:-1, BYTE]].astype(np.int32)
+        nodes[:, DEEPEST] = depth
+        for level in range(int(depth.max()), 1, -1):
+            at = np.flatnonzero(depth[:-1] == level)
+            above = np.flatnonzero(depth[:-1] == level - 1)
+            above = above[np.searchsorted(above, at) - 1]  # the last one before is the node's parent
+            np.bitwise_or.at(nodes[:, KINDS], above, nodes[at, KINDS])
+            np.maximum.at(nodes[:, DEEPEST], above, nodes[at, DEEPEST])
         return cls(nodes, np.array(ids, np.int32)[order].astype(np.int32), int(depth.max()))
 
 

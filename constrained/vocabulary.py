@@ -9,7 +9,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from .slices import PlainTokens, WordTokens, bitmask
+from .slices import PlainTokens, bitmask
 from .token_trie import TokenTrie
 from .warm import warm_up
 
@@ -23,7 +23,6 @@ class Vocabulary:
     eos_ids: frozenset[int]
     trie: TokenTrie
     plain: PlainTokens
-    words: WordTokens
 
     @classmethod
     def from_tokens(cls, tokens: Sequence[bytes | None], eos_ids: Iterable[int]) -> Vocabulary:
@@ -32,7 +31,7 @@ class Vocabulary:
         ends = frozenset(eos_ids)
         assert all(0 <= token < len(tokens) for token in ends), "an end of sequence is no token of the vocabulary"
         kept = tuple(None if token in ends else (data or None) for token, data in enumerate(tokens))
-        made = cls(kept, ends, TokenTrie.build(kept), PlainTokens.of(kept), WordTokens.of(kept))
+        made = cls(kept, ends, TokenTrie.build(kept), PlainTokens.of(kept))
         _ = made.packed  # now, rather than in the first step
         return made
 

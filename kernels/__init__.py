@@ -18,7 +18,7 @@ from .reference.logits import apply_penalties, apply_token_bitmask
 from .reference.quantise import LARGEST
 from .reference.sampling import draw_tokens, sampling_weights, token_logprobs
 from .reference.trees import compact_kv, walk_trees
-from .transfer import to_device
+from .transfer import Later, to_device, to_host
 
 __all__ = [
     "LARGEST",
@@ -26,6 +26,7 @@ __all__ = [
     "AttentionLayout",
     "KernelsName",
     "KvCache",
+    "Later",
     "Ops",
     "RowSpan",
     "add_rms_norm",
@@ -47,6 +48,7 @@ __all__ = [
     "silu_and_mul",
     "store_kv",
     "to_device",
+    "to_host",
     "token_logprobs",
     "walk_trees",
 ]

@@ -3,7 +3,7 @@
 The plain torch in `reference` says what each op means and runs on every device that torch knows.
 
 Legend: T tokens of a step, R rows, H query heads, K key/value heads, D head size, E hidden size, I intermediate size,
-V vocabulary, W mask words.
+V vocabulary, W mask words, N experts, C experts of a token, P = T * C pairs of the two.
 """
 
 from __future__ import annotations
@@ -40,6 +40,12 @@ class Ops(Protocol):
     @property
     def rotates_stored_keys(self) -> bool:
         """Whether `attention` takes a `key_rope`."""
+        ...
+
+    @property
+    def groups_experts(self) -> bool:
+        """Whether `grouped_matmul` is the best product for a mixture's experts, or else one for each that is packed for
+        its device."""
         ...
 
     def attention(
@@ -96,6 +102,14 @@ class Ops(Protocol):
     ) -> tuple[torch.Tensor, torch.Tensor]: ...
 
     def silu_and_mul(self, gate_up: torch.Tensor) -> torch.Tensor: ...
+
+    def grouped_matmul(
+        self, x: torch.Tensor, weight_NOI: torch.Tensor, ends_N: torch.Tensor, rows_P: torch.Tensor | None
+    ) -> torch.Tensor:
+        """One product for each expert of a mixture, whose weights lie in one tensor."""
+        ...
+
+    def combine_experts(self, y_PE: torch.Tensor, order_P: torch.Tensor, weights_TC: torch.Tensor) -> torch.Tensor: ...
 
     def apply_token_bitmask(self, logits_RV: torch.Tensor, bitmask_RW: torch.Tensor) -> torch.Tensor: ...
 

@@ -1,11 +1,16 @@
-"""Numbers from the host to a device, several arrays in one copy that nobody waits for. Knows no meaning of them."""
+"""Numbers from the host to a device, several arrays in one copy that nobody waits for, and back, where one waits later.
+Knows no meaning of them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import numpy as np
 import torch
+
+T = TypeVar("T")
+Later = Callable[[], T]  # what is under way: the call waits for it
 
 _ALIGNMENT = 16  # bytes; what kernels load at once
 
@@ -19,6 +24,25 @@ def to_device(arrays: Sequence[np.ndarray], device: torch.device) -> list[torch.
     host = torch.empty(packed_size(arrays), dtype=torch.uint8, pin_memory=True)
     pack(arrays, host.numpy())
     return unpack(arrays, host.to(device, non_blocking=True))
+
+
+def to_host(tensors: Sequence[torch.Tensor]) -> Later[list[np.ndarray]]:
+    """The tensors, all of one device, as arrays. From a CUDA device they are copied behind what computes them; only the
+    call of the result waits."""
+    device = tensors[0].device
+    if device.type == "cpu":
+        return lambda: [tensor.numpy() for tensor in tensors]
+    hosts = [torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True) for tensor in tensors]
+    for host, tensor in zip(hosts, tensors, strict=True):
+        host.copy_(tensor, non_blocking=True)
+    copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    copied.record(torch.cuda.current_stream(device))
+
+    def wait() -> list[np.ndarray]:
+        copied.synchronize()
+        return [host.numpy() for host in hosts]
+
+    return wait
 
 
 def packed_size(arrays: Sequence[np.ndarray]) -> int:

@@ -20,10 +20,11 @@ from rich.console import Console
 
 logger = logging.getLogger("ramify.core")
 
-MODULES = (  # that have compiled loops: importing them compiles those
-    "kernels.cpu.decode_attention",
+MODULES = (  # that have loops of known signatures: importing them compiles those
+    "kernels.cpu.attention",
     "kernels.cpu.layers",
-    "kernels.cpu.row_product",
+    "kernels.cpu.products",
+    "kernels.cpu.trees",
     "constrained.packed",
     "constrained.product_kernel",
 )
@@ -33,7 +34,7 @@ def load_loops() -> None:
     """Returns when every loop is ready to be called."""
     with _told():
         for name in MODULES:
-            import_module(f"...{name}", __name__)
+            import_module(f"..{name}", __package__)
 
 
 @contextmanager

@@ -1,4 +1,5 @@
-"""The core process: receives requests, lets the scheduler decide, the engine compute, and sends tokens back.
+"""The core process: receives requests, lets the scheduler decide, the engine compute, and sends tokens back. `pipeline`
+says in which order.
 
 The only impure file of the scheduler's side. Run as a module by the frontend; see `lifeline` for its standard input.
 """
@@ -27,6 +28,7 @@ from .engine import Engine, build_engine
 from .meter import Meter, TimedGrammars
 from .parallel.lead import LeadEngine, MakeLead, build_lead_engine
 from .parallel.ranks import Ranks
+from .pipeline import Pipeline
 from .protocol import wire
 from .protocol.config import CoreConfig
 from .protocol.core import (
@@ -145,6 +147,7 @@ class Core:
     cache: PrefixCache
     publisher: CacheEventPublisher | None
     meter: Meter
+    ahead: bool  # plan a step while the one before is computed
 
 
 def load(config: CoreConfig, lead: MakeLead | None = None) -> Core:
@@ -196,7 +199,9 @@ def load(config: CoreConfig, lead: MakeLead | None = None) -> Core:
     )
     if log is not None:
         scheduler = LoggingScheduler(scheduler, log)
-    return Core(engine, scheduler, info, cache, publisher, meter)
+    # On a CPU planning would take from the processors what computing needs.
+    ahead = config.overlap == "on" or (config.overlap == "auto" and info.device.startswith("cuda"))
+    return Core(engine, scheduler, info, cache, publisher, meter, ahead)
 
 
 def _open_log(path: str) -> IO[bytes]:
@@ -208,7 +213,8 @@ def _open_log(path: str) -> IO[bytes]:
 
 def loop(link: Link, core: Core, ranks: Ranks) -> None:
     """For ever: messages in, one forward, tokens out. Raises RuntimeFailed when a rank dies."""
-    engine, scheduler, meter = core.engine, core.scheduler, core.meter
+    scheduler, meter = core.scheduler, core.meter
+    pipeline = Pipeline(core.engine, scheduler, ahead=core.ahead, on_step=meter.computed)
 
     def send(answers: list[FromCore]) -> None:
         meter.answered(answers)
@@ -227,12 +233,9 @@ def loop(link: Link, core: Core, ranks: Ranks) -> None:
                 else:
                     send([answer])
         ranks.check()
-        began = time.monotonic()
-        plan = scheduler.plan(began)
-        send(scheduler.answers())
-        if plan is not None:
-            answers = scheduler.commit(plan, engine.run(plan), time.monotonic())
-            meter.computed(plan, time.monotonic() - began)
+        if wait != 0:
+            pipeline.rested()
+        for answers in pipeline.turn():
             send(answers)
         if core.publisher is not None:
             core.publisher.publish(core.cache.take_events())

@@ -44,7 +44,7 @@ def replay(entries: Iterable[Entry]) -> Figures:
     """Plan everything again. Raises Difference at the first plan that is not the logged one, RequestError for a log
     that makes no sense."""
     player = _Player(*_first(iter(entries)))
-    plan: ForwardPlan | None = None
+    in_flight: dict[int, ForwardPlan] = {}
     for entry in player.texts.learn(player.entries):
         match entry:
             case Handled(owner=owner, message=message):
@@ -54,11 +54,12 @@ def replay(entries: Iterable[Entry]) -> Figures:
                 plan = player.plan()
                 if plan != logged:
                     raise Difference(_difference(plan, logged))
+                if plan is not None:
+                    in_flight[plan.step] = plan
             case Computed(result=result):
-                if plan is None or result.step != plan.step:
+                if result.step not in in_flight:
                     raise RequestError(f"the log has a result of step {result.step} without its plan", param="file")
-                player.commit(plan, result)
-                plan = None
+                player.commit(in_flight.pop(result.step), result)
             case _:
                 raise RequestError("the log has two headers", param="file")
     return player.figures()
@@ -77,7 +78,7 @@ def what_if(entries: Sequence[Entry], **changes: Any) -> Figures:
     known = _Results()
     arrivals: list[tuple[int, Handled]] = []
     num_steps = 0
-    logged: ForwardPlan | None = None
+    in_flight: dict[int, ForwardPlan] = {}
     for entry in player.texts.learn(player.entries):
         match entry:
             case Handled(message=Abort() | GetStats()):
@@ -86,9 +87,9 @@ def what_if(entries: Sequence[Entry], **changes: Any) -> Figures:
                 arrivals.append((num_steps, entry))
             case Planned(plan=plan) if plan is not None:
                 num_steps += 1
-                logged = plan
-            case Computed(result=result) if logged is not None:
-                known.learn(logged, result)
+                in_flight[plan.step] = plan
+            case Computed(result=result) if result.step in in_flight:
+                known.learn(in_flight.pop(result.step), result)
     arrivals.reverse()
     while arrivals or not player.scheduler.idle:
         if player.scheduler.idle:
@@ -155,6 +156,7 @@ class _Player:
 
     def commit(self, plan: ForwardPlan, result: ForwardResult) -> None:
         self._end(self.scheduler.commit(plan, result, 0.0))
+        self.scheduler.sampling()  # follows from what was committed
 
     def figures(self) -> Figures:
         self._figures.stats = self.scheduler.stats()

@@ -29,6 +29,7 @@ MODEL_FLAGS = {
     "--device",
     "--kernels",
     "--cuda-graphs",
+    "--overlap",
     "--deterministic",
     "--dtype",
     "--tp",

@@ -36,6 +36,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from tokenizer import SPECIAL, save_tokenizer, train_tokenizer
 from tokenizers import Tokenizer
 from torch.nn.functional import cross_entropy
+from transformers import LlamaForCausalLM
 
 
 @dataclass(frozen=True)
@@ -128,10 +129,13 @@ def optimizers(model: torch.nn.Module, recipe: Recipe) -> list[torch.optim.Optim
 
 
 class Trainer:
-    def __init__(self, recipe: Recipe, tokenizer: Tokenizer, bf16: bool, compiled: bool) -> None:
+    def __init__(
+        self, recipe: Recipe, tokenizer: Tokenizer, bf16: bool, compiled: bool, model: LlamaForCausalLM | None = None
+    ) -> None:
+        """`model` is trained in place; None: a fresh one of the shape that ships."""
         self.recipe, self.tokenizer, self.bf16 = recipe, tokenizer, bf16
         ids = {mark: tokenizer.token_to_id(mark) for mark in SPECIAL}
-        self.model = fresh(config(recipe.vocab_size, ids), recipe.seed)
+        self.model = fresh(config(recipe.vocab_size, ids), recipe.seed) if model is None else model
         self.forward = torch.compile(self.model, dynamic=False) if compiled else self.model
         self.optimizers = optimizers(self.model, recipe)
         self.base_lrs = [[group["lr"] for group in o.param_groups] for o in self.optimizers]
@@ -203,9 +207,8 @@ def train(trainer: Trainer, checkpoint: Path, out: Path, every: int, minutes: fl
                 break
 
 
-def main() -> None:
-    recipe = Recipe()
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def training_options(description: str | None) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="folder for the model's files")
     parser.add_argument("--work", type=Path, default=Path("build/demo_model"), help="folder for checkpoints")
     parser.add_argument("--threads", type=int, default=os.cpu_count())
@@ -214,18 +217,28 @@ def main() -> None:
     parser.add_argument("--compile", action="store_true", help="torch.compile; needs a C++ compiler")
     parser.add_argument("--fp32", action="store_true", help="no bfloat16 in the matrix products")
     parser.add_argument("--restart", action="store_true", help="ignore an older checkpoint")
-    options = parser.parse_args()
+    return parser
 
-    torch.set_num_threads(options.threads)
-    options.out.mkdir(parents=True, exist_ok=True)
-    tokenizer = train_tokenizer(recipe.vocab_size, recipe.seed)
-    trainer = Trainer(recipe, tokenizer, bf16=not options.fp32, compiled=options.compile)
-    save_tokenizer(tokenizer, options.out, CONTEXT)
+
+def run(recipe: Recipe, tokenizer: Tokenizer, options: argparse.Namespace, model: LlamaForCausalLM | None) -> None:
+    """Train as the options say, on from a checkpoint where there is one; the model's files are in `options.out` then,
+    all but the tokenizer's."""
+    trainer = Trainer(recipe, tokenizer, bf16=not options.fp32, compiled=options.compile, model=model)
     save_config(trainer.model.config, options.out)
     checkpoint = options.work / "checkpoint.pt"
     if checkpoint.exists() and not options.restart:
         trainer.load(checkpoint)
     train(trainer, checkpoint, options.out, options.every, options.minutes)
+
+
+def main() -> None:
+    recipe = Recipe()
+    options = training_options(__doc__).parse_args()
+    torch.set_num_threads(options.threads)
+    options.out.mkdir(parents=True, exist_ok=True)
+    tokenizer = train_tokenizer(recipe.vocab_size, recipe.seed)
+    save_tokenizer(tokenizer, options.out, CONTEXT)
+    run(recipe, tokenizer, options, None)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 
 from ..kv_cache import KvCache
@@ -16,39 +15,28 @@ from ..ops import Attention
 from ..reference.layout import KeyRope, RowSpan
 from ..reference.ops import ReferenceOps
 from . import layers
-from .compiled import Ints
-from .decode_attention import decode_attention
+from .attention import Sight, attend
+from .sight import see
+from .trees import walk_trees
 
 _MAX_TOKENS = 64  # of a step; beyond it torch's own loops have the work that they need to pay
 
 
 @dataclass(frozen=True)
-class PagedRows:
-    """Rows of one query each: row r sees the places [begin_R[r], end_R[r]) of its page table."""
+class PagedTokens:
+    """Tokens that read their keys where they lie."""
 
-    pages_RP: Ints
-    begin_R: Ints
-    end_R: Ints
-    page_size: int
+    sight: Sight
 
     def attend(self, q_THD: torch.Tensor, kv: KvCache, scale: float) -> torch.Tensor:
         out_THD = torch.empty_like(q_THD, memory_format=torch.contiguous_format)
-        decode_attention(
-            q_THD.contiguous().numpy(),
-            kv.k_SKD.numpy(),
-            kv.v_SKD.numpy(),
-            self.pages_RP,
-            self.begin_R,
-            self.end_R,
-            self.page_size,
-            scale,
-            out_THD.numpy(),
-        )
+        attend(q_THD.contiguous().numpy(), kv.k_SKD.numpy(), kv.v_SKD.numpy(), *self.sight, scale, out_THD.numpy())
         return out_THD
 
 
 class CpuOps(ReferenceOps):
     name = "cpu"
+    groups_experts = False
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         if not (_is_small(x) and x.dim() == 2 and weight.dim() == 1):
@@ -86,7 +74,7 @@ class CpuOps(ReferenceOps):
         eps: float,
         rotate_keys: bool,
     ) -> torch.Tensor:
-        if not (_is_small(qkv_TND) and _is_plain(kv) and qk_norm_HD is None and rotate_keys):
+        if not (_is_small(qkv_TND) and is_plain(kv) and qk_norm_HD is None and rotate_keys):
             return super().rope_and_store(
                 qkv_TND,
                 cos_T1D,
@@ -111,6 +99,13 @@ class CpuOps(ReferenceOps):
         )
         return q_THD
 
+    def walk_trees(
+        self, sampled_O: torch.Tensor, guessed_O: torch.Tensor, parents_O: torch.Tensor, *, max_depth: int
+    ) -> torch.Tensor:
+        on_way_O = torch.empty(len(sampled_O), dtype=torch.bool)
+        walk_trees(sampled_O.numpy(), guessed_O.numpy(), parents_O.numpy(), on_way_O.numpy())
+        return on_way_O
+
     def attention(
         self,
         rows: Sequence[RowSpan],
@@ -122,8 +117,10 @@ class CpuOps(ReferenceOps):
         dtype: torch.dtype,
         key_rope: KeyRope | None = None,
     ) -> Attention:
-        ones = all(row.num_tokens == 1 and not row.tree for row in rows)
-        if not (ones and dtype == torch.float32 and _is_plain(kv) and key_rope is None):
+        sight = None
+        if dtype == torch.float32 and is_plain(kv) and key_rope is None:
+            sight = see(rows, page_size, window)
+        if sight is None:
             return super().attention(
                 rows,
                 kv,
@@ -133,18 +130,13 @@ class CpuOps(ReferenceOps):
                 dtype=dtype,
                 key_rope=key_rope,
             )
-        pages_RP = np.zeros((len(rows), max(len(row.pages) for row in rows)), dtype=np.int64)
-        for pages_P, row in zip(pages_RP, rows, strict=True):
-            pages_P[: len(row.pages)] = row.pages
-        end_R = np.array([row.first_position + 1 for row in rows])
-        begin_R = np.zeros_like(end_R) if window is None else np.maximum(end_R - window, 0)
-        return PagedRows(pages_RP, begin_R, end_R, page_size)
+        return PagedTokens(sight)
 
 
 def _is_small(x: torch.Tensor) -> bool:
     return x.dtype == torch.float32 and len(x) <= _MAX_TOKENS and x.is_contiguous()
 
 
-def _is_plain(kv: KvCache) -> bool:
+def is_plain(kv: KvCache) -> bool:
     """Held in float32, without scales."""
     return kv.k_SKD.dtype == torch.float32 and kv.k_scale_K is None

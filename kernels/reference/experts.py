@@ -7,8 +7,11 @@ C inputs, E hidden size.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 import torch
+
+from .fixed_rows import FIXED_ROWS, in_fixed_rows
 
 
 def choose_experts(scores_TN: torch.Tensor, num_chosen: int, normalised: bool) -> tuple[torch.Tensor, torch.Tensor]:
@@ -51,9 +54,24 @@ def grouped_matmul(
     return out_PO
 
 
+def fixed_grouped_matmul(
+    x: torch.Tensor, weight_NOC: torch.Tensor, ends_N: torch.Tensor, rows_P: torch.Tensor | None = None
+) -> torch.Tensor:
+    """The same, each product of FIXED_ROWS rows: a row's bits do not depend on how many others its expert has."""
+    x_PC = x if rows_P is None else x[rows_P]
+    out_PO = x.new_empty((len(x_PC), weight_NOC.shape[1]))
+    for expert, start, end in groups(ends_N):
+        weight_CO = weight_NOC[expert].t()
+        out_PO[start:end] = in_fixed_rows(partial(torch.mm, mat2=weight_CO), x_PC[start:end], FIXED_ROWS)
+    return out_PO
+
+
 def combine_experts(y_PE: torch.Tensor, order_P: torch.Tensor, weights_TK: torch.Tensor) -> torch.Tensor:
-    """[T, E]: the weighted sum of each token's rows, which `order_P` says the pairs of; always in the same order, so
-    that a token's bits do not depend on who else is there."""
+    """[T, E]: the weighted sum of each token's rows, which `order_P` says the pairs of; added up in float32 and in the
+    order of its experts, so that a token's bits do not depend on who else is there."""
     T, K = weights_TK.shape
-    y_TKE = torch.empty_like(y_PE).index_copy_(0, order_P, y_PE).view(T, K, -1)
-    return (y_TKE * weights_TK[:, :, None]).sum(1).to(y_PE.dtype)
+    y_TKE = torch.empty_like(y_PE).index_copy_(0, order_P, y_PE).view(T, K, y_PE.shape[1])
+    sum_TE = y_TKE[:, 0] * weights_TK[:, 0, None]
+    for k in range(1, K):
+        sum_TE += y_TKE[:, k] * weights_TK[:, k, None]
+    return sum_TE.to(y_PE.dtype)

@@ -8,6 +8,8 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
+from .fixed_rows import FIXED_ROWS, in_fixed_rows
+
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """`x / rms(x) * weight`, the rms taken over the last dimension (Zhang & Sennrich 2019, eq. 4).
@@ -40,3 +42,8 @@ def silu_and_mul(gate_up: torch.Tensor) -> torch.Tensor:
     """`silu(gate) * up` of `gate_up` [..., 2I], whose first half is the gate (Shazeer 2020, SwiGLU)."""
     gate, up = gate_up.chunk(2, dim=-1)
     return F.silu(gate) * up
+
+
+def fixed_silu_and_mul(gate_up: torch.Tensor) -> torch.Tensor:
+    """The same of [T, 2I]; a row's bits do not depend on how many there are."""
+    return in_fixed_rows(silu_and_mul, gate_up, FIXED_ROWS)

@@ -9,7 +9,7 @@ import torch
 
 from ..kv_cache import KvCache
 from ..ops import Attention
-from . import layers, logits, sampling, trees
+from . import experts, layers, logits, sampling, trees
 from .attention import paged_attention, store_kv
 from .fixed import fixed_attention
 from .layout import AttentionLayout, KeyRope, RowSpan, attention_layout
@@ -27,10 +27,13 @@ class ReferenceOps:
     name: str = "reference"
     deterministic: bool = False
     rotates_stored_keys: bool = True
+    groups_experts: bool = True
 
     rms_norm = staticmethod(layers.rms_norm)
     add_rms_norm = staticmethod(layers.add_rms_norm)
     silu_and_mul = staticmethod(layers.silu_and_mul)
+    grouped_matmul = staticmethod(experts.grouped_matmul)
+    combine_experts = staticmethod(experts.combine_experts)
     apply_token_bitmask = staticmethod(logits.apply_token_bitmask)
     apply_penalties = staticmethod(logits.apply_penalties)
     token_logprobs = staticmethod(sampling.token_logprobs)
@@ -116,6 +119,9 @@ class DeterministicOps(ReferenceOps):
 
     deterministic = True
     rotates_stored_keys = False
+
+    grouped_matmul = staticmethod(experts.fixed_grouped_matmul)
+    silu_and_mul = staticmethod(layers.fixed_silu_and_mul)
 
     def attention(
         self,

@@ -1,6 +1,8 @@
-"""One matrix product for each expert of a mixture, all in one launch, whoever has how many rows.
+"""One matrix product for each expert of a mixture, all in one launch, whoever has how many rows; and the weighted sum
+of what comes out.
 
-Legend: N experts, P pairs of a token and one of its experts, grouped by expert, O outputs, C inputs; M, O, C blocks.
+Legend: T tokens, N experts, K experts of a token, P = T * K pairs of the two, grouped by expert, O outputs, C inputs,
+E hidden size; M, O, C blocks.
 """
 
 from __future__ import annotations
@@ -13,9 +15,15 @@ from . import tables
 
 
 def grouped_matmul(
-    x: torch.Tensor, weight_NOC: torch.Tensor, ends_N: torch.Tensor, rows_P: torch.Tensor | None = None
+    x: torch.Tensor,
+    weight_NOC: torch.Tensor,
+    ends_N: torch.Tensor,
+    rows_P: torch.Tensor | None = None,
+    *,
+    fixed: bool = False,
 ) -> torch.Tensor:
     """[P, O]: row p is expert n's product of `x[rows_P[p]]`, or of `x[p]`; expert n has [ends_N[n - 1], ends_N[n]).
+    `fixed`: in tiles of one shape whatever P is, so that a row's bits do not depend on the others.
 
     The grid has as many programs as tiles there can be at most, so that nothing is read back from the device: each
     expert's last tile may be short, so they are at most the tiles of P rows and one more for each expert, and no more
@@ -28,7 +36,7 @@ def grouped_matmul(
         return out_PO
     assert x.stride(-1) == 1
     assert weight_NOC.is_contiguous()
-    tile = tables.expert_tile(x.device, -(-P // N), x.dtype)
+    tile = tables.expert_tile(x.device, tables.FIXED_MEAN if fixed else -(-P // N), x.dtype)
     tiles = min(P, triton.cdiv(P, tile.rows) + N)
     _grouped_matmul[(triton.cdiv(O, tile.outputs), tiles)](
         x,
@@ -48,6 +56,20 @@ def grouped_matmul(
         num_stages=tile.num_stages,
     )
     return out_PO
+
+
+def combine_experts(y_PE: torch.Tensor, order_P: torch.Tensor, weights_TK: torch.Tensor) -> torch.Tensor:
+    """[T, E]: the weighted sum of each token's rows, which `order_P` says the pairs of, in the order of its experts."""
+    T, K = weights_TK.shape
+    E = y_PE.shape[1]
+    out_TE = torch.empty((T, E), dtype=y_PE.dtype, device=y_PE.device)
+    if T == 0:
+        return out_TE
+    place_P = torch.empty_like(order_P)
+    place_P[order_P] = torch.arange(T * K, device=order_P.device)
+    block = min(1024, triton.next_power_of_2(E))
+    _combine_experts[(T, triton.cdiv(E, block))](y_PE, place_P, weights_TK, out_TE, K=K, E=E, BLOCK=block, num_warps=4)
+    return out_TE
 
 
 @triton.jit
@@ -97,3 +119,16 @@ def _grouped_matmul(
         acc_MO = tl.dot(x_MC, weight_CO, acc_MO, input_precision="ieee")
     at_MO = p_M.to(tl.int64)[:, None] * O + o[None, :]
     tl.store(out_PO + at_MO, acc_MO.to(out_PO.dtype.element_ty), mask=valid_M[:, None] & (o < O)[None, :])
+
+
+@triton.jit
+def _combine_experts(y_PE, place_P, weights_TK, out_TE, K: tl.constexpr, E: tl.constexpr, BLOCK: tl.constexpr):
+    token = tl.program_id(0).to(tl.int64)
+    e = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    valid = e < E
+    acc = tl.zeros((BLOCK,), dtype=tl.float32)
+    for k in range(K):
+        place = tl.load(place_P + token * K + k)
+        weight = tl.load(weights_TK + token * K + k)
+        acc += weight * tl.load(y_PE + place * E + e, mask=valid, other=0.0).to(tl.float32)
+    tl.store(out_TE + token * E + e, acc.to(out_TE.dtype.element_ty), mask=valid)

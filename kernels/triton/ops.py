@@ -11,7 +11,7 @@ from ..kv_cache import KvCache
 from ..reference import logits as plain_logits
 from ..reference import trees
 from ..reference.layout import KeyRope, RowSpan
-from . import layers, logits, paged_attention, sampling, store
+from . import experts, layers, logits, paged_attention, sampling, store
 
 
 @dataclass(frozen=True)
@@ -20,10 +20,12 @@ class TritonOps:
 
     name = "triton"
     rotates_stored_keys = False
+    groups_experts = True
 
     rms_norm = staticmethod(layers.rms_norm)
     add_rms_norm = staticmethod(layers.add_rms_norm)
     silu_and_mul = staticmethod(layers.silu_and_mul)
+    combine_experts = staticmethod(experts.combine_experts)
     apply_token_bitmask = staticmethod(logits.apply_token_bitmask)
     apply_penalties = staticmethod(plain_logits.apply_penalties)
     sample_tokens = staticmethod(sampling.sample_tokens)
@@ -80,6 +82,11 @@ class TritonOps:
     ) -> torch.Tensor:
         assert rotate_keys
         return store.rope_and_store(qkv_TND, cos_T1D, sin_T1D, kv, slots_T, num_heads, qk_norm_HD, eps)
+
+    def grouped_matmul(
+        self, x: torch.Tensor, weight_NOI: torch.Tensor, ends_N: torch.Tensor, rows_P: torch.Tensor | None
+    ) -> torch.Tensor:
+        return experts.grouped_matmul(x, weight_NOI, ends_N, rows_P, fixed=self.deterministic)
 
     def token_logprobs(
         self, logits_RV: torch.Tensor, tokens_R: torch.Tensor, num_top: int

@@ -46,6 +46,9 @@ class ProductTile(NamedTuple):
     num_stages: int
 
 
+FIXED_MEAN = 32  # rows that an expert is taken to have, where its tile must not depend on them
+
+
 def expert_tile(device: torch.device, mean_rows: int, dtype: torch.dtype) -> ProductTile:
     """Of experts with so many rows each, were they the same. With few, the weights' bytes are what limits."""
     if dtype == torch.float32:

@@ -18,8 +18,8 @@ MAX_DETERMINISTIC_TREE = 64  # tokens that the kernels' masks have bits for
 
 
 def choose_ops(config: CoreConfig, model: ModelConfig, device: torch.device) -> Ops | None:
-    """None: those that suit model and device. Where a token's numbers depend on who else is there whatever the ops, as
-    a mixture's do, or on how its prompt was cut, a warning says so.
+    """None: those that suit model and device. Where a token's numbers depend on how its prompt was cut whatever the
+    ops, a warning says so.
 
     Raises RequestError naming the setting when Triton is not installed or has no such op, or when a tree may be larger
     than deterministic kernels take.
@@ -35,9 +35,10 @@ def choose_ops(config: CoreConfig, model: ModelConfig, device: torch.device) -> 
             raise RequestError("kernels 'triton' need the package triton: install ramify[gpu]", param="kernels")
     if not config.deterministic:
         return None if config.kernels == "auto" else for_device(device, config.kernels)
-    if rotates or model.experts is not None:
-        reason = "dynamic rotary scaling" if rotates else "a mixture of experts"
-        logger.warning("with %s, deterministic does not cover other batches and chunks, only processes", reason)
+    if rotates:
+        logger.warning(
+            "with dynamic rotary scaling, deterministic does not cover other batches and chunks, only processes"
+        )
         return None if config.kernels == "auto" else for_device(device, config.kernels)
     if config.speculative_num_draft_tokens > MAX_DETERMINISTIC_TREE:
         raise RequestError(

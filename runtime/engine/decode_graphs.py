@@ -19,6 +19,7 @@ from ...kernels import Attention, KvCache, to_device
 from ..models.decoder import Decoder, DecoderInputs
 from ..scheduler.plan import Row
 from .kv_pool import PAGE_SIZE
+from .sampled import NOTHING_SAMPLED, Sampled
 
 Forward = Callable[[], None]
 Capture = Callable[[Forward], Forward]  # runs it, perhaps, and says how it is run again
@@ -75,7 +76,7 @@ class DecodeGraphs:
     def serve(model: Decoder, kv: Sequence[KvCache]) -> bool:
         """Whether a forward of this model never asks its device for a number."""
         config = model.config
-        if config.experts is not None or config.quantisation is not None:
+        if config.quantisation is not None or (config.experts is not None and not model.ops.groups_experts):
             return False
         none = torch.zeros((1, 1), dtype=torch.int32, device=model.device)
         return model.ops.decode_attention(none, none[0], kv[0], page_size=PAGE_SIZE, window=None) is not None
@@ -83,25 +84,28 @@ class DecodeGraphs:
     def fits(self, rows: Sequence[Row]) -> bool:
         """Whether the rows only decode, and are not too many."""
         return len(rows) <= self._sizes[-1] and all(
-            len(row.tokens) == 1 and row.sample is not None and row.score is None and row.pool_from is None
+            len(row.tokens) == 1
+            and (row.sample is not None or row.follows is not None)
+            and row.score is None
+            and row.pool_from is None
             for row in rows
         )
 
     def capture_all(self) -> None:
         """The largest first: the others find room in its memory."""
         for size in reversed(self._sizes):
-            self._fill([], size)
+            self._fill([], size, NOTHING_SAMPLED)
             self._graphs[size] = self._capture(lambda size=size: self._forward(size))  # type: ignore[misc]
 
-    def hidden_and_features(self, rows: Sequence[Row]) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """As the decoder's, for rows that fit; valid until the next call."""
+    def hidden_and_features(self, rows: Sequence[Row], sampled: Sampled) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """As the decoder's, for rows that fit; valid until the next call. `sampled` is what the step before sampled."""
         size = next(size for size in self._sizes if size >= len(rows))
-        self._fill(rows, size)
+        self._fill(rows, size, sampled)
         self._graphs[size]()
         hidden_RE, features_RE = self._outputs[size]
         return hidden_RE[: len(rows)], None if features_RE is None else features_RE[: len(rows)]
 
-    def _fill(self, rows: Sequence[Row], size: int) -> None:
+    def _fill(self, rows: Sequence[Row], size: int, sampled: Sampled) -> None:
         ids, positions = np.zeros((2, size), dtype=np.int64)
         slots, num_keys = np.full(size, -1, dtype=np.int64), np.zeros(size, dtype=np.int32)
         num_pages = [row.first_position // PAGE_SIZE + 1 for row in rows]
@@ -116,6 +120,7 @@ class DecodeGraphs:
         for buffer_R, column in zip(buffers, columns, strict=True):
             buffer_R[:size].copy_(column)
         self._page_table_RP[:size, : new_table.shape[1]].copy_(new_table)
+        sampled.fill(self._ids_R, rows, range(len(rows)))
 
     def _forward(self, size: int) -> None:
         model, positions_R = self._model, self._positions_R[:size]

@@ -15,11 +15,14 @@ from ..models.decoder import Decoder, DecoderInputs
 from ..scheduler.plan import Row
 from ..speculation.tree import is_chain
 from .kv_pool import PAGE_SIZE
+from .sampled import NOTHING_SAMPLED, Sampled
 
 
-def decoder_inputs(rows: Sequence[Row], model: Decoder, wanted: np.ndarray, kv: KvCache) -> DecoderInputs:
+def decoder_inputs(
+    rows: Sequence[Row], model: Decoder, wanted: np.ndarray, kv: KvCache, sampled: Sampled = NOTHING_SAMPLED
+) -> DecoderInputs:
     """`wanted` are the indices, among the rows' tokens concatenated, of those whose hidden states will be read; `kv` is
-    any layer's memory."""
+    any layer's memory; `sampled` is what the step before sampled, for rows that follow its rows."""
     num_R = np.array([len(row.tokens) for row in rows])
     first_R = np.array([row.first_position for row in rows])
     ids_T = np.fromiter(chain.from_iterable(row.tokens for row in rows), dtype=np.int64, count=int(num_R.sum()))
@@ -45,6 +48,7 @@ def decoder_inputs(rows: Sequence[Row], model: Decoder, wanted: np.ndarray, kv: 
     ids, positions, lengths, slots, wanted_O = to_device(
         [ids_T, positions_T, np.repeat(lengths_R, num_R), slots_T, wanted], model.device
     )
+    sampled.fill(ids, rows, starts_R.tolist())
     cos_T1D, sin_T1D = model.rope.angles(positions, lengths)
     return DecoderInputs(
         ids_T=ids,

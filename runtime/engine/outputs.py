@@ -10,14 +10,14 @@ Legend: O outputs, N nodes, M moves.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import msgspec
 import numpy as np
 import torch
 
-from ...kernels import Ops, to_device
+from ...kernels import Later, Ops, to_device, to_host
 from ..scheduler.plan import Row, Sample
 from ..speculation.tree import depths, is_chain
 from .kv_pool import PAGE_SIZE, KvPool
@@ -30,35 +30,32 @@ class Outputs:
     rows: list[Row]
     samples: list[Sample]
     masks: list[bytes | None]
-    indices: list[int]  # of the outputs, among the step's tokens
     starts: list[int]
 
     @classmethod
-    def of(cls, rows: Sequence[Row], sampled: Sequence[int], first_tokens: Sequence[int]) -> Outputs:
-        """Of the rows whose indices are `sampled`. `first_tokens` says where each row's tokens start in the step."""
-        outputs = cls([rows[index] for index in sampled], [], [], [], [0])
-        for row, index in zip(outputs.rows, sampled, strict=True):
+    def of(cls, rows: Iterable[Row]) -> Outputs:
+        outputs = cls(list(rows), [], [], [0])
+        for row in outputs.rows:
             assert row.sample is not None
             outputs.samples.append(row.sample)
             outputs.masks.append(row.mask)
-            last = first_tokens[index] + row.num_committed - 1
-            outputs.indices.extend(range(last, last + 1 + len(row.nodes)))
             if row.parents is not None:
                 assert len(row.nodes) == len(row.parents) < len(row.tokens), "a node without its sampling, or no root"
                 outputs.samples.extend(_node_samples(row))
                 outputs.masks.extend(node.mask for node in row.nodes)
-            outputs.starts.append(len(outputs.indices))
+            outputs.starts.append(len(outputs.samples))
         return outputs
 
     def __len__(self) -> int:
-        return len(self.indices)
+        return len(self.samples)
 
-    def walk(self, ops: Ops, tokens_O: torch.Tensor, pool: KvPool) -> tuple[list[int], list[list[int]]]:
+    def walk(self, ops: Ops, tokens_O: torch.Tensor, pool: KvPool) -> Later[tuple[list[int], list[list[int]]]]:
         """The tokens sampled, and of each row the outputs on the way that they take, its root first. The KV of guesses
         that proved right is moved to follow the committed tokens'."""
         trees = [r for r, row in enumerate(self.rows) if row.parents]
         if not trees:
-            return tokens_O.tolist(), [[output] for output in range(len(self))]
+            arriving = to_host([tokens_O])
+            return lambda: (arriving()[0].tolist(), [[output] for output in range(len(self))])
         device, guessed, parents, max_depth = tokens_O.device, [-1] * len(self), list(range(len(self))), 0
         for r in trees:
             row, root = self.rows[r], self.starts[r]
@@ -69,10 +66,14 @@ class Outputs:
         guessed_O, parents_O = to_device([np.array(guessed), np.array(parents)], device)
         on_way_O = ops.walk_trees(tokens_O, guessed_O, parents_O, max_depth=max_depth)
         self._compact(ops, on_way_O, trees, pool)
-        # One transfer, and with it the step's only wait for the device.
-        tokens, on_way = torch.stack((tokens_O, on_way_O.long())).tolist()
-        spans = zip(self.starts[:-1], self.starts[1:], strict=True)
-        return tokens, [[output for output in range(*span) if on_way[output]] for span in spans]
+        arriving = to_host([tokens_O, on_way_O])
+
+        def read() -> tuple[list[int], list[list[int]]]:
+            tokens, on_way = (array.tolist() for array in arriving())
+            spans = zip(self.starts[:-1], self.starts[1:], strict=True)
+            return tokens, [[output for output in range(*span) if on_way[output]] for span in spans]
+
+        return read
 
     def _compact(self, ops: Ops, on_way_O: torch.Tensor, trees: Sequence[int], pool: KvPool) -> None:
         nodes: list[int] = []

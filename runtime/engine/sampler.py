@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from ...kernels import Ops, to_device
+from ...kernels import Later, Ops, to_device, to_host
 from ..protocol.sampling import TokenLogprob
 from ..scheduler.plan import Penalties, Sample
 
@@ -25,17 +25,17 @@ def sample(ops: Ops, logits_RV: torch.Tensor, samples: Sequence[Sample], masks: 
 
 
 def chosen_logprobs(
-    ops: Ops, logits_RV: torch.Tensor, tokens_R: torch.Tensor, samples: Sequence[Sample], rows: Sequence[int]
-) -> dict[int, TokenLogprob]:
-    """By row, the log-probabilities of what was chosen there, for those of `rows` that want them."""
-    wanted = [row for row in rows if samples[row].num_top_logprobs is not None]
+    ops: Ops, logits_RV: torch.Tensor, tokens_R: torch.Tensor, samples: Sequence[Sample]
+) -> Later[dict[int, TokenLogprob]]:
+    """By row, the log-probabilities of what was chosen there, for those that want them."""
+    wanted = [row for row, s in enumerate(samples) if s.num_top_logprobs is not None]
     if not wanted:
-        return {}
+        return dict
     [rows_n] = to_device([np.array(wanted)], logits_RV.device)
     nums_top = [samples[row].num_top_logprobs or 0 for row in wanted]
     asked = [samples[row].logprobs_of for row in wanted]
     found = list_logprobs(ops, logits_RV[rows_n], tokens_R[rows_n], nums_top, asked)
-    return dict(zip(wanted, found, strict=True))
+    return lambda: dict(zip(wanted, found(), strict=True))
 
 
 def list_logprobs(
@@ -44,37 +44,32 @@ def list_logprobs(
     tokens_R: torch.Tensor,
     nums_top: Sequence[int],
     asked: Sequence[tuple[int, ...]],
-) -> list[TokenLogprob]:
+) -> Later[list[TokenLogprob]]:
     """Each row's log-probability of its token, its `nums_top` likeliest, and those of the tokens `asked` for."""
     logprob_R, top_RM, ids_RM = ops.token_logprobs(logits_RV, tokens_R, max(nums_top))
-    columns = zip(
-        logprob_R.tolist(),
-        tokens_R.tolist(),
-        top_RM.tolist(),
-        ids_RM.tolist(),
-        nums_top,
-        _logprobs_of(logits_RV, tokens_R, logprob_R, asked),
-        strict=True,
-    )
-    return [
-        TokenLogprob(logprob, token, list(zip(top[:num], ids[:num], strict=True)), of)
-        for logprob, token, top, ids, num, of in columns
-    ]
+    arriving = to_host([logprob_R, tokens_R, top_RM, ids_RM, _logprobs_of(logits_RV, tokens_R, logprob_R, asked)])
+
+    def read() -> list[TokenLogprob]:
+        logprobs, tokens, tops, ids, others = (array.tolist() for array in arriving())
+        values = iter(others)
+        return [
+            TokenLogprob(logprob, token, list(zip(top[:num], ids_M[:num], strict=True)), [next(values) for _ in of])
+            for logprob, token, top, ids_M, num, of in zip(logprobs, tokens, tops, ids, nums_top, asked, strict=True)
+        ]
+
+    return read
 
 
 def _logprobs_of(
     logits_RV: torch.Tensor, tokens_R: torch.Tensor, logprob_R: torch.Tensor, asked: Sequence[tuple[int, ...]]
-) -> list[list[float]]:
-    """A token's log-probability differs from the row's own token's as their logits do."""
+) -> torch.Tensor:
+    """Row after row, those of the tokens asked for. They differ from that of the row's own token as their logits do."""
     if not any(asked):
-        return [[] for _ in asked]
-    device = logits_RV.device
-    rows = torch.tensor([row for row, of in enumerate(asked) for _ in of], device=device)
-    tokens = torch.tensor([token for of in asked for token in of], device=device)
+        return logprob_R[:0]
+    pairs = np.array([(row, token) for row, of in enumerate(asked) for token in of])
+    rows, tokens = to_device([pairs[:, 0], pairs[:, 1]], logits_RV.device)
     own_R = logits_RV.gather(1, tokens_R[:, None]).squeeze(1)
-    found = (logits_RV[rows, tokens] - own_R[rows] + logprob_R[rows]).tolist()
-    values = iter(found)
-    return [[next(values) for _ in of] for of in asked]
+    return logits_RV[rows, tokens] - own_R[rows] + logprob_R[rows]
 
 
 def _choose(ops: Ops, logits_RV: torch.Tensor, samples: Sequence[Sample]) -> torch.Tensor:

@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from ...kernels import Attention, KvCache, Ops, for_device
 from ..parallel.group import ALONE
 from ..parallel.shard import Shard
+from .compiled_layers import CompiledLayers
 from .config import ModelConfig
 from .fixed_rows import FixedRows, with_fixed_rows
 from .linear import Linear
@@ -75,6 +76,9 @@ class Decoder:
             self.parameters = with_fixed_rows(parameters, num_rows)
             self.head = FixedRows(self.head, num_rows)
         self._scale = config.head_dim**-0.5
+        self._compiled = None
+        if ops.name == "cpu" and self._head_slices is None:
+            self._compiled = CompiledLayers.of(self.parameters, config.norm_eps, self._scale)
 
     def hidden(self, inputs: DecoderInputs, kv: Sequence[KvCache]) -> torch.Tensor:
         """Final hidden states [O, E] of the wanted tokens; the KV of all tokens is written to `kv`, one per layer."""
@@ -90,6 +94,15 @@ class Decoder:
         wanted_O = inputs.wanted_O
         rows, embedding = self.parameters.rows, self.parameters.embedding_VE
         residual = F.embedding(inputs.ids_T, embedding) if rows is None else rows.embed(inputs.ids_T, embedding)
+        if self._compiled is not None and self._compiled.serve(inputs.attention, kv, residual):
+            for index, layer_kv in enumerate(kv):
+                if index in captures:
+                    captured[index] = residual.clone()
+                attention = inputs.attention[config.windows[index]]
+                self._compiled.add_layer(
+                    index, residual, inputs.cos_T1D, inputs.sin_T1D, inputs.slots_T, layer_kv, attention
+                )
+            return self._finish(ops.rms_norm(residual, self.parameters.norm_E, eps), captured, captures, wanted_O)
         x = ops.rms_norm(residual, self.parameters.layers[0].input_norm_E, eps)
         for index, layer in enumerate(self.parameters.layers):
             if index:
@@ -102,7 +115,17 @@ class Decoder:
                 x, residual, wanted_O = x[wanted_O], residual[wanted_O], None
             x, residual = ops.add_rms_norm(layer.o(x), residual, layer.post_norm_E, eps)
             x = layer.mlp(x, ops)
-        hidden = captured[config.num_layers] = ops.rms_norm(residual + x, self.parameters.norm_E, eps)
+        hidden = ops.rms_norm(residual + x, self.parameters.norm_E, eps)
+        return self._finish(hidden, captured, captures, wanted_O)
+
+    def _finish(
+        self,
+        hidden: torch.Tensor,
+        captured: dict[int, torch.Tensor],
+        captures: Sequence[int],
+        wanted_O: torch.Tensor | None,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        captured[self.config.num_layers] = hidden
         features = torch.cat([captured[index] for index in captures], dim=-1) if captures else None
         return hidden if wanted_O is None else hidden[wanted_O], features
 

@@ -1,24 +1,26 @@
-"""The same linear layer of every expert of a mixture, as one value: stacked when dense, side by side when quantised.
+"""The same linear layer of every expert of a mixture, as one value: stacked in one tensor, or side by side.
 
 Legend: T tokens, N experts, P pairs of a token and one of its experts, O outputs, C inputs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 
 from ... import kernels
+from ...kernels import Ops
 from .linear import DenseLinear, Filled, Linear
+from .packed import packs
 from .quantised.factory import make_linear
 from .quantised.scheme import Quantisation
 
 
 class ExpertLinear(Filled, Protocol):
-    def __call__(self, x: torch.Tensor, ends_N: torch.Tensor, rows_P: torch.Tensor | None) -> torch.Tensor:
+    def __call__(self, x: torch.Tensor, ends_N: torch.Tensor, rows_P: torch.Tensor | None, ops: Ops) -> torch.Tensor:
         """[P, O]: row p is expert n's product of `x[rows_P[p]]`, n the expert whose rows end behind p; of `x[p]` when
         `rows_P` is None."""
         ...
@@ -27,16 +29,25 @@ class ExpertLinear(Filled, Protocol):
         """One expert's, to be filled."""
         ...
 
+    def each(self, change: Callable[[Linear], Linear]) -> ExpertLinear:
+        """With every product that is not the ops' changed so."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class StackedExperts:
+    """Dense, where one launch computes all."""
+
     weight_NOC: torch.Tensor
 
-    def __call__(self, x: torch.Tensor, ends_N: torch.Tensor, rows_P: torch.Tensor | None) -> torch.Tensor:
-        return kernels.grouped_matmul(x, self.weight_NOC, ends_N, rows_P)
+    def __call__(self, x: torch.Tensor, ends_N: torch.Tensor, rows_P: torch.Tensor | None, ops: Ops) -> torch.Tensor:
+        return ops.grouped_matmul(x, self.weight_NOC, ends_N, rows_P)
 
     def expert(self, index: int) -> Linear:
         return DenseLinear(self.weight_NOC[index])
+
+    def each(self, change: Callable[[Linear], Linear]) -> ExpertLinear:
+        return self
 
     def finish(self) -> None:
         """Nothing is left to do."""
@@ -48,17 +59,21 @@ class StackedExperts:
 
 @dataclass(frozen=True, slots=True)
 class SeparateExperts:
-    """Of few bits: each expert's own product. Which experts have tokens is read back from the device."""
+    """Each expert's own product: of few bits, or packed for a CPU. Which experts have tokens is read back from the
+    device."""
 
     linears: tuple[Linear, ...]
 
-    def __call__(self, x: torch.Tensor, ends_N: torch.Tensor, rows_P: torch.Tensor | None) -> torch.Tensor:
+    def __call__(self, x: torch.Tensor, ends_N: torch.Tensor, rows_P: torch.Tensor | None, ops: Ops) -> torch.Tensor:
         x_PC = x if rows_P is None else x[rows_P]
-        starts_ends = kernels.groups(ends_N)
-        return torch.cat([self.linears[n](x_PC[start:end]) for n, start, end in starts_ends])
+        some = list(kernels.groups(ends_N)) or [(0, 0, 0)]
+        return torch.cat([self.linears[n](x_PC[start:end]) for n, start, end in some])
 
     def expert(self, index: int) -> Linear:
         return self.linears[index]
+
+    def each(self, change: Callable[[Linear], Linear]) -> ExpertLinear:
+        return SeparateExperts(tuple(map(change, self.linears)))
 
     def finish(self) -> None:
         for linear in self.linears:
@@ -77,9 +92,12 @@ def make_experts(
     *,
     device: torch.device | str,
     dtype: torch.dtype,
+    grouped: bool,
 ) -> ExpertLinear:
-    """Unfilled layers, one for each expert's `modules`. Raises ValueError, naming them, when a scheme does not fit."""
-    if quantisation is None or all(quantisation.scheme_of(name) is None for names in modules for name in names):
+    """Unfilled layers, one for each expert's `modules`; `grouped` stacks dense ones even where each could be packed.
+    Raises ValueError, naming them, when a scheme does not fit."""
+    dense = quantisation is None or all(quantisation.scheme_of(name) is None for names in modules for name in names)
+    if dense and (grouped or not packs(device, dtype)):
         return StackedExperts(torch.empty((len(modules), outputs, inputs), device=device, dtype=dtype))
     return SeparateExperts(
         tuple(

@@ -1,20 +1,20 @@
-"""A linear layer whose products all have the same shape, so that a token's numbers do not depend on who else is there:
-libraries choose how they add up a product by its shape. Knows no architecture.
+"""Layers whose products all have the same shape, so that a token's numbers do not depend on who else is there.
 
-Legend: T tokens.
+Legend: T tokens, E hidden size.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
-import torch.nn.functional as F
 
 from ...kernels import Ops
+from ...kernels.reference.fixed_rows import in_fixed_rows
 from .linear import Destination, Filled, Linear
-from .mlp import DenseMlp, Mlp
+from .mixture import MixtureMlp
+from .mlp import Mlp
 from .parameters import DecoderParameters, LayerParameters
 
 
@@ -26,7 +26,7 @@ class FixedRows:
     num_rows: int
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return _in_fixed_rows(self.linear, x, self.num_rows)
+        return in_fixed_rows(self.linear, x, self.num_rows)
 
     def pieces(self, start: int, size: int) -> dict[str, Destination]:
         return self.linear.pieces(start, size)
@@ -45,7 +45,16 @@ class FixedMlp:
     num_rows: int
 
     def __call__(self, x_TE: torch.Tensor, ops: Ops) -> torch.Tensor:
-        return _in_fixed_rows(lambda rows: self.mlp(rows, ops), x_TE, self.num_rows)
+        return self.total(self.parts(x_TE, ops))
+
+    def parts(self, x_TE: torch.Tensor, ops: Ops) -> Sequence[torch.Tensor]:
+        def side_by_side(rows: torch.Tensor) -> torch.Tensor:
+            return torch.cat(list(self.mlp.parts(rows, ops)), dim=1)
+
+        return in_fixed_rows(side_by_side, x_TE, self.num_rows).split(x_TE.shape[1], dim=1)
+
+    def total(self, parts_TE: Sequence[torch.Tensor]) -> torch.Tensor:
+        return self.mlp.total(parts_TE)
 
     def linears(self) -> Iterator[Filled]:
         return self.mlp.linears()
@@ -54,19 +63,25 @@ class FixedMlp:
         return self.mlp.destinations(prefix)
 
 
-def _in_fixed_rows(product: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor, size: int) -> torch.Tensor:
-    T = x.shape[0]
-    x = F.pad(x, (0, 0, 0, -T % size))
-    parts = [product(x[start : start + size]) for start in range(0, max(T, 1), size)]
-    return (parts[0] if len(parts) == 1 else torch.cat(parts))[:T]
-
-
 def with_fixed_rows(parameters: DecoderParameters, num_rows: int) -> DecoderParameters:
-    """The same parameters; every layer's products have `num_rows` rows. Of dense layers only."""
+    """The same parameters; every layer's products have `num_rows` rows, but those of stacked experts, which are the
+    ops'."""
+
+    def rows(linear: Linear) -> Linear:
+        return FixedRows(linear, num_rows)
+
+    def mlp(whole: Mlp) -> Mlp:
+        if not isinstance(whole, MixtureMlp):
+            return FixedMlp(whole, num_rows)
+        # A token's experts have other tokens than it has itself.
+        return replace(
+            whole,
+            router=rows(whole.router),
+            slices=tuple(experts.each(rows) for experts in whole.slices),
+            shared=None if whole.shared is None else FixedMlp(whole.shared, num_rows),
+        )
 
     def fixed(layer: LayerParameters) -> LayerParameters:
-        assert isinstance(layer.mlp, DenseMlp)
-        mlp = FixedMlp(layer.mlp, num_rows)
-        return replace(layer, qkv=FixedRows(layer.qkv, num_rows), o=FixedRows(layer.o, num_rows), mlp=mlp)
+        return replace(layer, qkv=rows(layer.qkv), o=rows(layer.o), mlp=mlp(layer.mlp))
 
     return replace(parameters, layers=tuple(map(fixed, parameters.layers)))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from ...kernels import Ops
+from ...kernels import Ops, for_device
 from ..gguf_file import is_gguf
 from ..parallel.group import ALONE, Group
 from .config import ModelConfig, read_config
@@ -48,7 +48,8 @@ def load_model(
             sizes = (sizes[0], *(size // group.shard.num_slices for size in sizes[1:]))
         config = replace(config, quantisation=while_loading(quantize, int4_group_size(*sizes)))
     try:
-        parameters = allocate(config, device=device, dtype=dtype, group=group)
+        groups_experts = (ops or for_device(device)).groups_experts
+        parameters = allocate(config, device=device, dtype=dtype, group=group, groups_experts=groups_experts)
     except ValueError as error:
         raise CheckpointError(path, str(error)) from None
     _fill(path, config, destinations(parameters, config, group), on_progress)

@@ -2,20 +2,21 @@
 
 torch's own product of a few rows rearranges the weight in every call, or walks it in an order that memory is slow in.
 Rearranged once, float32 is up to twice as fast at every number of rows, bfloat16 twice to four times at few of them
-(bench/results/offline_2core-cpu_202611.md). A small float32 weight is kept as it came, too: one row's product with it
-is faster still in plain loops.
+(bench/results/offline_2core-cpu_202611.md). A small float32 weight is also held for the plain loops of
+`kernels.cpu.products`: of a few rows, products with it are two to six times as fast again.
 """
 
 from __future__ import annotations
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
-from ...kernels.cpu.row_product import row_product
+from ...kernels.cpu.compiled import Floats
+from ...kernels.cpu.products import Weights, few_rows_product, hold
 from .linear import DenseLinear, Destination, Linear, total_bytes
 
-_MAX_PLAIN = 4 << 20  # bytes of a weight that is held twice; beyond it oneDNN reads one row's product as fast
+MAX_FEW = 16  # rows; of more, oneDNN's products are as fast
+_MAX_HELD = 4 << 20  # bytes of a weight that is held twice; beyond it oneDNN reads one row's product as fast
 _NUM_ROWS = 32  # of the products that the order is chosen for; measured, it is no worse for 1 or 1,024
 
 
@@ -44,13 +45,12 @@ class PackedLinear:
         self._dense: DenseLinear | None = dense
         self._bias = dense.bias
         self._packed = torch.empty(0)
-        self._plain: NDArray[np.float32] | None = None
+        self.held: tuple[Weights, Floats] | None = None  # weight and bias for the plain loops, if they serve
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        if self._plain is not None and len(x) == 1:
-            y = row_product(x, self._plain)
-            return y if self._bias is None else y.add_(self._bias)
-        y = torch.ops.mkldnn._linear_pointwise(x, self._packed, self._bias, "none", [], "")
+        if self.held is not None and len(x) <= MAX_FEW:
+            return few_rows_product(x, *self.held)
+        y: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, self._packed, self._bias, "none", [], "")
         return y
 
     def pieces(self, start: int, size: int) -> dict[str, Destination]:
@@ -61,8 +61,9 @@ class PackedLinear:
         assert self._dense is not None, "packed twice"
         weight = self._dense.weight.detach()
         self._packed = torch.ops.mkldnn._reorder_linear_weight(weight, _NUM_ROWS)
-        if weight.dtype == torch.float32 and weight.nbytes <= _MAX_PLAIN:
-            self._plain = weight.contiguous().numpy()
+        if weight.dtype == torch.float32 and weight.nbytes <= _MAX_HELD:
+            bias = np.zeros(0, np.float32) if self._bias is None else self._bias.detach().contiguous().numpy()
+            self.held = hold(weight), bias
         self._dense = None
 
     def dense(self) -> DenseLinear:

@@ -10,17 +10,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 
 from ..parallel.group import ALONE, Group
 from ..parallel.linears import ColumnLinear, RowLinear, Section
-from ..parallel.mlp import DividedMlp
+from ..parallel.mlp import DividedMixture, DividedMlp
 from ..parallel.vocabulary import VocabularyRows
 from .config import ModelConfig
 from .experts import make_experts
 from .linear import DenseLinear, Destination, Filled, Linear, stacked
-from .mlp import DenseMlp, MixtureMlp, Mlp
+from .mixture import ExpertSlice, MixtureMlp, SharedExpert
+from .mlp import DenseMlp, Mlp
 from .quantised.factory import make_linear
 
 
@@ -50,14 +52,21 @@ class DecoderParameters:
 
 
 def allocate(
-    config: ModelConfig, *, device: torch.device | str, dtype: torch.dtype, group: Group = ALONE
+    config: ModelConfig,
+    *,
+    device: torch.device | str,
+    dtype: torch.dtype,
+    group: Group = ALONE,
+    groups_experts: bool = True,
 ) -> DecoderParameters:
-    """Uninitialised parameters, of `config`, the whole model's, the part that the rank of `group` holds. On the "meta"
-    device they take no memory: good for counting.
+    """Uninitialised parameters, of `config`, the whole model's, the part that the rank of `group` holds; experts as ops
+    of that `groups_experts` want them. On the "meta" device they take no memory: good for counting.
 
     Raises ValueError when `config.quantisation` does not fit a layer, and names the layer.
     """
-    cut = group.shard.num_slices > 1
+    num_slices = group.shard.num_slices
+    cut = num_slices > 1
+    experts_of = partial(make_experts, config.quantisation, device=device, dtype=dtype, grouped=groups_experts)
 
     def tensor(*shape: int) -> torch.Tensor:
         return torch.empty(shape, device=device, dtype=dtype)
@@ -67,20 +76,20 @@ def allocate(
         return make_linear(config.quantisation, modules, out, inner, bias, device=device, dtype=dtype)
 
     def columns(index: int, names: str, sections: list[Section], inner: int, bias: bool) -> Linear:
-        def make(out: int) -> Linear:
-            return linear(index, names, out, inner, bias)
-
-        return ColumnLinear(group.shard, sections, make) if cut else make(sum(section.rows for section in sections))
+        if not cut:
+            return linear(index, names, sum(section.rows for section in sections), inner, bias)
+        out = sum(section.size for section in sections)
+        slices = [linear(index, names, out, inner, bias) for _ in group.shard.slices]
+        return ColumnLinear(group.shard, sections, slices)
 
     def rows(index: int, name: str, out: int, inner: int, bias: bool) -> Linear:
         if not cut:
             return linear(index, name, out, inner, bias)
-        return RowLinear(
-            group, inner, tensor(out) if bias else None, lambda inputs: linear(index, name, out, inputs, bias=False)
-        )
+        slices = [linear(index, name, out, inner // num_slices, bias=False) for _ in group.shard.slices]
+        return RowLinear(group, inner, tensor(out) if bias else None, slices)
 
     def dense(index: int, block: str, size: int, bias: bool) -> DenseMlp:
-        halves = [Section(size, group.shard.num_slices)] * 2
+        halves = [Section(size, num_slices)] * 2
         gate_up = columns(index, f"{block}.gate_proj {block}.up_proj", halves, E, bias)
         down = rows(index, f"{block}.down_proj", E, size, bias)
         return (DividedMlp if cut else DenseMlp)(gate_up, down, size, E, block)
@@ -93,18 +102,25 @@ def allocate(
         each = [f"model.layers.{index}.{names.block}.experts.{n}" for n in range(experts.num_experts)]
         gates_ups = [(f"{expert}.{names.gate}", f"{expert}.{names.up}") for expert in each]
         downs = [(f"{expert}.{names.down}",) for expert in each]
-        shared = experts.shared_size
-        return MixtureMlp(
-            config=experts,
-            router_NE=tensor(experts.num_experts, E),
-            gate_up=make_experts(config.quantisation, gates_ups, 2 * size, E, device=device, dtype=dtype),
-            down=make_experts(config.quantisation, downs, E, size, device=device, dtype=dtype),
-            shared=None if shared is None else dense(index, f"{names.block}.shared_expert", shared, False),
-            shared_gate_1E=None if shared is None else tensor(1, E),
+        inner = size // num_slices
+        slices = tuple(
+            ExpertSlice(
+                experts_of(gates_ups, outputs=2 * inner, inputs=E),
+                experts_of(downs, outputs=E, inputs=inner),
+            )
+            for _ in group.shard.slices
         )
+        router = DenseLinear(tensor(experts.num_experts, E))
+        shared = None
+        if experts.shared_size is not None:
+            mlp = dense(index, f"{names.block}.shared_expert", experts.shared_size, False)
+            shared = SharedExpert(mlp, DenseLinear(tensor(1, E)), names.block)
+        if cut:
+            return DividedMixture(experts, E, router, slices, shared, group=group)
+        return MixtureMlp(experts, E, router, slices, shared)
 
     E, H, K, D = config.hidden_size, config.num_heads, config.num_kv_heads, config.head_dim
-    heads = [Section(count * D, min(count, group.shard.num_slices)) for count in (H, K, K)]
+    heads = [Section(count * D, min(count, num_slices)) for count in (H, K, K)]
     local_heads = group.shard.heads(config) + group.shard.kv_heads(config)
     vocabulary = VocabularyRows(group, config.vocab_size) if cut else None
     num_rows = config.vocab_size if vocabulary is None else vocabulary.num_rows

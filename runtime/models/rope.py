@@ -27,6 +27,7 @@ class Rope:
         self._dtype = dtype
         self._frequencies = frequencies(config, head_dim).to(device)
         self._amplitude = amplitude(config)
+        self._tables = self._compute(torch.empty(0, dtype=torch.int64, device=device), self._frequencies)
 
     @property
     def depends_on_length(self) -> bool:
@@ -35,8 +36,24 @@ class Rope:
     def angles(self, positions: torch.Tensor, lengths: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """cos and sin `[..., 1, D]` as `apply_rope` takes them, of integer `positions` [...] in sequences of `lengths`
         tokens (broadcast against positions; read only by dynamic scaling)."""
-        table = self._dynamic_frequencies(lengths) if self.depends_on_length else self._frequencies
-        phases = positions[..., None].float() * table
+        if self.depends_on_length:
+            return self._compute(positions, self._dynamic_frequencies(lengths))
+        if positions.device.type != "cpu":
+            return self._compute(positions, self._frequencies)
+        cos_P1D, sin_P1D = self.tables(1 + int(positions.max()) if positions.numel() else 0)
+        return cos_P1D[positions], sin_P1D[positions]
+
+    def tables(self, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """cos and sin [P, 1, D] of the positions 0 to P - 1, P at least `count`; not for dynamic scaling."""
+        assert not self.depends_on_length
+        if len(self._tables[0]) < count:
+            with torch.inference_mode(False):  # training may read them, too
+                positions = torch.arange(max(count, 2 * len(self._tables[0]), 256), device=self._frequencies.device)
+                self._tables = self._compute(positions, self._frequencies)
+        return self._tables
+
+    def _compute(self, positions: torch.Tensor, frequencies: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        phases = positions[..., None].float() * frequencies
         cos, sin = phases.cos() * self._amplitude, phases.sin() * self._amplitude
         return (
             torch.cat((cos, cos), dim=-1).unsqueeze(-2).to(self._dtype),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Protocol
@@ -11,19 +13,47 @@ import msgspec
 
 from ..engine import Engine, EngineInfo, build_engine
 from ..engine.build import MakeSource
+from ..engine.launched import Launched
 from ..models.decoder import Decoder
 from ..models.load import load_ends
 from ..models.weights import Progress
 from ..protocol.config import RuntimeConfig
-from ..scheduler.plan import ForwardPlan, ForwardResult
+from ..scheduler.plan import ForwardPlan, ForwardResult, SamplingPlan
 from ..speculation.build import draft_page_bytes
 from ..speculation.source import DraftSource
 from .collectives import ProcessGroup, join
-from .messages import Begin, Step
+from .messages import Begin, Decide, Step
 from .ranks import Ranks
 from .start import RENDEZVOUS, Place, place_of
 
 _LOOK = 0.1  # seconds between looks at the other ranks while all of them meet
+
+
+@contextmanager
+def _cause_of_failure(ranks: Ranks) -> Iterator[None]:
+    """Raises RuntimeFailed in the place of a broken collective, which says less than its cause."""
+    try:
+        yield
+    except RuntimeError:
+        ranks.check(seconds=1.0)
+        raise
+
+
+class LeadLaunched:
+    """As a `Launched`; what is sampled goes to the other ranks first."""
+
+    def __init__(self, launched: Launched, ranks: Ranks) -> None:
+        self._launched = launched
+        self._ranks = ranks
+
+    def sample(self, sampling: SamplingPlan) -> None:
+        self._ranks.send(Decide(sampling))
+        with _cause_of_failure(self._ranks):
+            self._launched.sample(sampling)
+
+    def wait(self) -> ForwardResult:
+        with _cause_of_failure(self._ranks):
+            return self._launched.wait()
 
 
 class LeadEngine:
@@ -37,14 +67,14 @@ class LeadEngine:
     def info(self) -> EngineInfo:
         return self._engine.info
 
-    def run(self, plan: ForwardPlan) -> ForwardResult:
+    def launch(self, plan: ForwardPlan) -> LeadLaunched:
         """Raises RuntimeFailed, which says how, when a rank has died."""
         self._ranks.send(Step(plan))
-        try:
-            return self._engine.run(plan)
-        except RuntimeError:
-            self._ranks.check(seconds=1.0)  # a broken collective says less than its cause
-            raise
+        with _cause_of_failure(self._ranks):
+            return LeadLaunched(self._engine.launch(plan), self._ranks)
+
+    def run(self, plan: ForwardPlan) -> ForwardResult:
+        return self.launch(plan).wait()
 
     def warm_up(self) -> None:
         self.run(Engine.warm_up_plan())

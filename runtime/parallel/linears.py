@@ -6,7 +6,7 @@ Legend: T tokens.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -23,6 +23,11 @@ class Section(NamedTuple):
     rows: int
     num_pieces: int
 
+    @property
+    def size(self) -> int:
+        """Rows of a piece."""
+        return self.rows // self.num_pieces
+
     def piece(self, index: int, shard: Shard) -> int:
         """Which piece the slice `index` holds."""
         return index * self.num_pieces // shard.num_slices
@@ -31,12 +36,12 @@ class Section(NamedTuple):
 class ColumnLinear:
     """Cut along the outputs: what comes out is this rank's part, sections in order."""
 
-    def __init__(self, shard: Shard, sections: Sequence[Section], make: Callable[[int], Linear]) -> None:
-        """`make` gives an unfilled layer of so many outputs."""
+    def __init__(self, shard: Shard, sections: Sequence[Section], slices: Sequence[Linear]) -> None:
+        """`slices` are this rank's, unfilled; each has a piece of every section."""
         self._shard = shard
         self._sections = tuple(sections)
-        self._sizes = [section.rows // section.num_pieces for section in sections]
-        self.slices = tuple(make(sum(self._sizes)) for _ in shard.slices)
+        self._sizes = [section.size for section in sections]
+        self.slices = tuple(slices)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         if len(self.slices) == 1:
@@ -87,12 +92,12 @@ class RowLinear:
     """Cut along the inputs, of which this rank's part comes in: the slices' products are partial sums, which all ranks
     add up. The bias is added once, after that."""
 
-    def __init__(self, group: Group, inputs: int, bias: torch.Tensor | None, make: Callable[[int], Linear]) -> None:
-        """`make` gives an unfilled layer of so many inputs, without a bias."""
+    def __init__(self, group: Group, inputs: int, bias: torch.Tensor | None, slices: Sequence[Linear]) -> None:
+        """`inputs` are the whole layer's; `slices` this rank's, unfilled and without a bias."""
         self._group = group
         self._bias = bias
         self._size = inputs // group.shard.num_slices
-        self.slices = tuple(make(self._size) for _ in group.shard.slices)
+        self.slices = tuple(slices)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         if len(self.slices) == 1:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import msgspec
 
 from ..protocol.errors import ErrorInfo
-from ..scheduler.plan import ForwardPlan
+from ..scheduler.plan import ForwardPlan, SamplingPlan
 
 
 class Begin(msgspec.Struct, frozen=True, tag="begin"):
@@ -19,7 +19,13 @@ class Step(msgspec.Struct, frozen=True, tag="step"):
     plan: ForwardPlan
 
 
-ToRank = Begin | Step
+class Decide(msgspec.Struct, frozen=True, tag="decide"):
+    """What the rows sample that the last step left open."""
+
+    sampling: SamplingPlan
+
+
+ToRank = Begin | Step | Decide
 
 
 class RankReady(msgspec.Struct, frozen=True, tag="ready"):

@@ -1,18 +1,23 @@
-"""The MLP of which a rank holds some slices. Each goes its way from first to last, so that no operation between the two
+"""MLPs of which a rank holds some slices. Each goes its way from first to last, so that no operation between the two
 products sees how many lie beside it: on a CPU, the end of a vector is computed by other instructions than its middle.
+Every expert of a mixture is cut as a dense MLP is, so that all ranks have as much to do whoever is chosen.
 
 Legend: T tokens, E hidden size.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
 from ...kernels import Ops
+from ..models.linear import Linear
+from ..models.mixture import MixtureMlp
 from ..models.mlp import DenseMlp
-from .linears import ColumnLinear, RowLinear
+from .group import Group, tree_sum
+from .linears import ColumnLinear, RowLinear, Section
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +27,27 @@ class DividedMlp(DenseMlp):
     gate_up: ColumnLinear
     down: RowLinear
 
-    def __call__(self, x_TE: torch.Tensor, ops: Ops) -> torch.Tensor:
+    def parts(self, x_TE: torch.Tensor, ops: Ops) -> Sequence[torch.Tensor]:
         slices = zip(self.gate_up.slices, self.down.slices, strict=True)
-        return self.down.total([down(ops.silu_and_mul(gate_up(x_TE))) for gate_up, down in slices])
+        return [down(ops.silu_and_mul(gate_up(x_TE))) for gate_up, down in slices]
+
+    def total(self, parts_TE: Sequence[torch.Tensor]) -> torch.Tensor:
+        return self.down.total(parts_TE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DividedMixture(MixtureMlp):
+    """The router is whole on every rank."""
+
+    group: Group
+
+    def expert(self, index: int) -> tuple[Linear, Linear]:
+        size, shard = self.config.intermediate_size, self.group.shard
+        halves = [Section(size, shard.num_slices)] * 2
+        return (
+            ColumnLinear(shard, halves, [experts.gate_up.expert(index) for experts in self.slices]),
+            RowLinear(self.group, size, None, [experts.down.expert(index) for experts in self.slices]),
+        )
+
+    def total(self, parts_TE: Sequence[torch.Tensor]) -> torch.Tensor:
+        return self.group.sum(tree_sum(parts_TE))

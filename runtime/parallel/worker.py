@@ -19,6 +19,7 @@ import zmq
 from .. import lifeline, logs
 from ..checkpoint import find_checkpoint
 from ..engine import build_engine
+from ..engine.launched import Launched
 from ..models.decoder import Decoder
 from ..protocol.config import RuntimeConfig
 from ..protocol.errors import ErrorInfo, RamifyError
@@ -27,7 +28,7 @@ from ..speculation.build import draft_page_bytes
 from ..speculation.source import DraftSource, DraftStep
 from ..speculation.tree import DraftTree
 from .collectives import join
-from .messages import Begin, RankFailed, RankReady, RankReport, Step, ToRank, plan_address
+from .messages import Begin, Decide, RankFailed, RankReady, RankReport, Step, ToRank, plan_address
 from .start import RENDEZVOUS, place_of
 
 
@@ -63,10 +64,16 @@ def serve(config: RuntimeConfig, rank: int) -> None:
     core = msgspec.structs.replace(config.core, device=str(place.device))
     page_bytes = partial(draft_page_bytes, core, path)
     engine = build_engine(core, path, make_source=source, draft_page_bytes=page_bytes, group=group)
+    launched: Launched | None = None
     while True:
-        step = decoder.decode(socket.recv())
-        assert isinstance(step, Step), "after Begin there are steps"
-        engine.run(step.plan)
+        match decoder.decode(socket.recv()):
+            case Step(plan):
+                launched = engine.launch(plan)  # its result is rank 0's affair
+            case Decide(sampling):
+                assert launched is not None, "what is sampled belongs to a step"
+                launched.sample(sampling)
+            case _:
+                raise AssertionError("after Begin there are steps")
 
 
 def _report(report: RankReport) -> None:

@@ -12,6 +12,7 @@ SpeculativeName = Literal["eagle", "ngram", "draft", "off"]
 KernelsName = Literal["auto", "triton", "reference"]
 GrammarBackendName = Literal["native", "llguidance", "xgrammar", "outlines"]
 QuantizeName = Literal["int8", "int4", "fp8"]
+OverlapName = Literal["auto", "on", "off"]
 KvDtypeName = Literal["auto", "fp32", "bf16", "fp16", "fp8", "int8"]
 EvictionName = Literal["lru", "lfu", "priority", "program"]
 
@@ -59,6 +60,10 @@ class CoreConfig(msgspec.Struct, frozen=True, kw_only=True):
     cuda_graphs: Annotated[
         bool, Meta(description="on a CUDA device, steps that only decode are captured once and repeated")
     ] = True
+    overlap: Annotated[
+        OverlapName,
+        Meta(description="plan a step while the one before is computed; auto: on CUDA devices"),
+    ] = "auto"
     prefill_budget: Annotated[int, Meta(ge=16, description="tokens computed per step, all rows together")] = 1024
     max_running: Annotated[int, Meta(ge=1, description="requests decoded at once")] = 64
     max_waiting: Annotated[int, Meta(ge=1, description="requests queued before answering busy")] = 4096

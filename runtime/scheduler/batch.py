@@ -28,7 +28,7 @@ class Part:
     def samples(self) -> bool:
         """Whether the next token comes out of it."""
         request = self.request
-        return self.num_tokens == request.num_uncomputed and request.wants_tokens and not request.awaits_grammar
+        return self.num_tokens == request.num_unplanned and request.wants_tokens and not request.awaits_grammar
 
 
 @dataclass(frozen=True)
@@ -73,14 +73,15 @@ class Batch:
         request.lease = lease
         request.num_computed = lease.matched
         insort(self._requests, request, key=lambda other: other.seniority)
-        return Part(request, min(self._room(request, num_available=0), max_tokens, request.num_uncomputed))
+        return Part(request, min(self._room(request, num_available=0), max_tokens, request.num_unplanned))
 
-    def share_out(self, budget: int, *, contended: bool) -> Shares:
+    def share_out(self, budget: int, *, contended: bool, may_retract: bool) -> Shares | None:
         """Split `budget` tokens: one for each request that decodes, the rest for prompts, the most senior first.
 
-        `contended`: others wait for a place, and may use what long prompts leave.
+        `contended`: others wait for a place, and may use what long prompts leave. None when somebody would have to
+        give up its place, and may not: pages that are being written to cannot be taken away.
         """
-        num_decoding = sum(request.num_uncomputed == 1 for request in self._requests)
+        num_decoding = sum(request.num_unplanned == 1 for request in self._requests)
         contended = contended or len(self._requests) - num_decoding > 1
         chunks = ChunkBudget(budget - num_decoding, contended=contended)
         parts: list[Part] = []
@@ -88,13 +89,15 @@ class Batch:
         for request in list(self._requests):
             if request.lease is None:
                 continue  # retracted for a senior's sake
-            if request.num_uncomputed == 1:
-                granted = self._make_room(request, 1, retracted)
-            elif wanted := chunks.offer(request.num_uncomputed):
-                granted = self._make_room(request, wanted, retracted)
-                chunks.take(request.num_uncomputed, granted)
+            if request.num_unplanned == 1:
+                granted = self._make_room(request, 1, retracted if may_retract else None)
+            elif wanted := chunks.offer(request.num_unplanned):
+                granted = self._make_room(request, wanted, retracted if may_retract else None)
+                chunks.take(request.num_unplanned, granted or 0)
             else:
                 continue
+            if granted is None:
+                return None
             if granted:
                 parts.append(Part(request, granted))
         return Shares(parts, retracted, chunks.num_left)
@@ -105,7 +108,7 @@ class Batch:
         for part in parts:
             request = part.request
             room = self._room(request, self._cache.num_available)
-            more = max(0, min(num_tokens, request.num_uncomputed - part.num_tokens, room - part.num_tokens))
+            more = max(0, min(num_tokens, request.num_unplanned - part.num_tokens, room - part.num_tokens))
             if more:
                 self._extend(request, part.num_tokens + more)
                 part = replace(part, num_tokens=part.num_tokens + more)
@@ -130,10 +133,12 @@ class Batch:
         assert request.lease is not None
         self._cache.release(request.lease, request.tokens[: request.num_computed])
         request.lease = None
-        request.num_computed = 0
+        request.num_computed = request.num_in_flight = 0
+        request.token_in_flight = False
 
-    def _make_room(self, request: Request, num_tokens: int, retracted: list[Request]) -> int:
-        """Room for the next `num_tokens` tokens, or for as many as there is; at least one for the most senior.
+    def _make_room(self, request: Request, num_tokens: int, retracted: list[Request] | None) -> int | None:
+        """Room for the next `num_tokens` tokens, or for as many as there is; at least one for the most senior. None
+        when somebody would have to be retracted, and there is no list of them.
 
         Juniors are retracted, the most junior first, only when there is no room for even one token. The most junior
         itself keeps its pages and pauses: as long as no senior needs them, recomputing would be waste.
@@ -141,9 +146,11 @@ class Batch:
         assert request.lease is not None
         while (room := self._room(request, self._cache.num_available)) <= 0:
             victim = self._requests[-1]
-            if victim is request:
-                assert request is not self._requests[0], "a request does not fit in the pool alone: its end is wrong"
+            if victim is request and request is not self._requests[0]:
                 return 0
+            if retracted is None:
+                return None
+            assert victim is not request, "a request does not fit in the pool alone: its end is wrong"
             self.pause(victim)
             victim.num_retractions += 1
             retracted.append(victim)
@@ -153,7 +160,7 @@ class Batch:
 
     def _extend(self, request: Request, num_tokens: int) -> None:
         assert request.lease is not None
-        extended = self._cache.extend(request.lease, request.num_computed + num_tokens)
+        extended = self._cache.extend(request.lease, request.next_position + num_tokens)
         assert extended
 
     def pause(self, request: Request) -> None:
@@ -166,4 +173,4 @@ class Batch:
 
     def _room(self, request: Request, num_available: int) -> int:
         assert request.lease is not None
-        return (len(request.lease.pages) + num_available) * self._cache.page_size - request.num_computed
+        return (len(request.lease.pages) + num_available) * self._cache.page_size - request.next_position

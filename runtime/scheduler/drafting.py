@@ -6,7 +6,7 @@ Guesses are the least of a step's work: they take tokens and pages that nobody e
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass, field, replace
 
 from ..protocol.config import CoreConfig
@@ -15,6 +15,7 @@ from ..speculation.tree import DraftTree
 from .acceptance import Acceptance
 from .batch import Batch, Part
 from .economy import Candidate, Choice, Economy
+from .guard import SMALL, StepWork
 from .guesses import prepare
 from .plan import DraftWant, ForwardPlan, ForwardResult, Row, RowResult
 from .request import Request
@@ -54,19 +55,25 @@ class Drafting:
         self._verified: dict[str, DraftTree] = {}
         self._drafts_now = Choice()
         self._chosen: frozenset[str] = frozenset()  # rids, of `_drafts_now`
+        self._followed: Set[str] = frozenset()  # rids that the last step drafted for
         self._looked_at: set[str] = set()  # rids whose next guesses are verified whether that pays or not
         self.counts = Counts()
+
+    @property
+    def guesses(self) -> bool:
+        return self._source != "off"
 
     def propose(self, batch: Batch, budget: int) -> int:
         """Tokens that the step should keep for guesses."""
         self._proposals.clear()
         self._verified.clear()
-        if self._source == "off":
+        if not self.guesses:
             return 0
         # Forced text leaves more than one token to compute, and guesses follow them all the same.
         decoding = [request for request in batch if request.num_output > 0 and request.wants_tokens]
         limit = max(0, budget - len(decoding)) // SHARE
-        trees = [(request, tree) for request in decoding if (tree := self._tree(request)) is not None]
+        may_guess = not self._adaptive or self._source != "ngram" or self._economy.may_guess(len(batch))
+        trees = [(request, tree) for request in decoding if may_guess and (tree := self._tree(request)) is not None]
         counts = self._num_worth([request for request, _ in trees], [tree for _, tree in trees], len(batch), limit)
         for (request, tree), count in zip(trees, counts, strict=True):
             if count:
@@ -83,7 +90,8 @@ class Drafting:
         request = part.request
         choice = self._drafts_now
         decodes = request.num_output > 0
-        if not choice.steps or not (request.rid in self._chosen if decodes else choice.newcomers):
+        newcomer = choice.newcomers and (part.num_tokens <= SMALL or not self._adaptive)  # others begin a step later
+        if not choice.steps or not (request.rid in self._chosen if decodes else newcomer):
             return None
         if request.end - len(request.tokens) < 3:  # it will have one token to go, or none
             return None
@@ -106,17 +114,28 @@ class Drafting:
             self._economy.observe(request.acceptance, expected, depth, num_right)
 
     def observe_step(self, plan: ForwardPlan, result: ForwardResult) -> None:
-        if self._source == "off":
-            return  # nobody weighs what a step costs
-        wants = [row.draft for row in plan.rows if row.draft is not None]
+        if not self._adaptive or self._source == "off":
+            return
+        wants = {row.rid: row.draft for row in plan.rows if row.draft is not None}
         shape = StepShape(
             num_tokens=plan.num_tokens,
             wide=any(len(row.tokens) > 1 for row in plan.rows),
             num_drafts=len(wants),
-            num_rounds=max((want.steps - 1 for want in wants), default=0),
-            num_nodes=sum((want.steps - 1) * want.top_k for want in wants),
+            num_rounds=max((want.steps - 1 for want in wants.values()), default=0),
+            num_nodes=sum((want.steps - 1) * want.top_k for want in wants.values()),
         )
-        self._economy.observe_step(shape, result.seconds, looked=self._drafts_now.only_to_see and bool(wants))
+        sampled = [row for row in plan.rows if row.sample is not None]
+        num_guesses = sum(len(row.parents or ()) for row in sampled)
+        work = StepWork(
+            num_rows=len(sampled),
+            num_prompt=plan.num_tokens - num_guesses - len(sampled),
+            num_gained=sum(max(0, len(one.tokens) - 1) for one in result.rows),
+            context=sum(row.first_position for row in sampled) / max(1, len(sampled)),
+            guessed=bool(num_guesses or wants),
+            behind=not wants.keys() <= self._followed,
+        )
+        self._followed = wants.keys()
+        self._economy.observe_step(shape, work, result.seconds)
         # Requests that ended before they were looked at are of no more interest.
         self._looked_at &= {row.rid for row in plan.rows}
 
@@ -154,13 +173,17 @@ class Drafting:
             self._drafts_now = Choice(self._steps, newcomers=True)
             self._chosen = frozenset(request.rid for request in decoding)
             return
+        if not self._economy.may_guess(max(1, num_rows)):
+            self._drafts_now, self._chosen = Choice(), frozenset()
+            return
         candidates = [self._candidate(request) for request in decoding]
         if candidates:
             self._drafts_now = self._economy.drafts(candidates, num_rows)
         else:
             first = Candidate(Acceptance(), self._steps, self._top_k, self._num_guesses)
             choice = self._economy.drafts([first], max(1, num_rows))
-            self._drafts_now = replace(choice, chosen=(), newcomers=choice.steps > 0)
+            look = choice.only_to_see and self._economy.guard.prompts_measured
+            self._drafts_now = replace(choice, chosen=(), newcomers=choice.newcomers or look)
         self._chosen = frozenset(decoding[index].rid for index in self._drafts_now.chosen)
 
     def _candidate(self, request: Request) -> Candidate:

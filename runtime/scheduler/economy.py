@@ -1,8 +1,8 @@
 """Whether guesses pay: what they cost a step, against how often guesses like them have proved right.
 
 Measured, not configured: the same rule finds the long drafts of one request on an idle GPU and the none of a full one.
-What does not pay is tried again out of an allowance, a fixed share of the time, so that looking costs no more than that
-however much one look costs. None of it touches what is said.
+A model of costs says how much to guess, `guard` whether guessing has paid at all by the clock, and what may be spent on
+looking whether what does not pay would by now. None of it touches what is said.
 """
 
 from __future__ import annotations
@@ -12,13 +12,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from .acceptance import Acceptance, gain
+from .guard import Guard, StepWork
 from .step_cost import StepCost, StepShape
 
 MARGIN = 1.03  # times plain decoding's speed; less is within what the clocks say, and what they do not see
-PLAIN_EVERY = 96  # steps, of which one is plain at least: what guessing saves is not known without it
-ALLOWANCE = 0.01  # of the time, for looking whether what does not pay would by now
-BEGINNING = 16.0  # plain steps' time to look at once, when nothing is known
 DEPTHS = (1, 2, 3, 5, 7, 10, 14, 20, 32)  # that are weighed
+PLAIN_SEEN = (
+    8  # of so many plain steps one is taken into the costs: to look at each would be a share of a small model's
+)
+REST = 4  # steps for which a decision not to guess stands, and more over a large batch
 LEVELS = 0.7  # the chance of a level, as long as nothing was verified
 
 
@@ -50,20 +52,25 @@ class Economy:
     """What is known of costs, and of guesses over all requests."""
 
     cost: StepCost = field(default_factory=StepCost)
+    guard: Guard = field(default_factory=Guard)
     overall: Acceptance = field(default_factory=Acceptance)
-    _savings: float | None = None  # seconds that may be spent on looking
-    _resting: int = 0  # steps; a decision over a large batch that did not pay stands for some
+    _resting: int = 0  # steps to come, in which nothing is decided
+    _num_plain: int = 0  # steps in a row
 
     def observe(self, own: Acceptance, expected: float, depth: int, num_right: int) -> None:
         own.observe(expected, depth, num_right, memory=0.85)
         self.overall.observe(expected, depth, num_right, memory=0.98)
 
-    def observe_step(self, shape: StepShape, seconds: float, *, looked: bool) -> None:
-        """`looked`: some of it was only to see. What it took beyond the expected is paid for as well: catching up with
-        a long sequence, say."""
-        if looked and self._savings is not None and self.cost.known:
-            self._savings -= max(0.0, seconds - self.cost.seconds(shape))
-        self.cost.observe(shape, seconds)
+    def observe_step(self, shape: StepShape, work: StepWork, seconds: float) -> None:
+        """`seconds` is the step's whole time, what the loop does around the engine included."""
+        self.guard.observe(work, seconds)
+        self._num_plain = 0 if work.guessed or work.num_prompt else self._num_plain + 1
+        if not self.cost.known or self._num_plain % PLAIN_SEEN == 0:
+            self.cost.observe(shape, seconds)
+
+    def may_guess(self, num_rows: int) -> bool:
+        """Whether guesses are to be had at all, so many requests decoding."""
+        return self.cost.known and self.guard.measured(num_rows) and self.guard.is_open(num_rows)
 
     def probability(self, own: Acceptance, score: float) -> float:
         """Of a guess to be right, if the draft says `score`."""
@@ -93,7 +100,7 @@ class Economy:
             if not num_best and not any(must):
                 _, first = ranked[0]
                 num = sum(index == first for _, index in ranked)
-                if self._may_look(plain, wide - plain + token * num):
+                if self.guard.affords(num_rows, wide - plain + token * num):
                     counts[first] = num
         for index, forced in enumerate(must):
             if forced:
@@ -105,7 +112,7 @@ class Economy:
 
         `num_rows` decode, at least the candidates.
         """
-        if not self.cost.known:
+        if not self.may_guess(num_rows):
             return Choice()
         if self._resting:
             self._resting -= 1
@@ -114,7 +121,7 @@ class Economy:
         chances = [self._chance(candidate) for candidate in candidates]
         order = sorted(range(len(candidates)), key=lambda index: -chances[index])
         best, choice = MARGIN * num_rows / plain, Choice()
-        deepest = max(candidate.steps for candidate in candidates)
+        deepest = self.guard.deepest(num_rows, max(candidate.steps for candidate in candidates))
         for steps in (*(depth for depth in DEPTHS if depth < deepest), deepest):
             tokens, verified, nodes = float(num_rows), num_rows, 0
             for count, index in enumerate(order, 1):
@@ -129,29 +136,18 @@ class Economy:
                 if speed > best:
                     best, choice = speed, Choice(steps, tuple(order[:count]))
         if choice.steps:
-            if self.cost.num_since_plain >= PLAIN_EVERY:
-                return Choice()
             worst = min(chances[index] for index in choice.chosen)
-            return Choice(choice.steps, choice.chosen, newcomers=self.overall.chance(LEVELS) >= worst)
-        self._resting = len(candidates) // 2
+            newcomers = self.guard.prompts_measured and self.overall.chance(LEVELS) >= worst
+            return Choice(choice.steps, choice.chosen, newcomers=newcomers)
+        self._resting = REST + len(candidates) // 2
         least = min(range(len(candidates)), key=lambda index: candidates[index].acceptance.evidence)
-        candidate = candidates[least]
-        drafted = StepShape(num_rows, False, 1, candidate.steps - 1, (candidate.steps - 1) * candidate.top_k)
-        verified_too = StepShape(num_rows + candidate.num_verified(candidate.steps), True)
-        if self._may_look(plain, self.cost.seconds(drafted) + self.cost.seconds(verified_too) - 2 * plain):
+        candidate, steps = candidates[least], min(deepest, candidates[least].steps)
+        drafted = StepShape(num_rows, False, 1, steps - 1, (steps - 1) * candidate.top_k)
+        verified_too = StepShape(num_rows + candidate.num_verified(steps), True)
+        if self.guard.affords(num_rows, self.cost.seconds(drafted) + self.cost.seconds(verified_too) - 2 * plain):
             self._resting = 0
-            return Choice(candidate.steps, (least,), only_to_see=True)
+            return Choice(steps, (least,), only_to_see=True)
         return choice
 
     def _chance(self, candidate: Candidate) -> float:
         return candidate.acceptance.chance(self.overall.chance(LEVELS))
-
-    def _may_look(self, plain: float, cost: float) -> bool:
-        """A plain step is next; whether to spend `cost` seconds more on it and what follows, to see."""
-        if self._savings is None:
-            self._savings = BEGINNING * plain
-        self._savings += ALLOWANCE * plain * (1 + self._resting)
-        if self._savings < cost:
-            return False
-        self._savings = min(self._savings - cost, BEGINNING * plain)
-        return True

@@ -11,6 +11,8 @@ import msgspec
 from ..protocol.sampling import TokenLogprob
 from ..speculation.tree import DraftTree, depths
 
+PENDING = -1  # in the place of a token that is not known yet
+
 
 class Penalties(msgspec.Struct, frozen=True, kw_only=True):
     frequency: float
@@ -33,6 +35,13 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
     logit_bias: dict[int, float] = {}
     num_top_logprobs: int | None = None  # None: no log-probabilities wanted
     logprobs_of: tuple[int, ...] = ()  # and with them those of these tokens
+
+
+class Sampling(msgspec.Struct, frozen=True):
+    """How a row samples, and among which tokens: as in `Row`."""
+
+    sample: Sample
+    mask: bytes | None = None
 
 
 class Score(msgspec.Struct, frozen=True, kw_only=True):
@@ -70,12 +79,16 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     of index `first_position + num_committed + i`; its position id is that of the last committed token plus its depth,
     and it sees the committed tokens, its ancestors and itself. A row with nodes has a Sample; `nodes` has one entry for
     each.
+
+    A row that `follows` another computes the token which that one samples, and which is not known yet: `tokens` is
+    [PENDING]. What may come after it is not known either, so its Sample and mask come later, in a `SamplingPlan`.
     """
 
     rid: str
     tokens: list[int]  # at least one
     first_position: int
     pages: list[int]  # the page table of positions [0, first_position + len(tokens))
+    follows: int | None = None  # the index of a row of the plan before
     sample: Sample | None = None
     mask: bytes | None = None  # int32 little-endian words: bit t % 32 of word t // 32 set iff token t may come next
     score: Score | None = None
@@ -112,6 +125,19 @@ class ForwardPlan(msgspec.Struct, frozen=True, kw_only=True):
     def num_tokens(self) -> int:
         return sum(len(row.tokens) for row in self.rows)
 
+    @property
+    def is_open(self) -> bool:
+        """Whether a SamplingPlan belongs to it."""
+        return any(row.follows is not None for row in self.rows)
+
+
+class SamplingPlan(msgspec.Struct, frozen=True):
+    """What the rows of plan `step` sample that follow others, one entry for each of them, in order, now that those
+    others' tokens are known. None: nothing, because that token was the output's last or forced text comes after it."""
+
+    step: int
+    rows: list[Sampling | None]
+
 
 class RowResult(msgspec.Struct, frozen=True, kw_only=True):
     """`tokens` are the draft tokens that proved right, then the one sampled after them. The KV of the former has been
@@ -132,4 +158,6 @@ class RowResult(msgspec.Struct, frozen=True, kw_only=True):
 class ForwardResult(msgspec.Struct, frozen=True, kw_only=True):
     step: int
     rows: list[RowResult]  # one per row of the plan, in order
-    seconds: float = 0.0  # that the step took
+    seconds: float = (
+        0.0  # that the step took: the engine's, then the core's, which are from one step's end to the next's
+    )

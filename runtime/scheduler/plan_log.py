@@ -14,7 +14,7 @@ import msgspec
 from ..protocol.config import CoreConfig
 from ..protocol.core import Abort, EndStates, FlushCache, FromCore, Generate, GetStats, ToCore
 from ..protocol.errors import RequestError
-from .plan import ForwardPlan, ForwardResult
+from .plan import ForwardPlan, ForwardResult, SamplingPlan
 from .retokenise import CONTEXT, Retokenise
 from .scheduler import Scheduler
 from .vocabulary import VocabularyFacts
@@ -148,6 +148,9 @@ class LoggingScheduler:
 
     def answers(self) -> list[FromCore]:
         return self._scheduler.answers()
+
+    def sampling(self) -> SamplingPlan | None:
+        return self._scheduler.sampling()
 
     def commit(self, plan: ForwardPlan, result: ForwardResult, now: float) -> list[FromCore]:
         self._log.write(Computed(result))

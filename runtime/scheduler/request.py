@@ -18,7 +18,12 @@ from .stops import StopRules
 
 @dataclass(eq=False)
 class Request:
-    """Facts. It runs while it has a lease; computed positions are [0, num_computed)."""
+    """Facts. It runs while it has a lease.
+
+    # [0, num_computed)              computed: its results are here
+    # [num_computed, next_position)  in flight
+    # [next_position, ...)           for the next plan
+    """
 
     message: Generate
     owner: bytes
@@ -45,7 +50,9 @@ class Request:
     num_sent: int = 0  # output tokens that the client has
     num_settled: int = 0  # those that it may have; the ones behind them were forced and go with the next one
     output_scores: list[TokenLogprob] = field(default_factory=list)  # of output tokens behind `num_sent`
-    aborted: bool = False
+    num_in_flight: int = 0  # tokens behind `num_computed` that plans in flight compute
+    token_in_flight: bool = False  # and one of them samples the token that follows `tokens`
+    leaving: bool = False  # it is over, but keeps its pages until the plans in flight are through with them
     counted: bool = False  # its prompt, in the totals
 
     @property
@@ -70,6 +77,22 @@ class Request:
     def num_uncomputed(self) -> int:
         """Tokens that can be computed now. The last one's logits are of no use without the grammar."""
         return len(self.tokens) - self.num_computed - self.awaits_grammar
+
+    @property
+    def next_position(self) -> int:
+        """Of the first token that no plan computes yet."""
+        return self.num_computed + self.num_in_flight
+
+    @property
+    def num_unplanned(self) -> int:
+        """Tokens that a plan can compute now. Of what is in flight it must know where it ends, and that something
+        comes after it: scores and sums are known once they are there, and so is what ends an output before its limit.
+        """
+        if self.num_in_flight and (self.pool is not None or self.next_scored is not None):
+            return 0
+        if self.token_in_flight:
+            return int(len(self.tokens) + 1 < self.end)
+        return self.num_uncomputed - self.num_in_flight
 
     @property
     def seniority(self) -> tuple[int, int]:

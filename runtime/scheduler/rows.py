@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from .batch import Part
 from .masks import next_mask
-from .plan import DraftWant, Penalties, Row, Sample, Score
+from .plan import PENDING, DraftWant, Penalties, Row, Sample, Sampling, Score
 from .request import Request
 from .sampling_draw import draw
 
@@ -14,22 +14,41 @@ def build_row(part: Part, vocab_size: int, page_size: int, want: DraftWant | Non
     request's grammar is at a dead end."""
     request = part.request
     assert request.lease is not None
-    first = request.num_computed
+    first = request.next_position
     end = first + part.num_tokens
     guesses = part.guesses
+    sampling = build_sampling(request, vocab_size) if part.samples else None
     return Row(
         rid=request.rid,
         tokens=request.tokens[first:end] + ([] if guesses is None else guesses.tree.tokens),
         first_position=first,
         pages=request.lease.pages[: -(-(first + part.num_slots) // page_size)],
-        sample=_sample(request) if part.samples else None,
-        mask=_mask(request, vocab_size) if part.samples else None,
+        sample=None if sampling is None else sampling.sample,
+        mask=None if sampling is None else sampling.mask,
         score=_score(request, first, end),
         pool_from=None if request.pool is None else request.pool.start(first, end),
         parents=None if guesses is None else guesses.tree.parents,
         nodes=[] if guesses is None else guesses.nodes,
         draft=want,
     )
+
+
+def build_following_row(request: Request, follows: int, page_size: int) -> Row:
+    """The row that computes the token in flight, which row `follows` of the plan in flight samples."""
+    assert request.lease is not None
+    first = request.next_position
+    return Row(
+        rid=request.rid,
+        tokens=[PENDING],
+        first_position=first,
+        pages=request.lease.pages[: first // page_size + 1],
+        follows=follows,
+    )
+
+
+def build_sampling(request: Request, vocab_size: int) -> Sampling:
+    """What comes after the request's tokens. Raises RequestError when its grammar is at a dead end."""
+    return Sampling(_sample(request), _mask(request, vocab_size))
 
 
 def _mask(request: Request, vocab_size: int) -> bytes | None:

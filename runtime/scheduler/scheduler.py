@@ -5,6 +5,9 @@
     answers = scheduler.answers()                     # what needed no forward
     answers = scheduler.commit(plan, result, now)
 
+While a plan is in flight the next one may be made (docs/decisions/0011): `plan`, `plan`, `commit` of the first,
+`sampling` of the second, `plan`, and so on.
+
 One plan mixes decode rows and prefill chunks under one token budget. A request is, in this order: waiting; running,
 that is, with a lease; possibly retracted, that is, waiting again; ended. While its grammar is compiled it runs as far
 as its prompt goes; then it is parked, without lease or place, and waits again when the grammar is there.
@@ -12,8 +15,10 @@ as its prompt goes; then it is parked, without lease or place, and waits again w
 
 from __future__ import annotations
 
+from collections import deque
 from concurrent.futures import Future
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 from msgspec.structs import replace
@@ -40,17 +45,18 @@ from .batch import Batch, Part
 from .clock import Clock
 from .drafting import Drafting
 from .estimate import OutputLengths
+from .flight import Flight
 from .grammar import Grammars
 from .jump import jump
 from .limits import end_of
 from .orders import ORDERS
 from .outcome import abort_answer, advance, prompt_answer
-from .plan import ForwardPlan, ForwardResult, PageCopy, Row
+from .plan import ForwardPlan, ForwardResult, PageCopy, Row, SamplingPlan
 from .pool import Pool
 from .programs import Programs
 from .request import Request, family
 from .retokenise import Retokenise
-from .rows import build_row
+from .rows import build_following_row, build_row, build_sampling
 from .stops import StopRules
 from .vocabulary import VocabularyFacts
 
@@ -92,7 +98,7 @@ def make_cache(
 
 
 class Scheduler:
-    """One core's requests. At most one plan is in flight: `plan` and `commit` alternate."""
+    """One core's requests."""
 
     def __init__(
         self,
@@ -123,7 +129,8 @@ class Scheduler:
         self._waiting = Admission(
             cache, self._batch, self._programs, self._lengths, ORDERS[config.order], max_running=max_running
         )
-        self._in_flight: tuple[ForwardPlan, list[Request]] | None = None
+        self._flights: deque[Flight] = deque()  # plans without their results, the oldest first
+        self._sampling: SamplingPlan | None = None
         self._answers: list[FromCore] = []
         self._num_arrived = 0
         self._totals = Totals()
@@ -131,7 +138,7 @@ class Scheduler:
     @property
     def idle(self) -> bool:
         """Nothing to compute or to answer now. Requests may still wait for their grammars."""
-        return not (self._waiting or self._batch or self._in_flight or self._answers)
+        return not (self._waiting or self._batch or self._flights or self._answers)
 
     @property
     def compiling(self) -> frozenset[str]:
@@ -162,11 +169,18 @@ class Scheduler:
                 raise AssertionError("the core answers Attach")
 
     def plan(self, now: float) -> ForwardPlan | None:
-        """The next step's work, or None when there is nothing to compute."""
-        assert self._in_flight is None, "the last plan has not been committed"
+        """The next step's work, or None when there is nothing to compute, or nothing before the plan in flight is
+        committed."""
+        assert len(self._flights) < 2, "one plan is in flight at most while the next one is made"
+        if self._flights and self._drafting.guesses:
+            return None  # what to guess is known after the token before
         self._settle_grammars()
         num_guesses = self._drafting.propose(self._batch, self._budget)
-        shares = self._batch.share_out(self._budget - num_guesses, contended=len(self._waiting) > 0)
+        shares = self._batch.share_out(
+            self._budget - num_guesses, contended=len(self._waiting) > 0, may_retract=not self._flights
+        )
+        if shares is None:
+            return None
         for request in shares.retracted:
             self._waiting.add(request)
             self._lengths.retracted()
@@ -190,7 +204,7 @@ class Scheduler:
             copies=[PageCopy(copy.source, copy.target, copy.num_tokens) for copy in self._cache.take_copies()],
             rows=rows,
         )
-        self._in_flight = plan, requests
+        self._flights.append(Flight(plan, requests))
         return plan
 
     def answers(self) -> list[FromCore]:
@@ -200,19 +214,24 @@ class Scheduler:
 
     def commit(self, plan: ForwardPlan, result: ForwardResult, now: float) -> list[FromCore]:
         """Take over what was computed. Returns the tokens, in the order of the plan's rows."""
-        assert self._in_flight is not None
-        in_flight, requests = self._in_flight
-        assert in_flight is plan
+        flight = self._flights.popleft()
+        assert flight.plan is plan
         assert result.step == plan.step
-        self._in_flight = None
+        assert self._sampling is None, "the plan's sampling was not asked for"
         answers = self.answers()
-        for request, row, row_result in zip(requests, plan.rows, result.rows, strict=True):
+        for (request, row), row_result in zip(flight.rows, result.rows, strict=True):
             assert request.lease is not None
-            if request.aborted:
-                request.num_computed += row.num_committed
-                self._batch.release(request)
+            if request.leaving:
+                # What it was given to compute is computed. A token of which it was not told is not its own.
+                if row is not None and row.follows is None:
+                    request.num_computed += row.num_committed
+                self._release(request)
+                continue
+            if row is None:
                 continue
             num_computed = request.num_computed
+            request.num_in_flight -= row.num_committed
+            request.token_in_flight &= row.sample is None
             advanced = advance(request, row, row_result, self._vocabulary, self._jump)
             self._drafting.observe(request, row, row_result)
             answer = advanced.answer
@@ -236,7 +255,16 @@ class Scheduler:
             else:
                 self._publish(request, row, num_computed)
         self._drafting.observe_step(plan, result)
+        if self._flights and self._flights[0].plan.is_open:
+            build = partial(build_sampling, vocab_size=self._vocabulary.vocab_size)
+            self._sampling = self._flights[0].complete(build, self._fail)
+            answers += self.answers()
         return answers
+
+    def sampling(self) -> SamplingPlan | None:
+        """After a `commit`: what the plan in flight samples, where it left that open. To be asked for at once."""
+        sampling, self._sampling = self._sampling, None
+        return sampling
 
     def stats(self) -> CoreStats:
         return CoreStats(
@@ -317,19 +345,13 @@ class Scheduler:
 
     def _abort(self, request: Request) -> FromCore:
         self._compiling.pop(request.rid, None)
-        if self._in_flight is not None and request in self._in_flight[1]:
-            # The engine may be writing to its pages: they are released when the plan is committed.
-            request.aborted = True
-            del self._live[request.rid]
-            self._batch.leave(request)
-        else:
-            self._drop(request)
+        self._drop(request)
         answer = abort_answer(request)
         self._totals.num_output_tokens += len(answer.ids)
         return answer
 
     def _drop(self, request: Request) -> None:
-        """It is over, wherever it is; it is not in flight."""
+        """It is over, wherever it is."""
         if request.lease is not None:
             self._end(request)
             return
@@ -342,8 +364,19 @@ class Scheduler:
     def _end(self, request: Request) -> None:
         """A running request is over."""
         self._batch.leave(request)
-        self._batch.release(request)
         del self._live[request.rid]
+        request.leaving = True
+        self._release(request)
+
+    def _release(self, request: Request) -> None:
+        """Unless the engine may be writing to its pages: then they are released with the last plan that does."""
+        if not any(request in flight for flight in self._flights):
+            self._batch.release(request)
+
+    def _fail(self, request: Request, error: RequestError) -> None:
+        """A running request cannot go on."""
+        self._end(request)
+        self._answers.append(RequestFailed(request.rid, ErrorInfo.of(error)))
 
     def _jump(self, request: Request) -> None:
         if self._retokenise is not None:
@@ -363,10 +396,15 @@ class Scheduler:
         rows, requests = [], []
         for part in parts:
             try:
-                want = self._drafting.want(part) if part.samples else None
-                rows.append(build_row(part, self._vocabulary.vocab_size, self._cache.page_size, want))
+                rows.append(self._row(part))
                 requests.append(part.request)
             except RequestError as error:
-                self._end(part.request)
-                self._answers.append(RequestFailed(part.request.rid, ErrorInfo.of(error)))
+                self._fail(part.request, error)
         return rows, requests
+
+    def _row(self, part: Part) -> Row:
+        request, page_size = part.request, self._cache.page_size
+        if request.token_in_flight:
+            return build_following_row(request, self._flights[-1].index(request), page_size)
+        want = self._drafting.want(part) if part.samples else None
+        return build_row(part, self._vocabulary.vocab_size, page_size, want)

@@ -19,7 +19,7 @@ class Awaited:
     def coming(self) -> bool:
         """Still to be computed, by a request that still runs."""
         return (
-            self.request.lease is not None and not self.request.aborted and self.request.num_computed < self.num_tokens
+            self.request.lease is not None and not self.request.leaving and self.request.num_computed < self.num_tokens
         )
 
 

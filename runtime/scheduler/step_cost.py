@@ -36,10 +36,6 @@ class StepShape(NamedTuple):
     num_rounds: int = 0
     num_nodes: int = 0
 
-    @property
-    def plain(self) -> bool:
-        return not self.wide and not self.num_drafts
-
 
 class StepCost:
     """`seconds` of a shape is None until enough steps have come."""
@@ -50,7 +46,6 @@ class StepCost:
         self._used = [0.0] * len(PRIOR)  # the same, none below a thousandth of the pass
         self._covariance = np.zeros((len(PRIOR), len(PRIOR)))
         self._most = np.zeros(len(PRIOR))  # variance
-        self.num_since_plain = 0  # steps, since one without guesses and drafts
 
     @property
     def known(self) -> bool:
@@ -67,7 +62,6 @@ class StepCost:
     def observe(self, shape: StepShape, seconds: float) -> None:
         if seconds <= 0 or shape.num_tokens > SMALL:
             return
-        self.num_since_plain = 0 if shape.plain else self.num_since_plain + 1
         if not self.known:
             self._first.append(seconds)
             if self.known:

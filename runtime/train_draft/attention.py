@@ -11,18 +11,24 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
+from ...kernels import apply_rope
+
 
 class AheadAttention:
-    """Called once per pass, in order, with q [B*T, H, D] and k, v [B*T, K, D]; returns [B*T, H * D]."""
+    """Called once per pass, in order, with the heads of queries, keys and values [B*T, H + 2K, D] and their angles
+    [B*T, 1, D]; returns [B*T, H * D]."""
 
-    def __init__(self, num_texts: int, scale: float) -> None:
-        self._num_texts, self._scale = num_texts, scale
+    def __init__(self, num_texts: int, num_kv_heads: int, scale: float) -> None:
+        self._num_texts, self._num_kv_heads, self._scale = num_texts, num_kv_heads, scale
         self._keys: list[torch.Tensor] = []  # [B, H, T, D] of each pass
         self._values: list[torch.Tensor] = []
 
-    def __call__(self, q_NHD: torch.Tensor, k_NKD: torch.Tensor, v_NKD: torch.Tensor) -> torch.Tensor:
-        H, D = q_NHD.shape[1:]
-        group = H // k_NKD.shape[1]
+    def __call__(self, qkv_NND: torch.Tensor, cos_N1D: torch.Tensor, sin_N1D: torch.Tensor) -> torch.Tensor:
+        K, D = self._num_kv_heads, qkv_NND.shape[-1]
+        H = qkv_NND.shape[1] - 2 * K
+        qk_NND = apply_rope(qkv_NND[:, : H + K], cos_N1D, sin_N1D)
+        q_NHD, k_NKD, v_NKD = qk_NND[:, :H], qk_NND[:, H:], qkv_NND[:, H + K :]
+        group = H // K
 
         def by_head(x: torch.Tensor) -> torch.Tensor:
             return x.reshape(self._num_texts, -1, x.shape[1], D).transpose(1, 2)

@@ -6,9 +6,9 @@ from __future__ import annotations
 import torch
 
 from ...kernels.reference import layers
-from ...kernels.reference.layers import apply_rope, silu_and_mul
+from ...kernels.reference.layers import silu_and_mul
 
-__all__ = ["add_rms_norm", "apply_rope", "rms_norm", "silu_and_mul"]
+__all__ = ["add_rms_norm", "rms_norm", "silu_and_mul"]
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:

@@ -11,6 +11,7 @@ from ramify.runtime.checkpoint import SHIPPED_MODEL
 from ramify.runtime.engine import PAGE_SIZE, Engine, build_engine
 from ramify.runtime.grammars import Grammars
 from ramify.runtime.models.decoder import Decoder
+from ramify.runtime.pipeline import Pipeline
 from ramify.runtime.protocol.config import CoreConfig
 from ramify.runtime.protocol.core import Abort, CoreStats, Finish, Generate, Tokens
 from ramify.runtime.protocol.sampling import TokenLogprob
@@ -105,7 +106,8 @@ def run(
     engine: Engine | None = None,
     **settings: Any,
 ) -> tuple[dict[str, Got], CoreStats, list[ForwardPlan]]:
-    """All of them, one more every `stagger` steps; `aborts` ends requests before steps. Until nothing is left."""
+    """All of them, one more every `stagger` steps (0: all at once), until nothing is left. `aborts` ends requests
+    before steps."""
     config = CoreConfig(**{"device": "cpu", "dtype": "float32", "num_pages": 512} | settings)
     engine = engine or make_engine(config, source)
     facts = VocabularyFacts(
@@ -130,6 +132,13 @@ def run(
     )
     got = {request.rid: Got() for request in requests}
     plans: list[ForwardPlan] = []
+    pipeline = Pipeline(
+        engine,
+        scheduler,
+        ahead=config.overlap == "on",
+        on_step=lambda plan, seconds: plans.append(plan),
+        clock=lambda: 0.0,
+    )
 
     def take(answers: Sequence[Any]) -> None:
         for answer in answers:
@@ -143,18 +152,16 @@ def run(
     to_come = list(requests)
     num_rounds = 0
     while to_come or not scheduler.idle or scheduler.pending_grammars:
-        if to_come and num_rounds % stagger == 0:
-            request = to_come.pop(0)
+        num_coming = len(to_come) if not stagger else 1 if num_rounds % stagger == 0 else 0
+        for request in to_come[:num_coming]:
             if request.sampling.constraint is not None:
                 grammars.get(request.sampling.constraint).result()
             take(scheduler.handle(request, 0.0))
+        del to_come[:num_coming]
         if aborts and (rid := aborts.get(num_rounds)) is not None:
             take(scheduler.handle(Abort(rid), 0.0))
         num_rounds += 1
-        plan = scheduler.plan(0.0)
-        take(scheduler.answers())
-        if plan is not None:
-            plans.append(plan)
-            take(scheduler.commit(plan, engine.run(plan), 0.0))
+        for answers in pipeline.turn():
+            take(answers)
     assert cache.num_free + cache.num_cached == cache.num_pages
     return got, scheduler.stats(), plans

@@ -4,6 +4,7 @@ of the checkpoint, nothing else. Ranks are threads here."""
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,17 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from transformers import LlamaConfig, MistralConfig, PretrainedConfig, Qwen2Config, Qwen3Config
+from safetensors.torch import load_file
+from transformers import (
+    LlamaConfig,
+    MistralConfig,
+    MixtralConfig,
+    PretrainedConfig,
+    Qwen2Config,
+    Qwen2MoeConfig,
+    Qwen3Config,
+    Qwen3MoeConfig,
+)
 
 from ramify.kernels import for_device
 from ramify.runtime.engine import KvMemory, KvPool
@@ -35,6 +46,7 @@ SIZES: dict[str, Any] = {
     "initializer_range": 0.12,
     "tie_word_embeddings": False,
 }
+EXPERTS = {"num_experts": 7, "num_experts_per_tok": 3, "moe_intermediate_size": 24}
 MODELS: dict[str, Callable[[], PretrainedConfig]] = {
     "llama, 4 kv heads": lambda: LlamaConfig(**SIZES | {"num_key_value_heads": 4}),
     "llama, 1 kv head, tied": lambda: LlamaConfig(**SIZES | {"num_key_value_heads": 1, "tie_word_embeddings": True}),
@@ -42,6 +54,15 @@ MODELS: dict[str, Callable[[], PretrainedConfig]] = {
     "mistral": lambda: MistralConfig(**SIZES, sliding_window=21),
     "qwen2": lambda: Qwen2Config(**SIZES),
     "qwen3": lambda: Qwen3Config(**SIZES, head_dim=24),
+    "mixtral": lambda: MixtralConfig(**SIZES | {"num_key_value_heads": 4}, num_local_experts=5, num_experts_per_tok=2),
+    "qwen2 moe": lambda: Qwen2MoeConfig(
+        **SIZES | {"num_key_value_heads": 4},
+        **EXPERTS,
+        shared_expert_intermediate_size=40,
+        mlp_only_layers=[0],
+        sliding_window=None,
+    ),
+    "qwen3 moe": lambda: Qwen3MoeConfig(**SIZES, **EXPERTS, head_dim=24, norm_topk_prob=True),
 }
 TOKENS = random.Random(1).choices(range(203), k=60)
 TOLERANCE = 1e-4
@@ -160,10 +181,12 @@ class CountedSlice:
 
 
 @every_size
+@pytest.mark.parametrize("name", ["llama, 4 kv heads", "mixtral", "qwen2 moe"])
 def test_a_rank_reads_its_part_of_the_checkpoint_only(
-    checkpoint: Callable[[str], Path], size: int, monkeypatch: pytest.MonkeyPatch
+    checkpoint: Callable[[str], Path], name: str, size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = checkpoint("llama, 4 kv heads")
+    path = checkpoint(name)
+    sizes = {name: tensor.numel() for name, tensor in load_file(path / "model.safetensors").items()}
     read: list[int] = []
     real = weights.safe_open
     monkeypatch.setattr(weights, "safe_open", lambda *args, **options: Counted(real(*args, **options), read))
@@ -174,8 +197,8 @@ def test_a_rank_reads_its_part_of_the_checkpoint_only(
         return sum(read)
 
     whole = load(ALONE)
-    assert whole == transformers.AutoModelForCausalLM.from_pretrained(path).num_parameters()
-    norms = 5 * SIZES["hidden_size"]
+    assert whole == sum(sizes.values())
+    everywhere = sum(size for name, size in sizes.items() if re.search(r"norm|\.(shared_expert_)?gate\.weight", name))
     parts = [load(group) for group in groups(path, size)]
-    assert sum(parts) - size * norms == whole - norms
+    assert sum(parts) - size * everywhere == whole - everywhere
     assert max(parts) < 1.2 * whole / size

@@ -16,6 +16,7 @@ import torch
 
 from ramify.runtime.engine import Engine, EngineInfo, build_engine
 from ramify.runtime.engine.build import MakeSource
+from ramify.runtime.engine.launched import Launched
 from ramify.runtime.models.config import read_config
 from ramify.runtime.models.decoder import Decoder
 from ramify.runtime.models.load import load_ends
@@ -23,7 +24,7 @@ from ramify.runtime.parallel.group import Group, tree_sum
 from ramify.runtime.parallel.shard import Shard, cut
 from ramify.runtime.parallel.worker import NoGuesses
 from ramify.runtime.protocol.config import CoreConfig
-from ramify.runtime.scheduler.plan import ForwardPlan, ForwardResult
+from ramify.runtime.scheduler.plan import ForwardPlan, ForwardResult, SamplingPlan
 from ramify.runtime.speculation.source import DraftSource
 
 T = TypeVar("T")
@@ -121,5 +122,23 @@ class RanksEngine:
     def info(self) -> EngineInfo:
         return self.engines[0].info
 
+    def launch(self, plan: ForwardPlan) -> RanksLaunched:
+        launched = on_each(self._groups, lambda group: self.engines[group.shard.rank].launch(plan))
+        return RanksLaunched(self._groups, launched)
+
     def run(self, plan: ForwardPlan) -> ForwardResult:
-        return on_each(self._groups, lambda group: self.engines[group.shard.rank].run(plan))[0]
+        return self.launch(plan).wait()
+
+
+@dataclass(frozen=True)
+class RanksLaunched:
+    """A step on all ranks; its result is rank 0's."""
+
+    groups: Sequence[ThreadGroup]
+    launched: Sequence[Launched]
+
+    def sample(self, sampling: SamplingPlan) -> None:
+        on_each(self.groups, lambda group: self.launched[group.shard.rank].sample(sampling))
+
+    def wait(self) -> ForwardResult:
+        return self.launched[0].wait()

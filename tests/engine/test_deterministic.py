@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,6 +14,18 @@ from ramify.runtime.engine import build_engine
 from ramify.runtime.protocol.config import CoreConfig
 
 from .same_bits import check_same_bits, said
+
+SHAPE: dict[str, Any] = {
+    "vocab_size": 150,
+    "hidden_size": 48,
+    "intermediate_size": 80,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+    "initializer_range": 0.2,
+}
+EXPERTS: dict[str, Any] = {"num_experts": 7, "num_experts_per_tok": 3, "moe_intermediate_size": 20}
 
 
 def deterministic(path: Path, **settings: object) -> CoreConfig:
@@ -38,10 +52,7 @@ def test_the_check_is_one_that_the_plain_engine_fails(checkpoint: Path) -> None:
 
 def test_windows_too(tmp_path: Path) -> None:
     torch.manual_seed(2)
-    config = transformers.MistralConfig(
-        vocab_size=150, hidden_size=48, intermediate_size=80, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, max_position_embeddings=128, sliding_window=24, initializer_range=0.2,
-    )  # fmt: skip
+    config = transformers.MistralConfig(**SHAPE, sliding_window=24)
     transformers.MistralForCausalLM(config).save_pretrained(tmp_path)
     check_same_bits(build_engine(deterministic(tmp_path, dtype="float32"), tmp_path))
 
@@ -54,13 +65,17 @@ def test_it_says_what_the_plain_engine_says(checkpoint: Path) -> None:
         assert [p for p, _ in mine.logprobs[0].top] == pytest.approx([p for p, _ in wanted.logprobs[0].top], abs=1e-4)
 
 
-def test_a_mixture_is_told_that_its_numbers_depend_on_the_batch(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    config = transformers.MixtralConfig(
-        vocab_size=150, hidden_size=48, intermediate_size=80, num_hidden_layers=1, num_attention_heads=4,
-        num_key_value_heads=2, num_local_experts=2, max_position_embeddings=128,
-    )  # fmt: skip
-    transformers.MixtralForCausalLM(config).save_pretrained(tmp_path)
-    build_engine(deterministic(tmp_path), tmp_path)
-    assert "mixture of experts" in caplog.text
+MIXTURES: dict[str, Callable[[], transformers.PretrainedConfig]] = {
+    "mixtral": lambda: transformers.MixtralConfig(**SHAPE, num_local_experts=3),
+    "qwen2 moe": lambda: transformers.Qwen2MoeConfig(
+        **SHAPE, **EXPERTS, shared_expert_intermediate_size=36, mlp_only_layers=[0], sliding_window=None
+    ),
+}
+
+
+@pytest.mark.parametrize("quantize", [None, "int8"])
+@pytest.mark.parametrize("name", MIXTURES)
+def test_mixtures_too(name: str, quantize: str | None, tmp_path: Path) -> None:
+    torch.manual_seed(4)
+    transformers.AutoModelForCausalLM.from_config(MIXTURES[name]()).save_pretrained(tmp_path)
+    check_same_bits(build_engine(deterministic(tmp_path, dtype="float32", quantize=quantize), tmp_path))

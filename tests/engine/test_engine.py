@@ -189,7 +189,7 @@ def test_info_states_the_models_facts(engine: Engine) -> None:
 def test_kv_memory_sets_the_number_of_pages(checkpoint: Path) -> None:
     engine = build_engine(CoreConfig(device="cpu", kv_memory=0.01), checkpoint)
     page = bytes_per_page(read_config(checkpoint), torch.float32)
-    assert page == sum(tensor.nbytes for tensor in engine._pool._memory.page(0))
+    assert page == sum(tensor.nbytes for tensor in engine._device.pool._memory.page(0))
     assert engine.info.num_pages == int(0.01 * 2**30) // page
 
 
@@ -236,7 +236,7 @@ def test_a_drafts_memory_comes_out_of_kv_memory() -> None:
             make_source=partial(build_source, config, SHIPPED_MODEL),
             draft_page_bytes=partial(draft_page_bytes, config, SHIPPED_MODEL),
         )
-        memory = engine._source._memory
+        memory = engine._device.source._memory
         own = [memory.k_SC, memory.v_SC, memory.feature_SE] if name == "eagle" else [memory.k_LSKD, memory.v_LSKD]
         page = bytes_per_page(read_config(SHIPPED_MODEL), torch.float32)
         taken = sum(tensor.nbytes for tensor in own) + engine.info.num_pages * page

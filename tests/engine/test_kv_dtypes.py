@@ -46,12 +46,12 @@ def test_memory_holds_as_many_pages_as_its_numbers_are_small(
     kv_dtype: KvDtypeName, size: int, checkpoint: Path
 ) -> None:
     engine = build(checkpoint, kv_dtype=kv_dtype, num_pages=None, kv_memory=0.01, host_kv_memory=0.005)
-    page_bytes = sum(tensor.nbytes for tensor in engine._pool._memory.page(0))
+    page_bytes = sum(tensor.nbytes for tensor in engine._device.pool._memory.page(0))
     assert page_bytes == 2 * 2 * 16 * 2 * 12 * size  # keys and values, layers, slots, KV heads, head size
     assert engine.info.num_pages == int(0.01 * 2**30) // page_bytes
     assert engine.info.num_host_pages == int(0.005 * 2**30) // page_bytes
-    assert engine._pool._host is not None
-    assert engine._pool._host.k_LSKD.dtype == KV_DTYPES[kv_dtype]
+    assert engine._device.pool._host is not None
+    assert engine._device.pool._host.k_LSKD.dtype == KV_DTYPES[kv_dtype]
     assert engine.info.kv_dtype == kv_dtype
 
 
@@ -76,14 +76,16 @@ def test_pages_go_to_the_host_and_come_back_as_they_were(kv_dtype: KvDtypeName, 
     engine = build(checkpoint, num_pages=8, host_kv_memory=0.001, kv_dtype=kv_dtype)
     whole = Row(rid="a", tokens=PROMPT[:40], first_position=0, pages=[3, 5, 1], sample=GREEDY)
     expected = engine.run(ForwardPlan(step=0, copies=[], rows=[whole])).rows[0].tokens
-    before = [tensor.view(torch.int8).clone() for page in (3, 5, 1) for tensor in engine._pool._memory.page(page)]
+    before = [
+        tensor.view(torch.int8).clone() for page in (3, 5, 1) for tensor in engine._device.pool._memory.page(page)
+    ]
     down = [PageCopy(page, 8 + i, 16) for i, page in enumerate([3, 5, 1])]
     other = Row(rid="b", tokens=[9] * 48, first_position=0, pages=[1, 3, 5], sample=GREEDY)
     engine.run(ForwardPlan(step=0, copies=down, rows=[other]))
     up = [PageCopy(8 + i, page, 16) for i, page in enumerate([6, 0, 7])]
     last = Row(rid="a", tokens=PROMPT[39:40], first_position=39, pages=[6, 0, 7], sample=GREEDY)
     assert engine.run(ForwardPlan(step=0, copies=up, rows=[last])).rows[0].tokens == expected
-    after = [tensor.view(torch.int8) for page in (6, 0, 7) for tensor in engine._pool._memory.page(page)]
+    after = [tensor.view(torch.int8) for page in (6, 0, 7) for tensor in engine._device.pool._memory.page(page)]
     for index in range(4):  # the third page's last slots were never written
         assert torch.equal(before[index], after[index])
 
@@ -137,13 +139,13 @@ def test_scales_come_from_the_file_asked_for_then_the_one_beside_the_model_then_
         beside = build(tmp_path, kv_dtype=kv_dtype)
     assert caplog.text == ""
     assert beside.info.kv_scales == str(tmp_path / FILE_NAME)
-    assert beside._pool.layers[0].v_scale_K is not None
-    assert torch.equal(beside._pool.layers[0].v_scale_K, ranges.scales(KV_DTYPES[kv_dtype]).v_LK[0])
+    assert beside._device.pool.layers[0].v_scale_K is not None
+    assert torch.equal(beside._device.pool.layers[0].v_scale_K, ranges.scales(KV_DTYPES[kv_dtype]).v_LK[0])
     elsewhere = tmp_path / "elsewhere"
     write_ranges(KvRanges(ranges.k_LK * 2, ranges.v_LK * 2, num_tokens=7), elsewhere)
     asked = build(tmp_path, kv_dtype=kv_dtype, kv_scales=str(elsewhere))
-    assert asked._pool.layers[1].k_scale_K is not None
-    assert torch.equal(asked._pool.layers[1].k_scale_K, ranges.scales(KV_DTYPES[kv_dtype]).k_LK[1] * 2)
+    assert asked._device.pool.layers[1].k_scale_K is not None
+    assert torch.equal(asked._device.pool.layers[1].k_scale_K, ranges.scales(KV_DTYPES[kv_dtype]).k_LK[1] * 2)
 
 
 def test_ranges_are_read_as_they_were_written(checkpoint: Path, tmp_path: Path) -> None:

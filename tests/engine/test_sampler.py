@@ -89,7 +89,7 @@ def test_each_row_is_sampled_by_its_own_parameters(rows: list[tuple[Sample, set[
     logits_RV[:, :LIKELY] += 4
     raw = torch.from_numpy(logits_RV)
     chosen = sample(OPS, raw, [s for s, _ in rows], [None if m is None else packed(m) for _, m in rows])
-    found = chosen_logprobs(OPS, raw, chosen, [s for s, _ in rows], range(len(rows)))
+    found = chosen_logprobs(OPS, raw, chosen, [s for s, _ in rows])()
     assert np.array_equal(raw.numpy(), logits_RV)
     for row, (logits, (s, allowed)) in enumerate(zip(logits_RV, rows, strict=True)):
         assert chosen[row] == naive_token(logits, s, allowed)

@@ -8,11 +8,12 @@ import torch
 
 from ramify.kernels import KvCache, RowSpan, for_device
 from ramify.kernels.cpu.compiled import exp
-from ramify.kernels.cpu.ops import CpuOps, PagedRows
-from ramify.kernels.cpu.row_product import row_product
+from ramify.kernels.cpu.ops import CpuOps, PagedTokens
+from ramify.kernels.cpu.products import few_rows_product, hold
 from ramify.kernels.reference.ops import ReferenceOps
 
 CPU, MEANT = CpuOps(), ReferenceOps()
+NONE = np.zeros(0, np.float32)
 NUM_TOKENS = [1, 2, 33, 64, 65]
 NEAR = {"atol": 2e-6, "rtol": 2e-5}
 
@@ -76,26 +77,84 @@ def test_rotation_and_storing(T: int, H: int, K: int, D: int) -> None:
         torch.testing.assert_close(got, want, **NEAR)
 
 
+@pytest.mark.parametrize("kind", [np.uint16, np.float32])
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize(("N", "C"), [(1, 1), (7, 33), (64, 256)])
+@pytest.mark.parametrize("T", [1, 2, 3, 4, 7, 13])
+def test_products_of_a_few_rows(T: int, N: int, C: int, bias: bool, kind: type[np.generic]) -> None:
+    w, x, b = random(N, C), random(T, C, seed=1), random(N, seed=2)
+    if kind == np.uint16:
+        w = w.bfloat16().float()
+    held = hold(w)
+    assert held.dtype == kind
+    want = x.double() @ w.double().t() + (b.double() if bias else 0)
+    got = few_rows_product(x, held, b.numpy() if bias else b[:0].numpy())
+    torch.testing.assert_close(got.double(), want, atol=2e-5, rtol=2e-5)
+
+
+def test_weights_are_halved_only_where_no_bit_is_lost() -> None:
+    w = torch.tensor([[1.0], [-0.5], [float("inf")], [float("nan")], [2.0**-133], [-0.0]])
+    assert hold(w).dtype == np.uint16
+    got = few_rows_product(torch.ones(1, 1), hold(w), NONE)
+    torch.testing.assert_close(got, w.t(), atol=0, rtol=0, equal_nan=True)
+    assert hold(w + 2.0**-20).dtype == np.float32
+
+
+CHAIN, TREE = (9, ()), (6, (-1, 0, 0, 2))  # tokens of a row, and the parents of its last ones
+
+
+@pytest.mark.parametrize("window", [None, 40])
+@pytest.mark.parametrize(("K", "group", "D"), [(2, 2, 64), (1, 7, 10)])
+@pytest.mark.parametrize("shapes", [[CHAIN], [TREE], [(1, ()), TREE, CHAIN], [(4, (-1, -1, -1, -1))]], ids=str)
+def test_attention_of_guesses(
+    shapes: list[tuple[int, tuple[int, ...]]], K: int, group: int, D: int, window: int | None
+) -> None:
+    spans = [(length - count, count, tree) for length, (count, tree) in zip((33, 17, 700), shapes, strict=False)]
+    check_attention(spans, K, group, D, window)
+
+
+@pytest.mark.parametrize(
+    ("rows", "window"),
+    [
+        pytest.param([RowSpan(0, 33, np.arange(3))], None, id="many-tokens"),
+        pytest.param([RowSpan(0, 66, np.arange(5), [-1] * 65)], None, id="many-nodes"),
+        pytest.param([RowSpan(0, 5, np.arange(1), [-1, 0, 1])], 3, id="a-tree-larger-than-the-window"),
+    ],
+)
+def test_what_does_not_fit_is_left_to_torch(rows: list[RowSpan], window: int | None) -> None:
+    kv = KvCache(*torch.zeros(2, 80, 1, 2))
+    attention = CPU.attention(rows, kv, num_heads=1, page_size=16, window=window, dtype=torch.float32)
+    assert not isinstance(attention, PagedTokens)
+
+
 @pytest.mark.parametrize("window", [None, 1, 40])
 @pytest.mark.parametrize(("K", "group", "D"), [(2, 2, 64), (1, 7, 10), (3, 1, 2)])
 @pytest.mark.parametrize("lengths", [[1], [300], [17, 1, 16, 900, 33]], ids=str)
 def test_attention_where_the_pages_lie(lengths: list[int], K: int, group: int, D: int, window: int | None) -> None:
+    check_attention([(length - 1, 1, ()) for length in lengths], K, group, D, window)
+
+
+def check_attention(
+    spans: list[tuple[int, int, tuple[int, ...]]], K: int, group: int, D: int, window: int | None
+) -> None:
+    """Of rows with so many tokens before, so many new ones, and this tree among them."""
+    lengths = [first + count for first, count, _ in spans]
     draw = torch.Generator().manual_seed(sum(lengths))
     pages = iter(torch.randperm(100, generator=draw).tolist())
     # Slots that belong to no row hold NaN: none of it may enter a sum.
     k, v = torch.full((2, 1600, K, D), float("nan"))
     rows = []
-    for length in lengths:
+    for length, (first, count, tree) in zip(lengths, spans, strict=True):
         own = np.array([next(pages) for _ in range(-(-length // 16))])
         slots = own[np.arange(length) // 16] * 16 + np.arange(length) % 16
         k[slots], v[slots] = torch.randn(2, length, K, D, generator=draw)
-        rows.append(RowSpan(length - 1, 1, own))
-    q = torch.randn(len(rows), K * group, D, generator=draw)
+        rows.append(RowSpan(first, count, own, tree))
+    q = torch.randn(sum(count for _, count, _ in spans), K * group, D, generator=draw)
 
     def run(ops: ReferenceOps, dtype: torch.dtype) -> torch.Tensor:
         kv = KvCache(k.to(dtype), v.to(dtype))
         attention = ops.attention(rows, kv, num_heads=K * group, page_size=16, window=window, dtype=dtype)
-        assert isinstance(attention, PagedRows) == (ops is CPU)
+        assert isinstance(attention, PagedTokens) == (ops is CPU)
         return attention.attend(q.to(dtype), kv, 0.3).double()
 
     torch.testing.assert_close(run(CPU, torch.float32), run(MEANT, torch.float64), **NEAR)
@@ -116,7 +175,7 @@ def test_what_is_not_a_number_shows(number: float) -> None:
         CPU.rms_norm(x, ones, 1e-6),
         CPU.add_rms_norm(x, torch.zeros(2, 32), ones, 1e-6)[0],
         CPU.silu_and_mul(torch.cat((x, x - x), dim=1)),
-        row_product(x[:1], np.ones((4, 32), np.float32)),
+        few_rows_product(x, np.ones((4, 32), np.float32), NONE),
     ):
         assert not y[0].isfinite().all()
         assert y[1:].isfinite().all()

@@ -10,6 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ramify.kernels import choose_experts, combine_experts, group_by_expert, grouped_matmul
+from ramify.kernels.reference.experts import fixed_grouped_matmul
+from ramify.kernels.reference.layers import fixed_silu_and_mul
 
 
 @settings(deadline=None, max_examples=60)
@@ -61,3 +63,25 @@ def test_a_token_s_bits_do_not_depend_on_the_order_of_its_pairs(dtype: torch.dty
         sums.append(combine_experts(y_TKE.flatten(0, 1)[order_P], order_P, weights_TK))
     assert sums[0].dtype == dtype
     assert all(torch.equal(sums[0], other) for other in sums[1:])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@settings(deadline=None, max_examples=30)
+@given(num_tokens=st.integers(2, 40), num_experts=st.integers(1, 5), first=st.integers(0, 39), data=st.data())
+def test_a_token_s_bits_do_not_depend_on_who_else_is_there(
+    dtype: torch.dtype, num_tokens: int, num_experts: int, first: int, data: st.DataObject
+) -> None:
+    num_chosen = data.draw(st.integers(1, num_experts))
+    draw = torch.Generator().manual_seed(num_tokens)
+    x_TC = torch.randn(num_tokens, 37, generator=draw).to(dtype)
+    weight_NOC = torch.randn(num_experts, 22, 37, generator=draw).to(dtype)
+    scores_TN = torch.randn(num_tokens, num_experts, generator=draw).to(dtype)
+
+    def mixed(tokens: slice) -> torch.Tensor:
+        weights_TK, experts_TK = choose_experts(scores_TN[tokens], num_chosen, normalised=True)
+        order_P, ends_N = group_by_expert(experts_TK, num_experts)
+        gate_up_PO = fixed_grouped_matmul(x_TC[tokens], weight_NOC, ends_N, order_P // num_chosen)
+        return combine_experts(fixed_silu_and_mul(gate_up_PO), order_P, weights_TK)
+
+    some = slice(min(first, num_tokens - 1), min(first, num_tokens - 1) + data.draw(st.integers(1, 40)))
+    assert torch.equal(mixed(some), mixed(slice(None))[some])

@@ -9,7 +9,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ramify.kernels import KvCache, RowSpan, attention_layout, compact_kv, paged_attention, store_kv, walk_trees
+from ramify.kernels import (
+    KvCache,
+    RowSpan,
+    attention_layout,
+    compact_kv,
+    for_device,
+    paged_attention,
+    store_kv,
+    walk_trees,
+)
 
 PAGE_SIZE = 4
 CPU = torch.device("cpu")
@@ -63,6 +72,8 @@ def test_a_node_sees_what_it_would_see_at_the_end_of_its_path(
             want.append(attend(q_NHD[place : place + 1], [span], alone, window))
     got = attend(torch.cat(queries), spans, kv, window)
     torch.testing.assert_close(got, torch.cat(want), atol=1e-5, rtol=1e-4)
+    loops = for_device(CPU).attention(spans, kv, num_heads=4, page_size=PAGE_SIZE, window=window, dtype=torch.float32)
+    torch.testing.assert_close(loops.attend(torch.cat(queries), kv, 0.3), torch.cat(want), atol=1e-5, rtol=1e-4)
 
 
 @given(forest=st.lists(trees(), min_size=1, max_size=5), seed=st.integers(0, 1 << 20))
@@ -105,8 +116,10 @@ def test_the_walk_and_the_moves_are_those_made_one_by_one(forest: list[list[int]
         moves += [len(targets) + d - 1 for d in depth]
         targets += own[: max(depth, default=0)]
         start += len(tree)
-    got = walk_trees(torch.tensor(sampled), torch.tensor(guessed), torch.tensor(parents), max_depth=12)
+    columns = torch.tensor(sampled), torch.tensor(guessed), torch.tensor(parents)
+    got = walk_trees(*columns, max_depth=12)
     assert got.tolist() == on_way
+    assert for_device(CPU).walk_trees(*columns, max_depth=12).tolist() == on_way
     long = torch.int64
     compact_kv(
         [memory],

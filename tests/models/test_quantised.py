@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +10,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from numpy.typing import NDArray
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from transformers import LlamaConfig, MixtralConfig, Qwen2Config, Qwen2MoeConfig
 
 from ramify.runtime.engine import KvMemory, KvPool
@@ -21,12 +19,25 @@ from ramify.runtime.models.errors import CheckpointError
 from ramify.runtime.models.load import load_model
 from ramify.runtime.models.quantised import nibbles
 from ramify.runtime.models.quantised.bytewise import BytewiseLinear
+from ramify.runtime.models.quantised.int4 import Int4Linear
 from ramify.runtime.models.quantised.rounding import fp8_as_bfloat16, fp8_rows, int4_groups, int8_rows
 from ramify.runtime.models.quantised.scheme import Scheme
 from ramify.runtime.parallel.group import Alone
 from ramify.runtime.parallel.shard import Shard
-from ramify.runtime.quantize.write import LINEAR, write_quantised
+from ramify.runtime.quantize.write import write_quantised
 from ramify.runtime.scheduler.plan import Row
+
+from .packing import (
+    GROUP,
+    INT4,
+    STORED,
+    Tensors,
+    changed,
+    compressed,
+    dequantised,
+    naive_groups,
+    pack_gptq,
+)
 
 SIZES = {
     "vocab_size": 96,
@@ -38,14 +49,12 @@ SIZES = {
     "max_position_embeddings": 64,
     "initializer_range": 0.15,
 }
-GROUP = 32
 TOKENS = [5, 90, 3, 3, 41, 77, 0, 12, 63, 8, 8, 30]
-Tensors = dict[str, torch.Tensor]
-Floats = NDArray[np.float32]
 
 
 TWO_SLICES = Alone(Shard(num_slices=2))  # as two ranks have them
-MIXTURE = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+# All experts for every token: nearly equal scores would let an input's rounding choose another.
+MIXTURE = {"num_experts": 4, "num_experts_per_tok": 4, "moe_intermediate_size": 64}
 CONFIGS = {
     "llama": lambda: LlamaConfig(**SIZES),
     "qwen2, biases": lambda: Qwen2Config(**SIZES, tie_word_embeddings=True),
@@ -77,99 +86,6 @@ def logits(path: Path, **options: Any) -> torch.Tensor:
         return model.logits(
             model.hidden(decoder_inputs(rows, model, np.arange(len(TOKENS)), pool.layers[0]), pool.layers)
         )
-
-
-def changed(dense: Path, out: Path, change: Callable[[str, torch.Tensor], Tensors], **config: Any) -> Path:
-    """A copy of `dense` with every linear layer's weight replaced by what `change` makes of it."""
-    out.mkdir()
-    tensors: Tensors = {}
-    for name, tensor in load_file(dense / "model.safetensors").items():
-        match = LINEAR.fullmatch(name)
-        tensors |= {name: tensor} if match is None else change(match[1], tensor)
-    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, out / "model.safetensors")
-    raw = json.loads((dense / "config.json").read_text())
-    (out / "config.json").write_text(json.dumps(raw | config))
-    return out
-
-
-def naive_groups(weight: torch.Tensor, group: int = GROUP) -> tuple[NDArray[np.int64], Floats, NDArray[np.int64]]:
-    """Some codes, scales and zero points; not the best ones: the judge is of storing, not of rounding."""
-    rng = np.random.default_rng(weight.shape[0])
-    w = weight.numpy()
-    G = w.shape[1] // group
-    scale = (np.abs(w).reshape(len(w), G, group).max(2) / 7).astype(np.float16).astype(np.float32)
-    zero = rng.integers(5, 11, scale.shape)
-    codes = np.rint(w / scale.repeat(group, 1) + zero.repeat(group, 1)).clip(0, 15).astype(np.int64)
-    return codes, scale, zero
-
-
-def dequantised(codes: NDArray[np.int64], scale: Floats, zero: NDArray[np.int64], group: int = GROUP) -> torch.Tensor:
-    return torch.tensor((codes - zero.repeat(group, 1)) * scale.repeat(group, 1), dtype=torch.float32)
-
-
-def words(numbers: NDArray[np.int64], order: list[int]) -> torch.Tensor:
-    """[a, b] to int32 [a, b / 8]: bits 4 i of a word hold the number order[i] of its eight."""
-    rows, columns = numbers.shape
-    packed = np.zeros((rows, columns // 8), dtype=np.uint32)
-    for row in range(rows):
-        for word in range(columns // 8):
-            for place, number in enumerate(order):
-                packed[row, word] |= np.uint32(int(numbers[row, 8 * word + number]) << (4 * place))
-    return torch.tensor(packed.view(np.int32))
-
-
-IN_ORDER = list(range(8))
-AWQ = [0, 2, 4, 6, 1, 3, 5, 7]
-
-
-def pack_awq(module: str, weight: torch.Tensor) -> Tensors:
-    codes, scale, zero = naive_groups(weight)
-    return {
-        f"{module}.qweight": words(codes.T, AWQ),
-        f"{module}.qzeros": words(zero.T, AWQ),
-        f"{module}.scales": torch.tensor(scale.T, dtype=torch.float16),
-    }
-
-
-def pack_gptq(module: str, weight: torch.Tensor) -> Tensors:
-    codes, scale, zero = naive_groups(weight)
-    return {
-        f"{module}.qweight": words(codes, IN_ORDER).T,
-        f"{module}.qzeros": words(zero.T - 1, IN_ORDER),
-        f"{module}.scales": torch.tensor(scale.T, dtype=torch.float16),
-        f"{module}.g_idx": torch.arange(weight.shape[1], dtype=torch.int32) // GROUP,
-    }
-
-
-def pack_compressed(module: str, weight: torch.Tensor) -> Tensors:
-    codes, scale, zero = naive_groups(weight)
-    return {
-        f"{module}.weight_packed": words(codes, IN_ORDER),
-        f"{module}.weight_zero_point": words(zero.T, IN_ORDER).T,
-        f"{module}.weight_scale": torch.tensor(scale, dtype=torch.float16),
-        f"{module}.weight_shape": torch.tensor(weight.shape),
-    }
-
-
-def compressed(kind: str, inputs: bool = False, **weights: Any) -> dict[str, Any]:
-    number = "float" if kind == "float-quantized" else "int"
-    weights = {"num_bits": 8, "type": number, "symmetric": True, "strategy": "channel"} | weights
-    tokens = {"num_bits": 8, "type": number, "symmetric": True, "strategy": "token", "dynamic": True}
-    group = {"targets": ["Linear"], "weights": weights, "input_activations": tokens if inputs else None}
-    return {
-        "quant_method": "compressed-tensors",
-        "format": kind,
-        "config_groups": {"group_0": group},
-        "ignore": ["lm_head"],
-    }
-
-
-INT4 = {"num_bits": 4, "strategy": "group", "group_size": GROUP, "symmetric": False}
-STORED: dict[str, tuple[Callable[[str, torch.Tensor], Tensors], dict[str, Any]]] = {
-    "awq": (pack_awq, {"quant_method": "awq", "bits": 4, "group_size": GROUP, "zero_point": True, "version": "gemm"}),
-    "gptq": (pack_gptq, {"quant_method": "gptq", "bits": 4, "group_size": GROUP, "desc_act": False}),
-    "pack-quantized": (pack_compressed, compressed("pack-quantized", **INT4)),
-}
 
 
 @pytest.mark.parametrize("stored", list(STORED))
@@ -424,6 +340,24 @@ def test_weights_of_a_byte_with_dense_inputs_give_the_product_of_the_dequantised
     error = (layer(x).double() - expected).norm() / expected.norm()
     assert layer(x).dtype == dtype
     assert error.item() < {torch.float32: 1e-6, torch.bfloat16: 8e-3, torch.float16: 1e-3}[dtype]
+
+
+@pytest.mark.parametrize("num_tokens", [1, 31, 32, 200])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_four_bit_weights_give_the_product_of_the_dequantised(dtype: torch.dtype, num_tokens: int) -> None:
+    torch.manual_seed(num_tokens)
+    weight, x = torch.randn(144, 64), torch.randn(num_tokens, 64).to(dtype)
+    scheme = Scheme(kind="int4", source="dense", group_size=GROUP)
+    layer = Int4Linear(scheme, 144, 64, bias=True, group_size=GROUP, device="cpu", dtype=dtype)
+    bias = torch.randn(144)
+    layer.pieces(0, 144)["weight"].put(weight)
+    layer.pieces(0, 144)["bias"].put(bias)
+    layer.finish()
+    codes, scale, zero = int4_groups(weight, GROUP)
+    restored = dequantised(codes.long().numpy(), scale.numpy(), zero.long().numpy()).double()
+    expected = x.double() @ restored.T + bias.double()
+    assert layer(x).dtype == dtype
+    assert ((layer(x).double() - expected).norm() / expected.norm()).item() < 5e-3
 
 
 @pytest.mark.parametrize("dim", [0, 1])

@@ -14,14 +14,16 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from ramify.radix.cache import Lease, PrefixCache
 from ramify.radix.invariants import check_invariants
+from ramify.runtime.pipeline import Pipeline
 from ramify.runtime.protocol.config import CoreConfig, EvictionName, OrderName
 from ramify.runtime.protocol.core import Abort, Finish, FromCore, Generate, RequestFailed, Tokens
 from ramify.runtime.protocol.sampling import Constraint, LogprobParams, SamplingParams, TokenLogprob
-from ramify.runtime.scheduler.plan import ForwardPlan, ForwardResult, Row, RowResult
+from ramify.runtime.scheduler.plan import PENDING, ForwardPlan, ForwardResult, Row, RowResult, SamplingPlan
 from ramify.runtime.scheduler.retokenise import Retokenise
 from ramify.runtime.scheduler.sampling_draw import draw
 from ramify.runtime.scheduler.scheduler import Scheduler
@@ -85,13 +87,30 @@ class FakeEngine:
         self.page_size = page_size
         self.kv: dict[int, tuple[int, ...]] = {}  # slot -> the sequence up to and with its token
         self.num_computed = 0
+        self.num_in_flight = 0
+        self.open = False  # the plan launched last has not been told all that it samples
+        self.sampled: list[tuple[str, int | None]] = []  # by row of the plan that sampled last
 
     def slots(self, row: Row) -> list[int]:
         end = row.first_position + len(row.tokens)
         assert len(row.pages) == -(-end // self.page_size)
         return [row.pages[p // self.page_size] * self.page_size + p % self.page_size for p in range(end)]
 
-    def run(self, plan: ForwardPlan) -> ForwardResult:
+    def tokens(self, row: Row) -> list[int]:
+        if row.follows is None:
+            assert PENDING not in row.tokens
+            return row.tokens[: row.num_committed]
+        assert row.tokens == [PENDING]
+        assert row.sample is row.mask is row.score is row.pool_from is row.parents is row.draft is None
+        followed, token = self.sampled[row.follows]
+        assert followed == row.rid, "another request's token"
+        assert token is not None, "nothing was sampled there"
+        return [token]
+
+    def launch(self, plan: ForwardPlan) -> FakeLaunched:
+        """As on a stream: copies and keys are in place before the next plan's, whenever that is launched."""
+        assert self.num_in_flight < 2, "one plan is in flight at most while the next one is launched"
+        assert not (self.num_in_flight and self.open), "the plan before was never told what to sample"
         for copy in plan.copies:
             for offset in range(copy.num_tokens):
                 self.kv[copy.target * self.page_size + offset] = self.kv[copy.source * self.page_size + offset]
@@ -102,7 +121,7 @@ class FakeEngine:
             history = self.kv[past[-1]] if past else ()
             assert len(history) == row.first_position
             assert all(self.kv[slot] == history[: p + 1] for p, slot in enumerate(past)), "a page holds something else"
-            histories.append((*history, *row.tokens[: row.num_committed]))
+            histories.append((*history, *self.tokens(row)))
             written.append(new)
         assert len({row.rid for row in plan.rows}) == len(plan.rows)
         assert len({slot for new in written for slot in new}) == plan.num_tokens, "two rows write to one slot"
@@ -112,15 +131,12 @@ class FakeEngine:
             for slot in new[row.num_committed :]:
                 self.kv[slot] = (-1,)  # a guess's: nobody may read it
         self.num_computed += plan.num_tokens
-        results = []
-        for row, history, new in zip(plan.rows, histories, written, strict=True):
-            result = self.result(row, history)
-            for offset in range(len(result.tokens) - 1):  # what proved right is moved to the front
-                right = (*history, *result.tokens[: offset + 1])
-                self.kv[new[row.num_committed + offset]] = right
-            results.append(result)
-        seconds = 1e-3 * (10 + plan.num_tokens + number(plan.step) % 5)
-        return ForwardResult(step=plan.step, rows=results, seconds=seconds)
+        self.num_in_flight += 1
+        self.open = plan.is_open
+        launched = FakeLaunched(self, plan, histories, written)
+        if not self.open:
+            launched.decide(plan.rows)
+        return launched
 
     def draft(self, row: Row, history: tuple[int, ...]) -> DraftTree | None:
         """Any tree at all of the shape wanted, part of it right more often than not."""
@@ -177,6 +193,49 @@ class FakeEngine:
             node = children[node, token]
             mask, token_draw = row.nodes[node].mask, row.nodes[node].draw
         return RowResult(tokens=tokens, logprobs=logprobs, scores=scores, draft=self.draft(row, history))
+
+
+class FakeLaunched:
+    """What is computed, up to the sampling."""
+
+    def __init__(
+        self, engine: FakeEngine, plan: ForwardPlan, histories: list[tuple[int, ...]], written: list[list[int]]
+    ) -> None:
+        self.engine = engine
+        self.plan = plan
+        self.histories = histories
+        self.written = written
+        self.results: list[RowResult] = []
+
+    def sample(self, sampling: SamplingPlan) -> None:
+        assert self.engine.open
+        assert sampling.step == self.plan.step
+        to_come = iter(sampling.rows)
+        rows = []
+        for row in self.plan.rows:
+            if row.follows is None:
+                rows.append(row)
+            elif (own := next(to_come)) is None:
+                rows.append(msgspec.structs.replace(row, tokens=self.engine.tokens(row), follows=None))
+            else:
+                rows.append(msgspec.structs.replace(row, sample=own.sample, mask=own.mask))
+        assert next(to_come, None) is None
+        self.decide(rows)
+
+    def decide(self, rows: Sequence[Row]) -> None:
+        self.engine.open = False
+        for row, history, new in zip(rows, self.histories, self.written, strict=True):
+            result = self.engine.result(row, history)
+            for offset in range(len(result.tokens) - 1):  # what proved right is moved to the front
+                right = (*history, *result.tokens[: offset + 1])
+                self.engine.kv[new[row.num_committed + offset]] = right
+            self.results.append(result)
+        self.engine.sampled = [(row.rid, result.token) for row, result in zip(rows, self.results, strict=True)]
+
+    def wait(self) -> ForwardResult:
+        self.engine.num_in_flight -= 1
+        seconds = 1e-3 * (10 + self.plan.num_tokens + number(self.plan.step) % 5)
+        return ForwardResult(step=self.plan.step, rows=self.results, seconds=seconds)
 
 
 class FakeMatcher:
@@ -311,6 +370,7 @@ class Runtime:
         grammars: Any = None,
         jump_forward: bool = True,
         retokenise: Retokenise = retokenise,
+        ahead: bool = False,
         **speculative: Any,
     ) -> None:
         self.cache = WatchedCache(num_pages, page_size, cache, num_host_pages=num_host_pages, strategy=eviction)
@@ -334,6 +394,10 @@ class Runtime:
             context_length=context_length,
             retokenise=lambda before, data: self.retokenise(before, data),
         )
+        self.pipeline = Pipeline(self, self.scheduler, ahead=ahead, clock=lambda: 0.0)
+        self.launched: list[FakeLaunched] = []
+        self.num_waited = 0
+        self.aborts_in_flight: Sequence[str] = ()
         self.answers: dict[str, Answer] = {}
         self.plans: list[ForwardPlan] = []
         self.replies: list[FromCore] = []
@@ -349,22 +413,32 @@ class Runtime:
 
     def step(self, aborts_in_flight: Sequence[str] = ()) -> bool:
         """Returns whether something was computed."""
-        plan = self.scheduler.plan(0.0)
-        self.cache.check()
-        self.take(self.scheduler.answers())
-        if plan is not None:
-            assert 0 < plan.num_tokens <= self.config.prefill_budget
-            assert len(plan.rows) <= self.config.max_running
-            self.plans.append(plan)
-            result = self.engine.run(plan)
-            for rid in aborts_in_flight:
-                self.abort(rid)
-            self.take(self.scheduler.commit(plan, result, 0.0))
+        num_plans, num_waited = len(self.plans), self.num_waited
+        self.aborts_in_flight = aborts_in_flight
+        for answers in self.pipeline.turn():
             self.cache.check()
+            self.take(answers)
         if self.scheduler.idle:
             assert not self.cache.leases
             assert self.cache.num_free + self.cache.num_cached == self.cache.num_pages
-        return plan is not None
+        return len(self.plans) > num_plans or self.num_waited > num_waited
+
+    def launch(self, plan: ForwardPlan) -> Runtime:
+        """As an engine that is watched."""
+        assert 0 < plan.num_tokens <= self.config.prefill_budget
+        assert len(plan.rows) <= self.config.max_running
+        self.plans.append(plan)
+        self.launched.append(self.engine.launch(plan))
+        return self
+
+    def sample(self, sampling: SamplingPlan) -> None:
+        self.launched[-1].sample(sampling)
+
+    def wait(self) -> ForwardResult:
+        for rid in self.aborts_in_flight:
+            self.abort(rid)
+        self.num_waited += 1
+        return self.launched[self.num_waited - 1].wait()
 
     def finish(self) -> None:
         """Run until idle. Each step must move something: there is nothing to wait for."""

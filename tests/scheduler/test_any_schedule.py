@@ -100,9 +100,12 @@ def scenarios(draw: st.DrawFn) -> tuple[dict[str, Any], list[Generate], list[lis
         "cache": draw(st.sampled_from([True, True, True, False])),
         "order": draw(st.sampled_from(["fcfs", "lpm", "dfs", "program"])),
         "eviction": draw(st.sampled_from(["lru", "lfu", "priority", "program"])),
+        "ahead": draw(st.booleans()),
         "num_host_pages": draw(st.sampled_from([0, 0, 3, 20])),
         "context_length": draw(st.just(200) | st.integers(longest - 1, 60)),
-        "speculative": draw(st.sampled_from(["off", "ngram", "eagle", "eagle"])),  # the fake engine's are any trees
+        "speculative": draw(
+            st.sampled_from(["off", "off", "ngram", "eagle", "eagle"])
+        ),  # the fake engine's are any trees
         "speculative_adaptive": draw(st.booleans()),
         "speculative_num_steps": draw(st.integers(1, 6)),
         "speculative_eagle_topk": draw(st.integers(1, 4)),

@@ -10,6 +10,7 @@ import pytest
 
 from ramify.runtime.scheduler.acceptance import Acceptance
 from ramify.runtime.scheduler.economy import Candidate, Economy
+from ramify.runtime.scheduler.guard import AGAIN, BEGINNING, TURNS, StepWork
 from ramify.runtime.scheduler.plan import ForwardPlan
 from ramify.runtime.scheduler.step_cost import StepCost, StepShape
 
@@ -112,12 +113,20 @@ def test_what_has_not_been_seen_for_long_is_still_known() -> None:
 
 
 def economy(token: float, drafting: float, wide: float = 0.0) -> Economy:
+    """Knows its costs, and plain steps of up to eight requests."""
     made, draw = Economy(), random.Random(2)
     for _ in range(400):
         shape = any_shape(draw)
         made.cost.observe(shape, seconds_of(shape, token, drafting, wide))
-    made.cost.num_since_plain = 0
+    for num_rows in (1, 2, 4, 8):
+        for _ in range(3):
+            plain_step(made, num_rows, token)
     return made
+
+
+def plain_step(made: Economy, num_rows: int, token: float) -> None:
+    shape = StepShape(num_rows)
+    made.observe_step(shape, StepWork(num_rows, 0, 0, 0.0, False), seconds_of(shape, token, 0.0, 0.0))
 
 
 def test_as_many_guesses_are_verified_as_make_tokens_cheapest() -> None:
@@ -170,18 +179,28 @@ def test_looking_again_at_what_does_not_pay_takes_a_hundredth_of_the_time() -> N
         for _ in range(8000):
             choice = made.drafts([candidate(0.1)], 1)
             assert choice.only_to_see == (choice.steps > 0)
-            made.cost.observe(StepShape(1), 1.02)
+            plain_step(made, 1, 0.02)
             if choice.steps:
                 looks += 1
                 drafted = StepShape(1, False, 1, choice.steps - 1, choice.steps - 1)
                 verified = StepShape(1 + choice.steps, True)
                 for shape in (drafted, verified):
-                    made.observe_step(shape, seconds_of(shape, 0.02, drafting, 0.0), looked=True)
-                    extra += seconds_of(shape, 0.02, drafting, 0.0) - 1.02
+                    seconds = seconds_of(shape, 0.02, drafting, 0.0)
+                    made.observe_step(shape, StepWork(1, 0, 0, 0.0, True), seconds)
+                    extra += seconds - 1.02
         assert looks >= 3
-        assert extra < 1.2 * (0.01 * 8000 + 16)  # what is known at first is little: 16 steps' time for that
-        good = made.drafts([candidate(0.97)], 1)
-        assert (good.steps > 0 and not good.only_to_see) == (drafting < 10)  # it got better: on at once
+        # What is known at first is little: some steps' time for that.
+        assert extra < 1.2 * (0.01 * 8000 + BEGINNING + (TURNS - 1) * AGAIN)
+
+
+def test_what_did_not_pay_is_had_again_once_it_does() -> None:
+    made = economy(0.02, 3.0)
+    for _ in range(500):
+        made.drafts([candidate(0.1)], 1)
+        plain_step(made, 1, 0.02)
+    good = made.drafts([candidate(0.97)], 1)
+    assert good.steps
+    assert not good.only_to_see
 
 
 def test_what_looking_took_beyond_the_expected_is_paid_for_too() -> None:
@@ -191,7 +210,8 @@ def test_what_looking_took_beyond_the_expected_is_paid_for_too() -> None:
         choice = made.drafts([candidate(0.1)], 1)
         looks += choice.steps > 0
         shape = StepShape(1, False, int(choice.steps > 0), max(0, choice.steps - 1), 0)
-        made.observe_step(shape, 101.0 if choice.steps else 1.02, looked=choice.steps > 0)
+        work = StepWork(1, 0, 0, 0.0, guessed=choice.steps > 0, behind=choice.steps > 0)
+        made.observe_step(shape, work, 101.0 if choice.steps else 1.02)
     assert 1 <= looks <= 3
 
 
@@ -199,9 +219,10 @@ def test_what_a_plain_step_costs_is_not_forgotten() -> None:
     """Guessing all the time, it would never be seen that a step without costs next to nothing."""
     made, plain = Economy(), 0
     for _ in range(2000):
-        drafts = made.drafts([candidate(0.7)], 1).steps > 0
-        plain += not drafts
-        made.cost.observe(StepShape(8, True, 1, 6, 6) if drafts else StepShape(1), 9.0 if drafts else 1.0)
+        guesses = made.drafts([candidate(0.7)], 1).steps > 0
+        plain += not guesses
+        shape = StepShape(8, True, 1, 6, 6) if guesses else StepShape(1)
+        made.observe_step(shape, StepWork(1, 0, 2 * guesses, 0.0, guesses), 9.0 if guesses else 1.0)
     assert plain > 1500
 
 

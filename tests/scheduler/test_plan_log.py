@@ -11,6 +11,7 @@ import msgspec
 import pytest
 
 from ramify.runtime.grammars import Grammars
+from ramify.runtime.pipeline import Pipeline
 from ramify.runtime.protocol.core import Claim, EndStates, FlushCache
 from ramify.runtime.protocol.errors import RequestError
 from ramify.runtime.protocol.sampling import Constraint
@@ -63,12 +64,14 @@ def logged_run(seed: int, max_bytes: int = MAX_BYTES) -> tuple[list[bytes], Runt
         grammars=RealGrammars(),
         speculative=draw.choice(["off", "ngram", "eagle"]),
     )
+    ahead = draw.choice([True, False])
     file = io.BytesIO()
     header = Header.of(runtime.config, VOCABULARY, **shape, page_size=4, context_length=200)
     log = PlanLog(header, file, max_bytes=max_bytes)
     runtime.retokenise = log.retokenise(runtime.retokenise)
     logging = LoggingScheduler(runtime.scheduler, log)
     runtime.scheduler = logging  # type: ignore[assignment]
+    runtime.pipeline = Pipeline(runtime, logging, ahead=ahead, clock=lambda: 0.0)
     stems = [draw.choices([2, 3], k=20) for _ in range(3)]
     for i in range(40):
         runtime.add(

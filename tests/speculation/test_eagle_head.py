@@ -17,6 +17,7 @@ from ramify.runtime.models.errors import CheckpointError
 from ramify.runtime.models.load import load_model
 from ramify.runtime.scheduler.plan import DraftWant, PageCopy
 from ramify.runtime.speculation.eagle import EagleHead, EagleSource, load_head
+from ramify.runtime.speculation.eagle.compiled import CompiledHead
 from ramify.runtime.speculation.eagle.probe import probe
 from ramify.runtime.speculation.eagle.save import save_head
 from ramify.runtime.speculation.source import DraftRow, DraftStep
@@ -113,11 +114,14 @@ def assert_tree(tree: DraftTree | None, wanted: Scored) -> None:
     assert tree.scores == pytest.approx([score for _, score in wanted], abs=1e-4)
 
 
+@pytest.mark.parametrize("compiled", [True, False], ids=["compiled", "by operators"])
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("kind", KINDS)
 def test_any_chunks_of_any_rows_give_the_naive_heads_trees(
-    kind: str, seed: int, target: Decoder, tmp_path: Path
+    kind: str, seed: int, compiled: bool, target: Decoder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    if not compiled:
+        monkeypatch.setattr(CompiledHead, "of", lambda *given: None)
     tensors = tensors_of(kind)
     head = load_head(write(tmp_path, tensors), target)
     naive = judge(kind, tensors, target)

@@ -181,9 +181,10 @@ def test_a_chain_sees_true_keys_up_to_where_it_began_and_its_own() -> None:
     B, T, H, K, D = 2, 5, 4, 2, 6
     draw = torch.Generator().manual_seed(3)
     passes = [[torch.randn(B, T, heads, D, generator=draw) for heads in (H, K, K)] for _ in range(3)]
-    attend = AheadAttention(B, scale=0.4)
+    attend = AheadAttention(B, K, scale=0.4)
+    cos, sin = torch.ones(B * T, 1, D), torch.zeros(B * T, 1, D)  # nothing turns
     for number, (q, k, v) in enumerate(passes):
-        found = attend(q.reshape(-1, H, D), k.reshape(-1, K, D), v.reshape(-1, K, D)).view(B, T, H, D)
+        found = attend(torch.cat((q, k, v), dim=2).flatten(0, 1), cos, sin).view(B, T, H, D)
         for b in range(B):
             for t in range(T):
                 for h in range(H):

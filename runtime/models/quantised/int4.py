@@ -10,6 +10,7 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F
 
+from ....kernels.cpu import int4
 from ..linear import Destination, bias_piece, total_bytes
 from . import nibbles
 from .rounding import int4_groups
@@ -50,8 +51,10 @@ class Int4Linear:
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         if x.device.type == "cpu":
+            many = len(x) >= int4.MIN_ROWS * torch.get_num_threads() and int4.unpacks()
             x_TC = x.to(self.groups_GN2.dtype)
-            y = torch._weight_int4pack_mm_for_cpu(x_TC, self.codes_NC2, self.group_size, self.groups_GN2).to(x.dtype)
+            y = (int4.product if many else _torch_product)(x_TC, self.codes_NC2, self.groups_GN2, self.group_size)
+            y = y.to(x.dtype)
         else:
             y = F.linear(x, self._dequantised().to(x.dtype))
         return y if self.bias_N is None else y + self.bias_N
@@ -62,6 +65,7 @@ class Int4Linear:
         if self.codes_NC2.device.type == "cpu":
             codes = _two_to_one(self.codes_NC2).to(torch.int32)
             self.codes_NC2.copy_(torch._convert_weight_to_int4pack_for_cpu(codes, 1))
+            int4.unpacks()  # compiled now, not in a step
 
     def _dequantised(self) -> torch.Tensor:
         """[N, C], of codes in their stored order."""
@@ -140,6 +144,12 @@ class Int4Linear:
                     ),
                 }
         return {**pieces, **bias}
+
+
+def _torch_product(
+    x_TC: torch.Tensor, codes_NC2: torch.Tensor, groups_GN2: torch.Tensor, group_size: int
+) -> torch.Tensor:
+    return torch._weight_int4pack_mm_for_cpu(x_TC, codes_NC2, group_size, groups_GN2)
 
 
 def _two_to_one(codes_NC2: torch.Tensor) -> torch.Tensor:

@@ -11,29 +11,29 @@ D head size.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, cast
 
 import torch
 import torch.nn.functional as F
 
-from .... import kernels
+from ....kernels import Ops
 from ...models.linear import Linear
 from ...models.rope import Rope
 from .config import HeadConfig
-from .parameters import HeadParameters
+from .parameters import HeadParameters, packed
 
-# q [N, H, D], k and v [N, K, D] of the tokens at hand, rotated -> what they see, [N, H * D].
+# Heads of queries, keys and values [N, H + 2K, D] of the tokens at hand, and their angles [N, 1, D] -> what the rotated
+# queries see, [N, H * D].
 Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 class LayerOps(Protocol):
-    """`kernels`, or for training their plain-torch meaning, through which gradients flow."""
+    """The target's ops, or for training their plain-torch meaning, through which gradients flow."""
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor: ...
     def add_rms_norm(
         self, x_TE: torch.Tensor, residual_TE: torch.Tensor, weight_E: torch.Tensor, eps: float
     ) -> tuple[torch.Tensor, torch.Tensor]: ...
-    def apply_rope(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor: ...
     def silu_and_mul(self, gate_up: torch.Tensor) -> torch.Tensor: ...
 
 
@@ -53,22 +53,35 @@ class EagleHead:
         target_embedding: torch.Tensor,
         target_lm_head: Linear,
         token_offsets: torch.Tensor | None = None,
-        ops: LayerOps = kernels,
+        ops: LayerOps,
     ) -> None:
         """`token_offsets` int64 [V]: logit i is that of token `i + token_offsets[i]`; None: of token i."""
         self.config = config
         self.parameters = parameters
-        self.dtype = parameters.fc.weight.dtype
-        self.device = parameters.fc.weight.device
+        self.dtype = parameters.post_norm_E.dtype
+        self.device = parameters.post_norm_E.device
         self.rope = Rope(config.rope, config.head_dim, device=self.device, dtype=self.dtype)
         self.scale = config.head_dim**-0.5
-        self._embedding = target_embedding if parameters.embedding is None else parameters.embedding
+        self.embedding = target_embedding if parameters.embedding is None else parameters.embedding
         self._target_lm_head = target_lm_head
-        self._lm_head = target_lm_head if parameters.lm_head is None else parameters.lm_head
         self._token_ids = None
         if token_offsets is not None:
             self._token_ids = torch.arange(len(token_offsets), device=self.device) + token_offsets.to(self.device)
         self._ops = ops
+
+    @property
+    def serving_ops(self) -> Ops:
+        """The target's, which a loaded head has. One in training serves nobody."""
+        assert hasattr(self._ops, "rope_and_store"), "a head in training"
+        return cast(Ops, self._ops)
+
+    @property
+    def lm_head(self) -> Linear:
+        return self._target_lm_head if self.parameters.lm_head is None else self.parameters.lm_head
+
+    def pack(self) -> None:
+        """Rearrange the weights for products alone: what was packed can be neither saved nor trained."""
+        self.parameters = packed(self.parameters)
 
     def features(self, captured_NC: torch.Tensor) -> torch.Tensor:
         """The target's features [N, E] of what was captured of it; EAGLE-3 joins three layers into one width."""
@@ -86,8 +99,17 @@ class EagleHead:
     ) -> HeadOutput:
         """The same with the positions' angles [N, 1, D], which rounds of a tree share."""
         config, own, ops = self.config, self.parameters, self._ops
-        N, H, K = ids_N.shape[0], config.num_heads, config.num_kv_heads
-        embedded_NE = F.embedding(ids_N, self._embedding)
+        qkv_NND, residual = self.heads(ids_N, before_NE)
+        attended = own.o(attend(qkv_NND, cos, sin))
+        x, residual = ops.add_rms_norm(attended, residual, own.post_norm_E, config.norm_eps)
+        feature = residual + own.down(ops.silu_and_mul(own.gate_up(x)))
+        read = feature if own.norm_E is None else ops.rms_norm(feature, own.norm_E, config.norm_eps)
+        return HeadOutput(feature, read)
+
+    def heads(self, ids_N: torch.Tensor, before_NE: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Heads of queries, keys and values [N, H + 2K, D] of the tokens, and the residual [N, E] beside them."""
+        config, own, ops = self.config, self.parameters, self._ops
+        embedded_NE = F.embedding(ids_N, self.embedding)
         if own.hidden_norm_E is None or own.input_norm_E is None:
             residual = own.fc(torch.cat((embedded_NE, before_NE), dim=-1))
             x = residual
@@ -100,17 +122,11 @@ class EagleHead:
                 ),
                 dim=-1,
             )
-        qkv = own.qkv(x).view(N, H + 2 * K, config.head_dim)
-        qk = ops.apply_rope(qkv[:, : H + K], cos, sin)
-        attended = own.o(attend(qk[:, :H], qk[:, H:], qkv[:, H + K :]))
-        x, residual = ops.add_rms_norm(attended, residual, own.post_norm_E, config.norm_eps)
-        feature = residual + own.down(ops.silu_and_mul(own.gate_up(x)))
-        read = feature if own.norm_E is None else ops.rms_norm(feature, own.norm_E, config.norm_eps)
-        return HeadOutput(feature, read)
+        return own.qkv(x).view(len(ids_N), config.num_heads + 2 * config.num_kv_heads, config.head_dim), residual
 
     def logits(self, read_NE: torch.Tensor) -> torch.Tensor:
         """float32 [N, V]."""
-        return self._lm_head(read_NE).float()
+        return self.lm_head(read_NE).float()
 
     def target_logits(self, final_NE: torch.Tensor) -> torch.Tensor:
         """The target's own logits of its final hidden states, at the head's vocabulary: float32 [N, V]."""

@@ -69,6 +69,7 @@ def load_head(path: Path, target: Decoder) -> EagleHead:
         target_embedding=target.parameters.embedding_VE,
         target_lm_head=target.head,
         token_offsets=offsets,
+        ops=target.ops,
     )
 
 

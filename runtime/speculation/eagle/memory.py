@@ -12,14 +12,17 @@ from collections.abc import Sequence
 
 import torch
 
+from ....kernels import KvCache
 from ...engine.kv_pool import PAGE_SIZE
 from ...scheduler.plan import PageCopy
 from .config import HeadConfig
 
+SCRATCH = 64  # slots that belong to no page, for keys and values of tokens that have no slot yet
+
 
 class DraftMemory:
-    """`num_pages` on the device; pages from there on are on the host. All zeros at first, so that nothing read before
-    it is written spoils a sum."""
+    """`num_pages` on the device, and SCRATCH slots more; pages from there on are on the host. All zeros at first, so
+    that nothing read before it is written spoils a sum."""
 
     def __init__(
         self, config: HeadConfig, num_pages: int, num_host_pages: int, *, device: torch.device, dtype: torch.dtype
@@ -27,10 +30,15 @@ class DraftMemory:
         widths = (config.num_kv_heads * config.head_dim, config.num_kv_heads * config.head_dim, config.hidden_size)
         self.num_pages, self.num_host_pages = num_pages, num_host_pages
         self._device, self._host = (
-            [torch.zeros(pages * PAGE_SIZE, width, device=where, dtype=dtype) for width in widths]
-            for pages, where in ((num_pages, device), (num_host_pages, torch.device("cpu")))
+            [torch.zeros(slots, width, device=where, dtype=dtype) for width in widths]
+            for slots, where in (
+                (num_pages * PAGE_SIZE + SCRATCH, device),
+                (num_host_pages * PAGE_SIZE, torch.device("cpu")),
+            )
         )
         self.k_SC, self.v_SC, self.feature_SE = self._device
+        heads = (-1, config.num_kv_heads, config.head_dim)
+        self.kv = KvCache(self.k_SC.view(heads), self.v_SC.view(heads))
 
     def copy(self, copies: Sequence[PageCopy]) -> None:
         """Do the copies one after the other: a page may be one's target and a later one's source."""

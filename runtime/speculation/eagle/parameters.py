@@ -10,11 +10,12 @@ D head size.
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
-from ...models.linear import DenseLinear
+from ...models.linear import DenseLinear, Linear
+from ...models.packed import pack
 from .config import HeadConfig
 
 
@@ -22,16 +23,16 @@ from .config import HeadConfig
 class HeadParameters:
     """`None`: the head has no such part. The embedding is the target's, unless the checkpoint brings its own."""
 
-    fc: DenseLinear  # eagle: 2E -> E of (embedding, feature); eagle3: C -> E of what is captured
+    fc: Linear  # eagle: 2E -> E of (embedding, feature); eagle3: C -> E of what is captured
     hidden_norm_E: torch.Tensor | None  # eagle3: of the feature
     input_norm_E: torch.Tensor | None  # eagle3: of the embedding
-    qkv: DenseLinear  # (eagle3: 2) E -> (H + 2K) * D
-    o: DenseLinear  # H * D -> E
+    qkv: Linear  # (eagle3: 2) E -> (H + 2K) * D
+    o: Linear  # H * D -> E
     post_norm_E: torch.Tensor
-    gate_up: DenseLinear  # E -> 2I
-    down: DenseLinear  # I -> E
+    gate_up: Linear  # E -> 2I
+    down: Linear  # I -> E
     norm_E: torch.Tensor | None  # eagle3: before the logits
-    lm_head: DenseLinear | None  # E -> V; None: the target's
+    lm_head: Linear | None  # E -> V; None: the target's
     embedding: torch.Tensor | None  # [vocab_size, E]; None: the target's
 
 
@@ -69,11 +70,29 @@ def allocate(
     )
 
 
+def packed(parameters: HeadParameters) -> HeadParameters:
+    """The same products, from weights packed as a decoder's are."""
+
+    def pack_it(linear: Linear) -> Linear:
+        return pack(linear) if isinstance(linear, DenseLinear) else linear
+
+    return replace(
+        parameters,
+        fc=pack_it(parameters.fc),
+        qkv=pack_it(parameters.qkv),
+        o=pack_it(parameters.o),
+        gate_up=pack_it(parameters.gate_up),
+        down=pack_it(parameters.down),
+        lm_head=None if parameters.lm_head is None else pack_it(parameters.lm_head),
+    )
+
+
 def layout(parameters: HeadParameters, config: HeadConfig) -> dict[str, torch.Tensor]:
-    """Every checkpoint tensor by its published name, as a view of the part that holds it."""
+    """Every checkpoint tensor by its published name, as a view of the part that holds it. Not of packed parameters."""
     parts: dict[str, torch.Tensor] = {}
 
-    def stacked(names_sizes: list[tuple[str, int]], linear: DenseLinear) -> None:
+    def stacked(names_sizes: list[tuple[str, int]], linear: Linear) -> None:
+        assert isinstance(linear, DenseLinear), "packed already"
         start = 0
         for name, size in names_sizes:
             parts[f"{name}.weight"] = linear.weight[start : start + size]

@@ -5,13 +5,13 @@ Every step's features are stored at once, by slot; keys and values are made when
 sequence lacks them. Position j of a sequence (from 1 on: the first token has no feature before it) is made of the
 feature at j - 1 and the token at j, and is position j - 1 to the head's rotary embedding.
 
-Legend: B rows, W new tokens of a row, P tokens before them, N = B * W, K front nodes, E hidden size, V vocabulary.
+Legend: B rows, P tokens before the newest, N tokens or nodes at hand, K front nodes, E hidden size, V vocabulary.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from itertools import accumulate
 
 import numpy as np
 import torch
@@ -22,38 +22,28 @@ from ...scheduler.plan import DraftWant, PageCopy
 from ..ledger import SlotLedger
 from ..source import DraftRow, DraftStep
 from ..tree import DraftTree
+from .compiled import CompiledHead
 from .growth import Front, GrownTrees, TreeShape, draft_temperature, grow
 from .head import EagleHead
 from .memory import DraftMemory
 from .tree_attention import TreeAttention
 
-_MAX_NEW = 16  # new tokens of a row beside others'; what is more is computed before, by itself
+_MAX_NEW = 16  # tokens that a row lacks, for its chain to begin with them; what is more is computed before
 _CHUNK = 512  # tokens of that at a time
 _MAX_STEPS = 64  # that wait to be stored: when nothing is drafted, following what is said should cost next to nothing
 _MAX_KEYS = 1 << 15  # of the rows computed at once, padding included
-
-
-@dataclass(frozen=True)
-class _Part:
-    """Positions [first, first + len(ids)) of one sequence, to be computed now. `slots` are those of the positions
-    [0, first + num_stored), and the last `len(ids) - num_stored` ids have none: a sampled token that follows."""
-
-    ids: NDArray[np.int64]
-    first: int
-    slots: NDArray[np.int64]
-
-    @property
-    def num_stored(self) -> int:
-        return len(self.slots) - self.first
+_Slots = NDArray[np.int64]  # of a sequence's positions from 0 to that of its newest token, which has none yet
 
 
 class EagleSource:
     """See `DraftSource`. Trees of rows with different wants grow together."""
 
     def __init__(self, head: EagleHead, num_pages: int, num_host_pages: int = 0) -> None:
+        head.pack()
         self._head = head
         self._memory = DraftMemory(head.config, num_pages, num_host_pages, device=head.device, dtype=head.dtype)
         self._ledger = SlotLedger(num_pages + num_host_pages, PAGE_SIZE)
+        self._compiled = CompiledHead.of(head, self._memory)
         self._slots: list[int] = []  # of the steps that are not stored yet, as the next two
         self._tokens: list[int] = []
         self._captured: list[torch.Tensor] = []
@@ -79,11 +69,18 @@ class EagleSource:
         for group in _groups(wanted, step.rows):
             rows = [step.rows[index] for index in group]
             wants = [row.want for row in rows if row.want]
-            grow_all = self._chains if all(want.top_k == 1 for want in wants) else self._grow
-            trees_of_group = grow_all([self._new(row) for row in rows], wants)
-            for index, tree in zip(group, trees_of_group, strict=True):
+            for index, tree in zip(group, self._draft(rows, wants), strict=True):
                 trees[index] = tree
         return trees
+
+    def _draft(self, rows: Sequence[DraftRow], wants: Sequence[DraftWant]) -> Sequence[DraftTree | None]:
+        slots = [self._ledger.slots(row.pages, 0, row.end) for row in rows]
+        tokens = [row.next_token for row in rows if row.next_token is not None]
+        chains = all(want.top_k == 1 for want in wants)
+        if chains and self._compiled is not None:
+            return [self._compiled_chain(*each) for each in zip(slots, tokens, wants, strict=True)]
+        self._catch_up([(own, self._first_lacking(own)) for own in slots])
+        return (self._chains if chains else self._grow)(slots, tokens, wants)
 
     def _note(self, rows: Sequence[DraftRow], captured_TC: torch.Tensor) -> None:
         """What the step computed, to be stored before anybody asks for it."""
@@ -107,40 +104,61 @@ class EagleSource:
         self._memory.feature_SE.index_copy_(0, self._tensor(slots), self._head.features(captured_TC))
         self._slots, self._tokens, self._captured = [], [], []
 
-    def _new(self, row: DraftRow) -> _Part:
-        """What the row lacks up to and with its sampled token; long stretches are computed at once."""
-        assert row.next_token is not None
-        slots = self._ledger.slots(row.pages, 0, row.end)
-        first = 1 + self._ledger.num_computed(slots[1:])
-        while row.end - first > _MAX_NEW:
-            end = min(row.end, first + _CHUNK)
-            part = _Part(self._ledger.tokens(slots[first:end]), first, slots[:end])
-            self._compute([part], room=len(part.ids))
-            first = end
-        return _Part(np.append(self._ledger.tokens(slots[first:]), row.next_token), first, slots)
+    def _first_lacking(self, slots: _Slots) -> int:
+        """The first position whose key and value are not there; the newest token's at the latest."""
+        return 1 + self._ledger.num_computed(slots[1:])
 
-    def _compute(self, parts: Sequence[_Part], room: int) -> tuple[TreeAttention, torch.Tensor, torch.Tensor]:
-        """Keys and values of the parts, stored where they have slots; the attention that goes on from there, and the
-        features [B, E] and what logits are made of [B, E] of each part's last token. `room` as in TreeAttention, for
-        new tokens and nodes."""
-        head, memory, B = self._head, self._memory, len(parts)
-        widths = np.array([len(part.ids) for part in parts])
-        firsts = np.array([part.first for part in parts])
-        W, P = int(widths.max()), int(firsts.max()) - 1
-        ids_BW, before_BW = np.zeros((B, W), dtype=np.int64), np.zeros((B, W), dtype=np.int64)
+    def _catch_up(self, lacking: Sequence[tuple[_Slots, int]]) -> None:
+        """Keys and values of the positions from the one named on, of each sequence, its newest token's excepted."""
+        head, memory = self._head, self._memory
+        before, own = (
+            np.concatenate([slots[first - 1 : -1] for slots, first in lacking]),
+            np.concatenate([slots[first:] for slots, first in lacking]),
+        )
+        places = np.concatenate([np.arange(first - 1, len(slots) - 1) for slots, first in lacking])
+        ids = self._ledger.tokens(own)
+        for start in range(0, len(own), _CHUNK):
+            ids_N, before_N, places_N, slots_N = (
+                self._tensor(column[start : start + _CHUNK]) for column in (ids, before, places, own)
+            )
+            qkv_NND, _ = head.heads(ids_N, memory.feature_SE.index_select(0, before_N))
+            head.serving_ops.rope_and_store(
+                qkv_NND,
+                *head.rope.angles(places_N, places_N),
+                memory.kv,
+                slots_N,
+                num_heads=head.config.num_heads,
+                qk_norm_HD=None,
+                eps=0.0,
+                rotate_keys=True,
+            )
+        self._ledger.note_computed(own)
+
+    def _compiled_chain(self, slots: _Slots, token: int, want: DraftWant) -> DraftTree:
+        assert self._compiled is not None
+        first = self._first_lacking(slots)
+        if len(slots) - first > _MAX_NEW:
+            self._catch_up([(slots, first)])
+            first = len(slots)
+        ids = np.append(self._ledger.tokens(slots[first:]), token)
+        depth = min(want.steps, want.num_tokens)
+        tokens, logprobs = self._compiled.chain(ids, slots, depth, draft_temperature(want.temperature))
+        self._ledger.note_computed(slots[first:])
+        return DraftTree.chain(tokens, list(accumulate(logprobs)))
+
+    def _begin(
+        self, sequences: Sequence[_Slots], tokens: Sequence[int], room: int
+    ) -> tuple[TreeAttention, torch.Tensor, torch.Tensor]:
+        """The attention that goes on after the newest tokens, whose positions are the sequences' lengths; their
+        features [B, E] and what logits are made of [B, E]. `room` as in TreeAttention, for tokens and nodes."""
+        head, memory, B = self._head, self._memory, len(sequences)
+        ends = np.array([len(slots) for slots in sequences])
+        P = int(ends.max()) - 1
         prefix_BP = np.zeros((B, P), dtype=np.int64)
-        for b, part in enumerate(parts):
-            width, first = len(part.ids), part.first
-            ids_BW[b, W - width :] = part.ids
-            ids_BW[b, : W - width] = part.ids[0]
-            before_BW[b, W - width :] = part.slots[first - 1 : first - 1 + width]
-            before_BW[b, : W - width] = part.slots[first - 1]
-            prefix_BP[b] = part.slots[0]
-            prefix_BP[b, : first - 1] = part.slots[1:first]
-        positions_BW = firsts[:, None] - 1 + np.maximum(np.arange(W) - (W - widths[:, None]), 0)
-        hidden = np.arange(P) >= firsts[:, None] - 1
-        padding = np.arange(W) < W - widths[:, None]
-
+        for own_P, slots in zip(prefix_BP, sequences, strict=True):
+            own_P[:] = slots[0]
+            own_P[: len(slots) - 1] = slots[1:]
+        hidden = np.arange(P) >= ends[:, None] - 1
         prefix = self._tensor(prefix_BP)
         attention = TreeAttention(
             memory.k_SC[prefix],
@@ -149,37 +167,25 @@ class EagleSource:
             room=room,
             num_kv_heads=head.config.num_kv_heads,
             scale=head.scale,
+            ops=head.serving_ops,
         )
-        attention.begin(W, self._tensor(padding) if padding.any() else None)
-        before_NE = memory.feature_SE.index_select(0, self._tensor(before_BW.ravel()))
-        output = head.forward(self._tensor(ids_BW.ravel()), before_NE, self._tensor(positions_BW.ravel()), attention)
-        self._keep(parts, W, attention)
-        return attention, output.feature_NE.view(B, W, -1)[:, -1], output.read_NE.view(B, W, -1)[:, -1]
+        before_B = self._tensor(np.array([slots[-1] for slots in sequences]))
+        ids_B, places_B = self._tensor(np.array(tokens)), self._tensor(ends - 1)
+        output = head.forward(ids_B, memory.feature_SE.index_select(0, before_B), places_B, attention)
+        return attention, output.feature_NE, output.read_NE
 
-    def _keep(self, parts: Sequence[_Part], W: int, attention: TreeAttention) -> None:
-        """Keys and values of the parts' tokens that have slots go into them."""
-        places = np.concatenate(
-            [b * W + W - len(part.ids) + np.arange(part.num_stored) for b, part in enumerate(parts)]
-        )
-        if len(places) == 0:
-            return
-        slots = np.concatenate([part.slots[part.first :] for part in parts])
-        where, which = self._tensor(slots), self._tensor(places)
-        for cache, new in zip((self._memory.k_SC, self._memory.v_SC), attention.newest(), strict=True):
-            cache.index_copy_(0, where, new.flatten(0, 1).index_select(0, which))
-        self._ledger.note_computed(slots)
-
-    def _grow(self, parts: Sequence[_Part], wants: Sequence[DraftWant]) -> list[DraftTree | None]:
-        head, B = self._head, len(parts)
+    def _grow(
+        self, sequences: Sequence[_Slots], newest: Sequence[int], wants: Sequence[DraftWant]
+    ) -> list[DraftTree | None]:
+        head, B = self._head, len(sequences)
         shapes = [TreeShape(want.steps, want.top_k, want.num_tokens + 1) for want in wants]
         num_rounds = max(shape.num_steps for shape in shapes) - 1
         K = min(head.config.draft_vocab_size, max(shape.top_k for shape in shapes))
-        room = max(len(part.ids) for part in parts) + num_rounds * K
-        attention, feature_BE, read_BE = self._compute(parts, room)
+        attention, feature_BE, read_BE = self._begin(sequences, newest, 1 + num_rounds * K)
         heat_B11 = torch.tensor([draft_temperature(want.temperature) for want in wants], device=head.device)[
             :, None, None
         ]
-        ends_B = torch.tensor([len(part.slots) for part in parts], device=head.device)  # positions of the roots
+        ends_B = torch.tensor([len(slots) for slots in sequences], device=head.device)  # positions of the roots
         positions_BR = ends_B[:, None] + torch.arange(num_rounds, device=head.device)
         angles = head.rope.angles(positions_BR, positions_BR)
         place = 0
@@ -207,22 +213,24 @@ class EagleSource:
         grown = grow(roots_B, logprobs(read_BE)[:, 0], expand, shapes)
         return _draft_trees(grown, head)
 
-    def _chains(self, parts: Sequence[_Part], wants: Sequence[DraftWant]) -> list[DraftTree | None]:
+    def _chains(
+        self, sequences: Sequence[_Slots], newest: Sequence[int], wants: Sequence[DraftWant]
+    ) -> list[DraftTree | None]:
         """What `_grow` gives where a node has one child, in fewer operations: nothing is sorted, gathered or masked."""
         head = self._head
         depths = [min(want.steps, want.num_tokens) for want in wants]
         num_rounds = max(depths) - 1
-        attention, feature_BE, read_BE = self._compute(parts, max(len(part.ids) for part in parts) + num_rounds)
+        attention, feature_BE, read_BE = self._begin(sequences, newest, 1 + num_rounds)
         heat_B1 = torch.tensor([[draft_temperature(want.temperature)] for want in wants], device=head.device)
-        ends_B = torch.tensor([len(part.slots) for part in parts], device=head.device)
-        positions_BR = ends_B[:, None] + torch.arange(num_rounds, device=head.device)
-        cos_BR1D, sin_BR1D = head.rope.angles(positions_BR, positions_BR)
+        ends_B = torch.tensor([len(slots) for slots in sequences], device=head.device)
+        positions_RB = torch.arange(num_rounds, device=head.device)[:, None] + ends_B
+        cos_RB1D, sin_RB1D = head.rope.angles(positions_RB, positions_RB)
         scores, tokens = [], []
         for place in range(num_rounds + 1):
             if place:
                 attention.follow()
-                cos_B1D, sin_B1D = cos_BR1D[:, place - 1], sin_BR1D[:, place - 1]
-                feature_BE, read_BE = head.forward_rotated(tokens[-1], feature_BE, cos_B1D, sin_B1D, attention)
+                angles = cos_RB1D[place - 1], sin_RB1D[place - 1]
+                feature_BE, read_BE = head.forward_rotated(tokens[-1], feature_BE, *angles, attention)
             logits_BV = head.logits(read_BE) / heat_B1
             best_B, index_B = logits_BV.max(dim=-1)
             scores.append(best_B - logits_BV.logsumexp(dim=-1))

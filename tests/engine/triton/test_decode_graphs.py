@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import transformers
 
 from ramify.runtime.engine import Engine, build_engine
 from ramify.runtime.engine.decode_graphs import CudaCapture, DecodeGraphs, Forward, graph_sizes
@@ -51,7 +52,7 @@ def plain_engine(checkpoint: Path) -> Engine:
 
 
 def with_graphs(engine: Engine, capture: CountedCapture) -> Engine:
-    model, pool = engine._model, engine._pool
+    model, pool = engine._device.model, engine._device.pool
     assert DecodeGraphs.serve(model, pool.layers)
     graphs = DecodeGraphs(model, pool.layers, max_rows=5, num_places=128, captures=(), capture=capture)
     return Engine(model, pool, graphs=graphs)
@@ -85,7 +86,21 @@ def generate(engine: Engine) -> list[list[RowResult]]:
     return told
 
 
-def test_graphs_say_what_steps_say(checkpoint: Path) -> None:
+@pytest.fixture(params=["dense", "mixture"])
+def either(request: pytest.FixtureRequest, checkpoint: Path, tmp_path: Path) -> Path:
+    if request.param == "dense":
+        return checkpoint
+    torch.manual_seed(6)
+    config = transformers.MixtralConfig(
+        vocab_size=150, hidden_size=48, intermediate_size=40, num_hidden_layers=1, num_attention_heads=4,
+        num_key_value_heads=2, num_local_experts=3, max_position_embeddings=128, initializer_range=0.2,
+    )  # fmt: skip
+    transformers.MixtralForCausalLM(config).save_pretrained(tmp_path)
+    return tmp_path
+
+
+def test_graphs_say_what_steps_say(either: Path) -> None:
+    checkpoint = either
     capture = CountedCapture()
     engine = with_graphs(plain_engine(checkpoint), capture)
     engine.warm_up()
@@ -101,10 +116,10 @@ def test_graphs_say_what_steps_say(checkpoint: Path) -> None:
 
 def test_capturing_writes_nothing(checkpoint: Path) -> None:
     engine = plain_engine(checkpoint)
-    pool = engine._pool
+    pool = engine._device.pool
     for memory in pool.memories:
         memory.fill_(7.0)
-    model = engine._model
+    model = engine._device.model
     graphs = DecodeGraphs(model, pool.layers, max_rows=2, num_places=32, captures=(0,), capture=CountedCapture())
     with torch.inference_mode():
         graphs.capture_all()
@@ -114,7 +129,12 @@ def test_capturing_writes_nothing(checkpoint: Path) -> None:
 def test_only_rows_that_decode_fit(checkpoint: Path) -> None:
     engine = plain_engine(checkpoint)
     graphs = DecodeGraphs(
-        engine._model, engine._pool.layers, max_rows=2, num_places=32, captures=(), capture=CountedCapture()
+        engine._device.model,
+        engine._device.pool.layers,
+        max_rows=2,
+        num_places=32,
+        captures=(),
+        capture=CountedCapture(),
     )
     one = Row(rid="a", tokens=[1], first_position=4, pages=[0], sample=SAMPLE)
     assert graphs.fits([one, one])

@@ -13,6 +13,8 @@ import pytest
 import torch
 import transformers
 
+from ramify.kernels import KernelsName
+from ramify.kernels.triton import experts
 from ramify.runtime.engine import build_engine
 from ramify.runtime.engine.kv_ranges import KvRanges, write_ranges
 from ramify.runtime.protocol.config import CoreConfig, KvDtypeName
@@ -33,6 +35,19 @@ MODELS: dict[str, Callable[[], transformers.PreTrainedModel]] = {
     "llama": lambda: transformers.LlamaForCausalLM(transformers.LlamaConfig(**SHAPE, head_dim=16)),
     "window": lambda: transformers.MistralForCausalLM(
         transformers.MistralConfig(**SHAPE, head_dim=16, sliding_window=24)
+    ),
+    "mixtral": lambda: transformers.MixtralForCausalLM(
+        transformers.MixtralConfig(**SHAPE, head_dim=16, num_local_experts=3)
+    ),
+    "qwen2 moe": lambda: transformers.Qwen2MoeForCausalLM(
+        transformers.Qwen2MoeConfig(
+            **SHAPE,
+            num_experts=5,
+            num_experts_per_tok=3,
+            moe_intermediate_size=40,
+            shared_expert_intermediate_size=32,
+            sliding_window=None,
+        )
     ),
     "qk-norm": lambda: transformers.Qwen3ForCausalLM(transformers.Qwen3Config(**SHAPE, head_dim=24)),
 }
@@ -122,6 +137,22 @@ def test_chunks_decode_rows_and_trees_in_one_step(model: str, checkpoints: dict[
             row(2, tokens(3, 4), 5, LISTED, pool_from=None),
         ]
     )
+
+
+@pytest.mark.parametrize("kernels", ["triton", "reference"])
+def test_a_mixture_s_experts_are_computed_by_the_op_set(
+    kernels: KernelsName, checkpoints: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    on = "cuda" if torch.cuda.is_available() and kernels == "triton" else "cpu"
+    config = CoreConfig(device=on, dtype="float32", num_pages=40, kernels=kernels)
+    engine = build_engine(config, checkpoints["mixtral"])
+    launched: list[int] = []
+    real = experts.grouped_matmul
+    monkeypatch.setattr(
+        experts, "grouped_matmul", lambda x, *args, **also: launched.append(len(x)) or real(x, *args, **also)
+    )
+    engine.run(ForwardPlan(step=0, copies=[], rows=[row(0, tokens(9), 0, greedy())]))
+    assert launched == ([9, 18, 1, 2] if kernels == "triton" else [])  # of the last layer one token is wanted
 
 
 @pytest.mark.parametrize("num_nodes", [30, 70])

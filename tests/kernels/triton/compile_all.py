@@ -81,7 +81,13 @@ def others() -> Iterator[tuple[str, Launch]]:
             with recorded() as launches:
                 experts.grouped_matmul(x, weight, torch.zeros(num_experts, dtype=torch.int64), rows)
                 experts.grouped_matmul(x, weight, torch.zeros(num_experts, dtype=torch.int64))
+                experts.grouped_matmul(x, weight, torch.zeros(num_experts, dtype=torch.int64), rows, fixed=True)
             yield from ((f"N{num_experts}-C{inner}-T{num_tokens}", launch) for launch in launches)
+    for num_chosen, width in ((2, 4096), (8, 2048)):
+        y, weights = torch.empty(4 * num_chosen, width, dtype=torch.bfloat16), torch.empty(4, num_chosen)
+        with recorded() as launches:
+            experts.combine_experts(y, torch.arange(4 * num_chosen), weights)
+        yield from ((f"K{num_chosen}-E{width}", launch) for launch in launches)
     with recorded() as launches:
         layers.rms_norm(torch.empty(4, 48, 128, dtype=torch.bfloat16), torch.empty(40, 128, dtype=torch.bfloat16), 1e-6)
     yield from (("heads", launch) for launch in launches)

@@ -28,6 +28,7 @@ def test_every_kernel_compiles_without_spilling(capability: int, tmp_path: Path)
         "_attend_chunk",
         "_attend_split",
         "_combine",
+        "_combine_experts",
         "_grouped_matmul",
         "_logprob",
         "_mask",

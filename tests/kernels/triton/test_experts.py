@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
 import pytest
 import torch
+from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 
 from ramify.kernels.reference import experts as reference
 from ramify.kernels.triton import experts
@@ -42,3 +46,36 @@ def test_a_grouped_product_is_the_reference_s(
 def test_no_rows_give_no_rows(device: torch.device) -> None:
     x, weight = torch.empty(0, 16, device=device), torch.empty(4, 8, 16, device=device)
     assert experts.grouped_matmul(x, weight, torch.zeros(4, dtype=torch.int64, device=device)).shape == (0, 8)
+
+
+@pytest.mark.parametrize("dtype", list(TOLERANCE), ids=str)
+@pytest.mark.parametrize(("num_tokens", "num_chosen", "width"), [(0, 2, 16), (1, 1, 5), (5, 3, 64), (3, 8, 1100)])
+def test_a_weighted_sum_is_the_reference_s(
+    num_tokens: int, num_chosen: int, width: int, dtype: torch.dtype, device: torch.device
+) -> None:
+    torch.manual_seed(width)
+    y_PE = torch.randn(num_tokens * num_chosen, width, device=device).to(dtype)
+    order_P = torch.randperm(num_tokens * num_chosen, device=device)
+    weights_TK = torch.rand(num_tokens, num_chosen, device=device)
+    wanted = reference.combine_experts(y_PE.double(), order_P, weights_TK.double())
+    got = experts.combine_experts(y_PE, order_P, weights_TK)
+    assert got.dtype == dtype
+    torch.testing.assert_close(got.double(), wanted, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
+
+
+def dot(self: InterpreterBuilder, a: TensorHandle, b: TensorHandle, d: TensorHandle, *_: Any) -> TensorHandle:
+    """Every row of a tile alike, as on a GPU. Libraries add up some rows in another order."""
+    product = (a.data[:, :, None] * b.data[None]).sum(axis=1, dtype=np.float32)
+    return TensorHandle(product + d.data, d.dtype.scalar)
+
+
+def test_in_tiles_of_one_shape_a_row_has_the_same_bits_in_any_company(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(InterpreterBuilder, "create_dot", dot)
+    torch.manual_seed(7)
+    x = torch.randn(70, 70, device=device)
+    weight = torch.randn(2, 5, 70, device=device)
+    many = experts.grouped_matmul(x, weight, torch.tensor([40, 70], device=device), fixed=True)
+    few = experts.grouped_matmul(x[37:42], weight, torch.tensor([3, 5], device=device), fixed=True)
+    assert torch.equal(few, many[37:42])

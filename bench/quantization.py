@@ -1,7 +1,8 @@
 """What few bits cost and give: right answers and perplexity on the model that ships; bytes and speed there and on a
 bigger model of random weights.
 
-    python -P bench/quantised.py [--cases N] [--repeat N] [--out FILE]
+    python -P bench/quantization.py [--cases N] [--repeat N] [--out FILE]
+    python -P bench/quantization.py --cases 0        # bytes and speeds: a few minutes
 
 Quantised models compute in bfloat16, and their baseline is the dense model in bfloat16; float32 is shown beside it.
 Speeds are medians of interleaved runs, given as the baseline's time over the other's: above 1 is faster.
@@ -26,7 +27,8 @@ import typer
 sys.path.insert(0, str(Path(__file__).parent))
 
 import offline
-import quantised_skills
+import quantization_products
+import quantization_skills
 from corpus.mix import cases
 
 from ramify.bench.random_model import qwen2_shaped
@@ -65,7 +67,7 @@ def core_of(path: Path, kind: Kind) -> Core:
 def quality(num_cases: int, num_documents: int) -> Rows:
     documents = [
         case.document
-        for case in itertools.islice(cases(quantised_skills.SEED, held_out=True, wide=True), num_documents)
+        for case in itertools.islice(cases(quantization_skills.SEED, held_out=True, wide=True), num_documents)
     ]
     encode = transformers.AutoTokenizer.from_pretrained(SHIPPED_MODEL).encode
     tokens = [token for text in documents for token in encode(text, add_special_tokens=False)]
@@ -73,8 +75,8 @@ def quality(num_cases: int, num_documents: int) -> Rows:
     for name, kind in KINDS.items():
         core = core_of(SHIPPED_MODEL, kind)
         perplexities.append(f"{perplexity(core.engine, tokens, 512):.4f}")
-        found[name] = quantised_skills.answers(core, num_cases)
-    return [("perplexity", perplexities), *quantised_skills.skill_rows(found, BASELINE)]
+        found[name] = quantization_skills.answers(core, num_cases)
+    return [("perplexity", perplexities), *quantization_skills.skill_rows(found, BASELINE)]
 
 
 class Loaded(NamedTuple):
@@ -128,6 +130,7 @@ def main(
     num_documents: Annotated[int, typer.Option("--documents", help="of the perplexity")] = 300,
     repeat: Annotated[int, typer.Option(help="runs of each speed; 0: no bytes and no speeds")] = 5,
     bigger: Annotated[bool, typer.Option(help="bytes and speeds of the bigger model too")] = True,
+    products: Annotated[bool, typer.Option(help="single products by their number of rows")] = True,
     out: Annotated[Path | None, typer.Option(help="write the tables there too")] = None,
 ) -> None:
     tables: dict[str, Rows] = {}
@@ -138,6 +141,10 @@ def main(
         if bigger:
             with tempfile.TemporaryDirectory() as folder:
                 tables["0.36B random weights: bytes and speed"] = costs(qwen2_shaped(Path(folder), 2048), repeat)
+    if products:
+        tables["One product in processor time, against bf16"] = quantization_products.product_rows(
+            {name: kind.quantize for name, kind in KINDS.items() if kind.dtype == "bfloat16"}, BASELINE
+        )
     text = "\n".join(f"## {title}\n\n{_table(rows)}" for title, rows in tables.items())
     print(text)
     if out is not None:
@@ -145,7 +152,8 @@ def main(
 
 
 def _table(rows: Rows) -> str:
-    head = f"| | {' | '.join(KINDS)} |\n|---|{'---:|' * len(KINDS)}\n"
+    names = [name for name, kind in KINDS.items() if len(rows[0][1]) == len(KINDS) or kind.dtype == "bfloat16"]
+    head = f"| | {' | '.join(names)} |\n|---|{'---:|' * len(names)}\n"
     return head + "".join(f"| {title} | {' | '.join(cells)} |\n" for title, cells in rows)
 
 

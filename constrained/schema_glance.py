@@ -1,0 +1,130 @@
+"""Schemas of which a look at their keywords says that some value satisfies them, so that no formula need be made.
+
+Knows keywords; no formulas, no states. Where it says nothing, `World.satisfiable` finds out.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .schema_document import Document, Location
+from .schema_keywords import TYPES
+from .string_dfas import pattern_dfa
+
+DEPTH = 6  # of schemas looked into
+STRING_KEYWORDS = frozenset(("minLength", "maxLength", "pattern", "format"))
+NUMBER_KEYWORDS = frozenset(("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf", "divisibleBy"))
+APPLICATORS = frozenset(
+    [
+        *("allOf", "anyOf", "oneOf", "not", "if", "$ref", "$dynamicRef", "enum", "const"),
+        *("dependentSchemas", "dependencies"),
+    ]
+)
+_OBJECT_LIMITS = frozenset(("required", "minProperties", "maxProperties"))
+_ARRAY_LIMITS = frozenset(("minItems", "maxItems", "contains"))
+# Without these a schema is satisfied by the empty value of any of its types.
+_MAY_FAIL = (
+    APPLICATORS
+    | STRING_KEYWORDS
+    | NUMBER_KEYWORDS
+    | _OBJECT_LIMITS
+    | _ARRAY_LIMITS
+    | {"unevaluatedProperties", "unevaluatedItems"}
+)
+_COMPLICATED = (APPLICATORS - {"enum", "const"}) | {"unevaluatedProperties", "unevaluatedItems"}
+# What makes the value of a member depend on more than its name among the properties.
+_OF_NAMES = frozenset(("patternProperties", "propertyNames", "dependentRequired", "dependencies"))
+_JSON_TYPES: dict[type, tuple[str, ...]] = {
+    type(None): ("null",),
+    bool: ("boolean",),
+    str: ("string",),
+    int: ("integer", "number"),
+    float: ("number",),
+}
+
+
+def surely_has_values(document: Document, location: Location, depth: int = DEPTH) -> bool:
+    """False says nothing."""
+    schema = location.schema
+    if isinstance(schema, bool):
+        return schema
+    if _MAY_FAIL.isdisjoint(schema):
+        return True
+    if depth == 0:
+        return False
+    if "$ref" in schema and (document.ref_is_alone or _stands_alone(schema)):
+        return surely_has_values(document, document.resolve(schema["$ref"], location), depth - 1)
+    if not _COMPLICATED.isdisjoint(schema):
+        return False
+    types = schema.get("type", TYPES)
+    types = (types,) if isinstance(types, str) else types
+    if "enum" in schema or "const" in schema:
+        return "const" not in schema and any(_is_listed(value, schema, types) for value in schema["enum"])
+    return any(_has_values_of(kind, document, location, depth) for kind in types)
+
+
+def _stands_alone(schema: dict[str, Any]) -> bool:
+    """Whether a reference is all that a schema asks for."""
+    return all(name == "$ref" or name in ("title", "description", "default", "examples") for name in schema)
+
+
+def _is_listed(value: Any, schema: dict[str, Any], types: Any) -> bool:
+    """Whether a value of an enum satisfies what stands beside it."""
+    kinds = _JSON_TYPES.get(type(value), ())
+    if isinstance(value, str):
+        return "string" in types and value.isascii() and STRING_KEYWORDS.isdisjoint(schema)
+    limited = bool(kinds) and kinds[-1] == "number" and not NUMBER_KEYWORDS.isdisjoint(schema)
+    return not limited and any(kind in types for kind in kinds)
+
+
+def _has_values_of(kind: str, document: Document, location: Location, depth: int) -> bool:
+    schema = location.schema
+    match kind:
+        case "string":
+            return _has_strings(schema)
+        case "number" | "integer":
+            return _has_numbers(schema)
+        case "object":
+            return _OBJECT_LIMITS.isdisjoint(schema) or _has_objects(document, location, depth)
+        case "array":
+            return "contains" not in schema and not schema.get("minItems", 0)
+        case _:
+            return True
+
+
+def _has_strings(schema: dict[str, Any]) -> bool:
+    if "pattern" in schema:
+        others = STRING_KEYWORDS & schema.keys() != {"pattern"}
+        return not others and not pattern_dfa(schema["pattern"]).is_empty
+    limited = "maxLength" in schema
+    if "format" in schema:
+        return not limited and "minLength" not in schema
+    return not limited or schema.get("minLength", 0) <= schema["maxLength"]
+
+
+def _has_numbers(schema: dict[str, Any]) -> bool:
+    names = NUMBER_KEYWORDS & schema.keys()
+    if names == {"minimum", "maximum"}:
+        low, high = schema["minimum"], schema["maximum"]
+        return isinstance(low, int) and isinstance(high, int) and low <= high
+    # Without an end on one side there are as many as one likes.
+    return names <= {"minimum", "exclusiveMinimum"} or names <= {"maximum", "exclusiveMaximum"}
+
+
+def _has_objects(document: Document, location: Location, depth: int) -> bool:
+    schema = location.schema
+    required = schema.get("required", [])
+    if not isinstance(required, list) or not _OF_NAMES.isdisjoint(schema):
+        return False
+    number = len(set(required))
+    if schema.get("minProperties", 0) > number or schema.get("maxProperties", number) < number:
+        return False
+    properties = schema.get("properties", {})
+    for name in required:
+        if not name.isascii():
+            return False
+        path = ("properties", name) if name in properties else ("additionalProperties",)
+        value = properties[name] if name in properties else schema.get("additionalProperties", True)
+        if value is not True and not surely_has_values(document, document.inside(location, value, *path), depth - 1):
+            return False
+    return True

@@ -1,0 +1,129 @@
+"""Makes a larger model of the one that ships: deeper layers, wider MLPs, the same function; then trains it on.
+
+    python examples/demo_model/grow.py --out build/model30m --layers 24 --mlp 1344 --steps 300
+
+Far cheaper than training as large a model from nothing, and so no measure of what that would come to: what it knows is
+what the small one knew. It is for measuring what depends on a model's size, such as speculation.
+
+After each old layer come new ones, copies of it whose two output projections are zero, so that they add nothing (Wu et
+al. 2024, LLaMA Pro, section 3.2); an MLP's new neurons are random, and zero where they are read (Chen et al. 2016,
+Net2Net, in spirit). Both begin to take part with the first step of training.
+
+The draft head grows in the same way, into OUT/first_head: for `ramify train-draft OUT --init OUT/first_head`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import shutil
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))  # also under `python -P`, which leaves the script's folder out
+
+import torch
+from corpus.mix import WEAK_SHARES
+from model import fresh
+from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer
+from train import Recipe, Stage, run, training_options
+from transformers import LlamaForCausalLM
+
+SHIPPED = Path(__file__).parents[2] / "runtime" / "shipped_model"
+
+
+@torch.no_grad()
+def grown(model: LlamaForCausalLM, num_layers: int, intermediate_size: int, seed: int) -> LlamaForCausalLM:
+    """A model of the same function with `num_layers` layers, a multiple of the old number, and MLPs so wide.
+
+    Raises ValueError for a shape that is no growth.
+    """
+    old = model.config
+    copies, rest = divmod(num_layers, old.num_hidden_layers)
+    if rest or not copies or intermediate_size < old.intermediate_size:
+        raise ValueError(
+            f"{num_layers} layers of {intermediate_size} do not grow from {old.num_hidden_layers} of "
+            f"{old.intermediate_size}: the layers must be a multiple, the MLPs no narrower"
+        )
+    settings = copy.deepcopy(old)
+    settings.num_hidden_layers, settings.intermediate_size = num_layers, intermediate_size
+    if getattr(settings, "layer_types", None) is not None:
+        settings.layer_types = [kind for kind in settings.layer_types for _ in range(copies)]
+    larger = fresh(settings, seed).to(model.dtype)
+    larger.model.embed_tokens.load_state_dict(model.model.embed_tokens.state_dict())
+    larger.model.norm.load_state_dict(model.model.norm.state_dict())
+    for index, layer in enumerate(larger.model.layers):
+        known = model.model.layers[index // copies]
+        for name, tensor in layer.named_parameters():
+            _put(tensor, known.get_parameter(name), unread=name == "mlp.down_proj.weight")
+        if index % copies:
+            layer.self_attn.o_proj.weight.zero_()
+            layer.mlp.down_proj.weight.zero_()
+    return larger
+
+
+def _put(tensor: torch.Tensor, known: torch.Tensor, *, unread: bool) -> None:
+    """`known` in the corner of a larger tensor, whose rest stays random, or is zero where it is `unread`."""
+    if unread:
+        tensor.zero_()
+    tensor[tuple(slice(size) for size in known.shape)] = known
+
+
+def grow_head(head: Path, out: Path, intermediate_size: int, seed: int) -> None:
+    """Write a head of the same function with an MLP so wide. It is for no target yet, so it carries no probe of one."""
+    draw = torch.Generator().manual_seed(seed)
+    tensors = load_file(head / "model.safetensors")
+    for name, known in tensors.items():
+        if ".mlp." in name:
+            unread = "down_proj" in name
+            rows, columns = known.shape
+            shape = (rows, intermediate_size) if unread else (intermediate_size, columns)
+            wide = torch.randn(shape, generator=draw) * columns**-0.5
+            _put(wide, known.float(), unread=unread)
+            tensors[name] = wide.to(known.dtype).contiguous()
+    settings = json.loads((head / "config.json").read_text()) | {"intermediate_size": intermediate_size}
+    settings.pop("target_probe", None)
+    out.mkdir(parents=True, exist_ok=True)
+    save_file(tensors, str(out / "model.safetensors"), metadata={"format": "pt"})
+    (out / "config.json").write_text(json.dumps(settings, indent=2) + "\n")
+
+
+def recipe(num_steps: int, tokens_per_step: int) -> Recipe:
+    """The last stage of the small model's training again, warmed up to a rate at which new parts learn and old ones
+    forget little."""
+    return Recipe(
+        stages=(Stage(num_steps, WEAK_SHARES, row=512, prompt_weight=0.2, lr=0.03, wide=True),),
+        tokens_per_step=tokens_per_step,
+        matrix_lr=6e-4,
+        other_lr=3e-4,
+        warmup=20,
+        seed=11,
+    )
+
+
+def main() -> None:
+    parser = training_options(__doc__)
+    parser.add_argument("--model", type=Path, default=SHIPPED, help="what to grow; default: the model that ships")
+    parser.add_argument("--layers", type=int, default=24)
+    parser.add_argument("--mlp", type=int, default=1344, help="neurons of a layer's MLP")
+    parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--tokens-per-step", type=int, default=4096)
+    options: argparse.Namespace = parser.parse_args()
+
+    torch.set_num_threads(options.threads)
+    options.out.mkdir(parents=True, exist_ok=True)
+    for file in options.model.glob("tokenizer*"):
+        shutil.copy(file, options.out)
+    if (options.model / "draft").is_dir():
+        grow_head(options.model / "draft", options.out / "first_head", options.mlp, seed=0)
+    small = LlamaForCausalLM.from_pretrained(options.model, dtype=torch.float32)
+    plan = recipe(options.steps, options.tokens_per_step)
+    large = grown(small, options.layers, options.mlp, plan.seed)
+    print(f"{small.num_parameters() / 1e6:.1f} -> {large.num_parameters() / 1e6:.1f} million parameters")
+    run(plan, Tokenizer.from_file(str(options.model / "tokenizer.json")), options, large)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,68 @@
+"""A plan whose result is not here yet: whose rows they are, and what those sample that had to be left open.
+
+A row that follows a token in flight is built without its sampling. Once that token is known, `complete` says what comes
+after it: something to sample; nothing, because forced text follows it or because its request is over; and now and then
+that the row is void, because the request has to compute that token otherwise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from msgspec.structs import replace
+
+from ..protocol.errors import RequestError
+from .plan import ForwardPlan, Row, Sampling, SamplingPlan
+from .request import Request
+
+
+class Flight:
+    """One plan, and the request of each of its rows."""
+
+    def __init__(self, plan: ForwardPlan, requests: Sequence[Request]) -> None:
+        self.plan = plan
+        self._index = {request: index for index, request in enumerate(requests)}
+        self._rows: list[Row | None] = list(plan.rows)
+        for request, row in zip(requests, plan.rows, strict=True):
+            request.num_in_flight += row.num_committed
+            request.token_in_flight |= row.sample is not None
+
+    def __contains__(self, request: Request) -> bool:
+        return request in self._index
+
+    @property
+    def rows(self) -> list[tuple[Request, Row | None]]:
+        """With what is sampled, as far as that is known; None for a void one."""
+        return list(zip(self._index, self._rows, strict=True))
+
+    def index(self, request: Request) -> int:
+        """Of its row."""
+        return self._index[request]
+
+    def complete(
+        self, build: Callable[[Request], Sampling], fail: Callable[[Request, RequestError], None]
+    ) -> SamplingPlan:
+        """The plan before has been committed. `fail` is told of requests that cannot go on."""
+        samplings: list[Sampling | None] = []
+        for request, index in self._index.items():
+            row = self.plan.rows[index]
+            if row.follows is None:
+                continue
+            end = row.first_position + 1
+            sampling = None
+            if request.leaving:
+                self._rows[index] = None
+            elif request.next_scored is not None and request.next_scored <= end:
+                self._rows[index] = None  # of forced text every token's score is wanted, and this row gives none
+                request.num_in_flight -= 1
+            elif len(request.tokens) == end:
+                try:
+                    sampling = build(request)
+                except RequestError as error:
+                    self._rows[index] = None
+                    fail(request, error)
+                else:
+                    self._rows[index] = replace(row, sample=sampling.sample, mask=sampling.mask)
+                    request.token_in_flight = True
+            samplings.append(sampling)
+        return SamplingPlan(self.plan.step, samplings)

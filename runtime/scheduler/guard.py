@@ -1,0 +1,236 @@
+"""Whether guessing has paid by the clock: an account of what it took beyond plain decoding, for each size of batch.
+
+A model of costs can be wrong in its shape; this knows nothing of costs but the whole time of steps. Plain steps say
+what a token takes without guesses. A step with guesses is charged what it took beyond what plain steps would have taken
+for its tokens. What it saves is credited, and so is a small share of plain steps' time; in the red, guessing is shut
+until there is enough for another look. So the time lost is at most that share of the time and what the account began
+with, whatever guessing costs and why, as far as plain steps are known.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+ALLOWANCE = 0.01  # of plain steps' time
+BEGINNING = 16.0  # plain steps' time to try guesses with when nothing is known, and the most that is saved up at first
+AGAIN = 8.0  # to try each of the other depths with, the first time
+GOOD = 64.0  # the most that is saved up while it goes well: what noise may take without shutting what pays
+PRICE, MOST_EXPENSIVE = 8.0, 64.0  # of a look, in plain steps' time
+SHORT = 16  # steps; a look that catching up ended so soon gets twice as much the next time
+LASTING = 200  # steps with guesses of a look that went well
+VERY_LONG = 3000  # such steps, after which it is seen whether deeper drafts do as well by now
+TURNS = 3  # looks in turn draft as deep as wanted, half as deep, and a quarter: a model may be wrong in that alone
+PLAIN_EVERY = 96  # steps with guesses, after which a plain one is due
+PROMPTS_EVERY = 16  # steps with prompts and guesses, likewise
+STALE = 2000  # steps of other batches, after which what a plain step took is measured again
+FEWEST = 3  # plain steps, before guesses can be judged
+SMALL = 256  # tokens of prompts; in larger steps guesses are lost in the noise, and little of the work
+CHANGED, IN_A_ROW = 1.5, 4  # times the usual, steps one after the other: the machine is not what it was
+OUTLIER = 4.0  # times the usual; what is more was something else on the machine
+MEMORY = 15 / 16  # of plain steps, from one to the next
+
+
+class StepWork(NamedTuple):
+    """What a step did, as far as plain decoding can be compared with it."""
+
+    num_rows: int  # that gave tokens
+    num_prompt: int  # tokens, of prompts or forced
+    num_gained: int  # tokens beyond one of each row: guesses that proved right
+    context: float  # tokens before a row's, on average
+    guessed: bool  # any guess was verified or drafted
+    behind: bool = False  # the source first had to catch up with a sequence
+
+
+@dataclass
+class Line:
+    """y over x by least squares, older points fading (Welford's sums with a memory). With little spread in x the slope
+    is near `slope` of the prior: 0, or for what is `proportional` y's mean to x's."""
+
+    spread: float  # of x, that tells as much of the slope as the prior
+    proportional: bool = False
+    weight: float = 0.0
+    _x: float = 0.0
+    _y: float = 0.0
+    _xx: float = 0.0
+    _xy: float = 0.0
+    count: int = 0
+
+    def observe(self, x: float, y: float) -> None:
+        self.count += 1
+        self.weight = MEMORY * self.weight + 1.0
+        dx, dy = x - self._x, y - self._y
+        self._x += dx / self.weight
+        self._y += dy / self.weight
+        self._xx = MEMORY * self._xx + dx * (x - self._x)
+        self._xy = MEMORY * self._xy + dx * (y - self._y)
+
+    def at(self, x: float) -> float:
+        prior = self._y / self._x if self.proportional and self._x else 0.0
+        trust = self.spread**2
+        return self._y + (self._xy + trust * prior) / (self._xx + trust) * (x - self._x)
+
+    @property
+    def mean(self) -> float:
+        return self._y
+
+    def forget(self) -> None:
+        """What is known holds no longer: all but the slope is found anew."""
+        self.weight, self.count = 0.0, 0
+
+
+@dataclass
+class Usual:
+    """A running mean that notices when the level changes."""
+
+    mean: float = 0.0
+    _aside: int = 0  # values in a row, negative: below
+
+    def clipped(self, value: float) -> float:
+        return min(value, OUTLIER * self.mean) if self.mean else value
+
+    def observe(self, value: float) -> bool:
+        """Whether it is another level from now on; the mean begins anew then."""
+        if not self.mean:
+            self.mean = value
+            return False
+        side = (value > CHANGED * self.mean) - (value < self.mean / CHANGED)
+        self._aside = self._aside + side if side and side * self._aside >= 0 else side
+        if abs(self._aside) == IN_A_ROW:
+            self.mean, self._aside = value, 0
+            return True
+        self.mean += (value - self.mean) * (1 - MEMORY)
+        return False
+
+
+@dataclass
+class _Account:
+    """Of one size of batch. Seconds, but for `price`."""
+
+    plain: Line = field(default_factory=lambda: Line(spread=256.0))
+    usual: dict[bool, Usual] = field(default_factory=lambda: {False: Usual(), True: Usual()})  # with guesses?
+    savings: float | None = None
+    wanted: float = 0.0  # for a look that could not be afforded
+    price: float = PRICE
+    open: bool = True
+    halvings: int = 0  # of the depth
+    num_closed: int = 0
+    num_steps: int = 0  # with guesses, since it was opened
+    behind: float = 0.0  # charged since then for catching up
+    num_since_plain: int = 0
+    last_plain: int = 0  # by the guard's count of steps
+
+    def plain_step(self, context: float, seconds: float) -> None:
+        usual = self.usual[False]
+        seconds = usual.clipped(seconds)
+        if usual.observe(seconds):
+            self.plain.forget()
+        self.plain.observe(context, seconds)
+        self.num_since_plain = 0
+
+    def seconds(self, context: float) -> float:
+        """Of a plain step."""
+        return max(self.plain.at(context), 0.1 * self.plain.mean)
+
+    def guessed_step(self, seconds: float, *, behind: bool) -> float:
+        """What of it is charged: a pause of the machine is not guessing's fault, catching up is."""
+        self.num_steps += 1
+        if behind:
+            self.behind += seconds
+            return seconds
+        usual = self.usual[True]
+        seconds = usual.clipped(seconds)
+        if usual.observe(seconds):
+            self.plain.forget()  # plain steps take something else too, as likely as not
+        return seconds
+
+    def add(self, seconds: float, step: float) -> None:
+        """Credit, or charge if negative; `step` is a plain step's time."""
+        if self.savings is None:
+            self.savings = BEGINNING * step
+        most = GOOD if self.open and self.num_steps >= LASTING else max(BEGINNING, self.price)
+        self.savings = min(self.savings + seconds, max(self.wanted, most * step))
+        if self.open and self.savings <= 0:
+            self.open = False
+            self.halvings = (self.halvings + 1) % TURNS
+            self.num_closed += 1
+            if self.num_closed < TURNS:
+                self.savings += AGAIN * step
+            if self.num_steps < SHORT and self.behind > self.price * step / 2:
+                self.price = min(2 * self.price, MOST_EXPENSIVE)
+        elif self.open and self.num_steps >= LASTING:
+            self.price = PRICE
+            if self.num_steps >= VERY_LONG and self.halvings:
+                self.halvings, self.num_steps = self.halvings - 1, 0
+        if not self.open and (self.savings >= self.price * step or (0 < self.num_closed < TURNS and self.savings > 0)):
+            self.open, self.num_steps, self.behind = True, 0, 0.0
+
+
+@dataclass
+class Guard:
+    _accounts: dict[int, _Account] = field(default_factory=dict)
+    _prompts: Line = field(default_factory=lambda: Line(spread=16.0, proportional=True))  # over a plain step's time
+    _num_since_prompts: int = 0
+    _num_steps: int = 0
+
+    def observe(self, work: StepWork, seconds: float) -> None:
+        """A step, and its whole time: from the one before to the next, not the computing alone."""
+        self._num_steps += 1
+        if seconds <= 0 or not work.num_rows or work.num_prompt > SMALL:
+            return
+        account = self._account(work.num_rows)
+        if not work.guessed and not work.num_prompt:
+            account.plain_step(work.context, seconds)
+            account.last_plain = self._num_steps
+        if not account.plain.count:
+            return
+        step = account.seconds(work.context)
+        if not work.guessed:
+            if work.num_prompt:
+                self._prompts.observe(work.num_prompt, seconds - step)
+                self._num_since_prompts = 0
+            account.add(ALLOWANCE * min(seconds, OUTLIER * step), step)
+            return
+        account.num_since_plain += 1
+        worth = step * (1 + work.num_gained / work.num_rows)
+        if work.num_prompt:
+            self._num_since_prompts += 1
+            if not self._prompts.count:
+                return
+            worth += max(0.0, self._prompts.at(work.num_prompt))
+            if work.behind:
+                account.behind += seconds - worth
+            account.add(worth - seconds, step)
+        else:
+            account.add(worth - account.guessed_step(seconds, behind=work.behind), step)
+
+    def measured(self, num_rows: int) -> bool:
+        """Whether it is known what a plain step takes. If not, one should come."""
+        account = self._account(num_rows)
+        if account.plain.count >= FEWEST and self._num_steps - account.last_plain > STALE:
+            account.plain.forget()
+        return account.plain.count >= FEWEST and account.num_since_plain < PLAIN_EVERY
+
+    def is_open(self, num_rows: int) -> bool:
+        """Whether guesses may be had that are thought to pay."""
+        return self._account(num_rows).open
+
+    def deepest(self, num_rows: int, steps: int) -> int:
+        """How deep to draft at most where `steps` could be."""
+        return max(1, steps >> self._account(num_rows).halvings)
+
+    @property
+    def prompts_measured(self) -> bool:
+        """Whether it is known what a step with prompts takes. If not, one without guesses should come."""
+        return self._prompts.count > 0 and self._num_since_prompts < PROMPTS_EVERY
+
+    def affords(self, num_rows: int, seconds: float) -> bool:
+        """Whether so much may be lost to see what is not thought to pay. If not, it is saved up."""
+        account = self._account(num_rows)
+        account.wanted = seconds
+        return account.savings is not None and account.savings >= seconds
+
+    def _account(self, num_rows: int) -> _Account:
+        """Batches within a half of a power of two share one: 1, 2, 3, 4, 5 and 6, 7 and 8, 9 to 12, ..."""
+        octave = max(0, (num_rows - 1).bit_length() - 2)
+        return self._accounts.setdefault(-(-num_rows >> octave) << octave, _Account())

@@ -1,0 +1,81 @@
+"""A draft head's chains as one compiled loop, where the head is small, float32 and on a CPU: its operators take longer
+to call than to run.
+
+Legend: W new tokens, R rounds, S slots, C key/value heads times head size.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from ....kernels.cpu.draft import draft_chain
+from ...models.compiled_layers import held
+from .head import EagleHead
+from .memory import SCRATCH, DraftMemory
+
+
+class CompiledHead:
+    """Made by `of`."""
+
+    def __init__(self, head: EagleHead, memory: DraftMemory, weights: tuple[NDArray[np.generic], ...]) -> None:
+        self._head, self._weights = head, weights
+        self._scratch = len(memory.k_SC) - SCRATCH
+        self._memory = memory.feature_SE.numpy(), memory.kv.k_SKD.numpy(), memory.kv.v_SKD.numpy()
+        self.chain(np.zeros(1, np.int64), np.zeros(1, np.int64), 1, 1.0)  # compiles it, or finds it compiled
+
+    @classmethod
+    def of(cls, head: EagleHead, memory: DraftMemory) -> CompiledHead | None:
+        """None where the head is elsewhere, of another type, or too large to gain by it."""
+        own, lm_head = head.parameters, head.lm_head
+        products = held([own.fc, own.qkv, own.o, own.gate_up, own.down, lm_head])
+        if head.serving_ops.name != "cpu" or products is None:
+            return None
+        fc, qkv, o, gate_up, down, logits = products
+
+        def vector(tensor: torch.Tensor | None) -> NDArray[np.generic]:
+            return np.zeros(0, np.float32) if tensor is None else tensor.detach().numpy()
+
+        token_ids = head.token_ids(torch.arange(head.config.draft_vocab_size)).numpy()
+        same = len(token_ids) == head.config.vocab_size and bool((np.diff(token_ids) == 1).all())
+        weights = (
+            head.embedding.detach().numpy(),
+            *fc,
+            vector(own.hidden_norm_E),
+            vector(own.input_norm_E),
+            *qkv,
+            *o,
+            vector(own.post_norm_E),
+            *gate_up,
+            *down,
+            vector(own.norm_E),
+            *logits,
+            token_ids[:0] if same else token_ids,
+        )
+        return cls(head, memory, weights)
+
+    def chain(
+        self, ids_W: NDArray[np.int64], slots_P: NDArray[np.int64], num_rounds: int, heat: float
+    ) -> tuple[list[int], list[float]]:
+        """`num_rounds` tokens, at most SCRATCH, each the likeliest after the one before, the first after `ids_W`; and
+        the log-probability of each. The tokens' keys and values are stored where they have slots. `slots_P` are the
+        positions' before the last of them."""
+        assert num_rounds <= SCRATCH
+        cos_P1D, sin_P1D = self._head.rope.tables(len(slots_P) + num_rounds)
+        tokens_R, scores_R = np.empty(num_rounds, np.int64), np.empty(num_rounds, np.float32)
+        draft_chain(
+            ids_W,
+            slots_P,
+            self._scratch,
+            heat,
+            *self._memory,
+            cos_P1D.squeeze(1).numpy(),
+            sin_P1D.squeeze(1).numpy(),
+            *self._weights,
+            self._head.config.norm_eps,
+            self._head.scale,
+            tokens_R,
+            scores_R,
+        )
+        return tokens_R.tolist(), scores_R.tolist()

@@ -1,0 +1,81 @@
+"""Steps of few tokens through compiled layers. Judge: the same checkpoint on plain torch ops, in float64."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from ramify.kernels import for_device
+from ramify.runtime.engine.inputs import decoder_inputs
+from ramify.runtime.engine.kv_pool import KvMemory, KvPool
+from ramify.runtime.models.compiled_layers import CompiledLayers
+from ramify.runtime.models.decoder import Decoder
+from ramify.runtime.models.load import load_model
+from ramify.runtime.scheduler.plan import Node, Row
+
+CPU = torch.device("cpu")
+PAGES = [[3, 1], [0], [5, 2, 4]]
+PROMPTS = [
+    Row(rid="", tokens=list(range(7, 7 + length)), first_position=0, pages=pages)
+    for length, pages in zip((20, 9, 33), PAGES, strict=True)
+]
+NODE = Node(draw=0)
+STEPS = {
+    "one": [Row(rid="", tokens=[50], first_position=20, pages=PAGES[0])],
+    "three": [Row(rid="", tokens=[50], first_position=len(p.tokens), pages=p.pages) for p in PROMPTS],
+    "chain": [Row(rid="", tokens=[60, 61, 62, 63, 64], first_position=20, pages=PAGES[0])],
+    "tree and others": [
+        Row(
+            rid="",
+            tokens=[70, 71, 72, 73, 74, 75],
+            first_position=33,
+            pages=PAGES[2],
+            parents=[-1, 0, 0, -1],
+            nodes=[NODE] * 4,
+        ),
+        Row(rid="", tokens=[80, 81, 82], first_position=9, pages=PAGES[1]),
+    ],
+}
+
+
+def states(model: Decoder, step: list[Row], captures: tuple[int, ...]) -> tuple[torch.Tensor, ...]:
+    """Hidden states, captured states, and all keys and values, after the prompts and one step."""
+    memory = KvMemory(model.config, 8, device=CPU, dtype=model.dtype)
+    memory.k_LSKD.zero_()
+    memory.v_LSKD.zero_()
+    kv = KvPool(memory).layers
+    with torch.inference_mode():
+        for row in PROMPTS:
+            model.hidden(decoder_inputs([row], model, np.arange(len(row.tokens)), kv[0]), kv)
+        wanted = np.arange(sum(len(row.tokens) for row in step))[::-1][:3].copy()
+        hidden, captured = model.hidden_and_features(decoder_inputs(step, model, wanted, kv[0]), kv, captures)
+    assert captured is not None
+    return hidden.double(), captured.double(), memory.k_LSKD.double(), memory.v_LSKD.double()
+
+
+@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("name", ["llama3", "llama with biases", "mistral, window", "qwen2, windows"])
+def test_a_small_step_is_what_it_is_elsewhere(
+    name: str, step: str, checkpoint: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served: list[bool] = []
+    serve = CompiledLayers.serve
+    monkeypatch.setattr(CompiledLayers, "serve", lambda *given: served.append(serve(*given)) or served[-1])
+    ours = load_model(checkpoint(name), device=CPU, dtype=torch.float32)
+    slow = load_model(checkpoint(name), device=CPU, dtype=torch.float64, ops=for_device(CPU, "reference"))
+    captures = (0, 2, 3)
+    for got, want in zip(states(ours, STEPS[step], captures), states(slow, STEPS[step], captures), strict=True):
+        torch.testing.assert_close(got, want, atol=2e-5, rtol=2e-5)
+    assert served[-1], "the step did not go where it was meant to"
+
+
+def test_models_with_other_parts_are_left_to_their_ops(checkpoint: Callable[[str], Path]) -> None:
+    for name in ("qwen3", "mixtral"):
+        model = load_model(checkpoint(name), device=CPU, dtype=torch.float32)
+        assert CompiledLayers.of(model.parameters, 1e-5, 1.0) is None
+    llama = load_model(checkpoint("llama3"), device=CPU, dtype=torch.float32)
+    assert CompiledLayers.of(llama.parameters, 1e-5, 1.0) is not None

@@ -1,0 +1,157 @@
+"""Decoding on machines that cost what a test says, in simulated seconds: by the economy, or in one fixed way.
+
+A step is what the scheduler makes of it: guesses drafted in one step are verified in the next, a new request's prompt
+is computed in its first, and the source catches up with what it has not followed when it drafts.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+from ramify.runtime.scheduler.acceptance import Acceptance
+from ramify.runtime.scheduler.economy import Candidate, Choice, Economy
+from ramify.runtime.scheduler.guard import StepWork
+from ramify.runtime.scheduler.step_cost import StepShape
+
+STEPS = 7
+
+
+@dataclass(frozen=True)
+class Step:
+    """What a machine's time may depend on. Catching up is what the source has not seen of the sequences it drafts for,
+    beyond the last step's tokens."""
+
+    shape: StepShape
+    num_rows: int
+    context: float
+    num_prompt: int
+    num_caught_up: int
+    done: float  # tokens of each place of the batch, since the start
+
+
+Seconds = Callable[[Step], float]
+
+
+@dataclass
+class Slot:
+    """A place of the batch, where request follows request."""
+
+    prompt: int
+    output: int
+    acceptance: Acceptance = field(default_factory=Acceptance)
+    num_done: int = 0
+    followed: int = 0  # tokens that the source has seen
+    draft: int = 0  # guesses waiting to be verified
+
+    @property
+    def context(self) -> int:
+        return self.prompt + self.num_done
+
+
+@dataclass
+class Decoding:
+    """`depth`: None: the economy decides; else always that many guesses, 0 being plain decoding."""
+
+    seconds: Seconds
+    chance: float
+    batch: int = 1
+    depth: int | None = None
+    prompt: int = 30
+    output: int = 60
+    seed: int = 0
+    now: float = 0.0
+    num_tokens: int = 0
+    num_guessing: int = 0  # steps
+    num_steps: int = 0
+
+    def __post_init__(self) -> None:
+        self.draw = random.Random(self.seed)
+        self.economy = Economy()
+        self.slots = [self._slot() for _ in range(self.batch)]
+
+    def run(self, num_tokens: int) -> Decoding:
+        while self.num_tokens < num_tokens:
+            self._step()
+        return self
+
+    def _slot(self) -> Slot:
+        return Slot(self.prompt, self.draw.randint(self.output // 2, 3 * self.output // 2))
+
+    def _step(self) -> None:
+        decoding = [slot for slot in self.slots if slot.num_done]
+        counts = self._counts([slot for slot in decoding if slot.draft])
+        choice = self._choice(decoding)
+        chosen = {id(decoding[index]) for index in choice.chosen}
+        gained = prompt = guesses = caught_up = num_drafts = 0
+        behind = False
+        context = sum(slot.context for slot in self.slots) / self.batch
+        for index, slot in enumerate(self.slots):
+            count, newcomer = counts.get(id(slot), 0), not slot.num_done
+            drafts = choice.steps and (choice.newcomers if newcomer else id(slot) in chosen)
+            right = 0
+            while right < count and self.draw.random() < self.chance:
+                right += 1
+            if count and self.depth is None:
+                self.economy.observe(slot.acceptance, sum(0.8**n for n in range(1, count + 1)), count, right)
+            prompt += slot.prompt - 1 if newcomer else 0
+            guesses += count
+            right = min(right, slot.output - slot.num_done - 1)
+            slot.num_done += right + 1
+            self.num_tokens += right + 1
+            gained += right
+            slot.draft = 0
+            if drafts and slot.output - slot.num_done > 1:
+                slot.draft = choice.steps
+                num_drafts += 1
+                missing = slot.context - slot.followed - 1
+                behind |= missing > STEPS
+                caught_up += missing if missing > STEPS else 0
+                slot.followed = slot.context - 1
+            if slot.num_done >= slot.output:
+                self.slots[index] = self._slot()
+        rounds = choice.steps - 1 if num_drafts else 0
+        shape = StepShape(self.batch + prompt + guesses, prompt + guesses > 0, num_drafts, rounds, rounds * num_drafts)
+        seconds = self.seconds(Step(shape, self.batch, context, prompt, caught_up, self.num_tokens / self.batch))
+        self.now += seconds
+        guessed = bool(guesses or num_drafts)
+        self.num_guessing += guessed
+        self.num_steps += 1
+        if self.depth is None:
+            self.economy.observe_step(shape, StepWork(self.batch, prompt, gained, context, guessed, behind), seconds)
+
+    def _counts(self, drafted: list[Slot]) -> dict[int, int]:
+        if not drafted:
+            return {}
+        if self.depth is not None:
+            return {id(slot): slot.draft for slot in drafted}
+        chances = [
+            [self.economy.probability(slot.acceptance, -0.22 * n) for n in range(1, slot.draft + 1)] for slot in drafted
+        ]
+        worth = self.economy.num_worth(self.batch, chances, 1000)
+        return {id(slot): count for slot, count in zip(drafted, worth, strict=True)}
+
+    def _choice(self, decoding: list[Slot]) -> Choice:
+        if self.depth is not None:
+            return Choice(self.depth, tuple(range(len(decoding))), newcomers=True) if self.depth else Choice()
+        if not decoding:
+            choice = self.economy.drafts([Candidate(Acceptance(), STEPS, 1, STEPS)], self.batch)
+            look = choice.only_to_see and self.economy.guard.prompts_measured
+            return replace(choice, chosen=(), newcomers=choice.newcomers or look)
+        return self.economy.drafts([Candidate(slot.acceptance, STEPS, 1, STEPS) for slot in decoding], self.batch)
+
+
+def linear(
+    token: float = 0.02, drafting: float = 0.2, round_: float = 0.05, draft: float = 0.02, wide: float = 0.1
+) -> Seconds:
+    """The machine that the economy's model has in mind: a pass takes a second, all else adds to it. Prompts cost a
+    tenth of other tokens."""
+
+    def seconds(step: Step) -> float:
+        shape = step.shape
+        tokens = shape.num_tokens - 0.9 * step.num_prompt
+        dear = drafting + round_ * shape.num_rounds + draft * shape.num_drafts if shape.num_drafts else 0.0
+        return 1 + token * tokens + wide * shape.wide + dear
+
+    return seconds

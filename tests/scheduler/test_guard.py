@@ -1,0 +1,164 @@
+"""Guessing never costs much more than plain decoding over a long run, whatever the machine, and is not given up where
+it pays. Judged in simulated seconds against plain decoding and the best fixed depth on the same machine."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import pytest
+
+from ramify.runtime.scheduler.guard import AGAIN, BEGINNING, FEWEST, TURNS, Guard, Line, StepWork
+
+from .simulated_machine import Decoding, Seconds, linear
+
+LONG = 6000  # tokens of a request in the batch
+DEPTHS = (1, 2, 3, 5, 7)
+
+
+def hidden_cost_of_drafts() -> Seconds:
+    """Every step with drafts takes as long again, in a part that no count explains: rounds and nodes come free."""
+    base = linear()
+    return lambda step: base(step) + (1.5 + 0.3 * step.num_rows) * (step.shape.num_drafts > 0)
+
+
+def catching_up() -> Seconds:
+    """The source has to read whole prompts, dearly."""
+    base = linear()
+    return lambda step: base(step) + 0.4 * step.num_caught_up
+
+
+def context_slows_all() -> Seconds:
+    base = linear()
+    return lambda step: base(step) * (1 + step.context / 60)
+
+
+def context_slows_drafts() -> Seconds:
+    base = linear()
+    return lambda step: base(step) + step.context / 40 * (step.shape.num_drafts > 0)
+
+
+def noise() -> Seconds:
+    base, draw = linear(), random.Random(5)
+    return lambda step: base(step) * draw.uniform(0.7, 1.3) * (8 if draw.random() < 0.01 else 1)
+
+
+def verifying_is_a_cliff() -> Seconds:
+    """More than four tokens take another, slower kernel."""
+    base = linear()
+    return lambda step: base(step) + 3 * (step.shape.num_tokens - step.num_prompt > 4 * step.num_rows)
+
+
+def slower_and_faster() -> Seconds:
+    base = linear()
+    return lambda step: base(step) * (3 if step.done // 1500 % 2 else 1)
+
+
+def drafts_get_dear() -> Seconds:
+    base = linear()
+    return lambda step: base(step) + 4 * (step.shape.num_drafts > 0) * (step.done > 2000)
+
+
+def drafts_get_cheap() -> Seconds:
+    base = linear()
+    return lambda step: base(step) + 4 * (step.shape.num_drafts > 0) * (step.done < 2000)
+
+
+LIKE_THE_MODEL = [linear, context_slows_all, noise, slower_and_faster]
+UNLIKE_THE_MODEL = [
+    hidden_cost_of_drafts,
+    catching_up,
+    context_slows_drafts,
+    verifying_is_a_cliff,
+    drafts_get_dear,
+    drafts_get_cheap,
+]
+
+
+def time_of(machine: Callable[[], Seconds], chance: float, batch: int, depth: int | None) -> float:
+    """Seconds a token, since the last step may give more tokens than were wanted."""
+    done = Decoding(machine(), chance, batch=batch, depth=depth).run(LONG * batch)
+    return done.now / done.num_tokens
+
+
+@pytest.mark.parametrize("batch", [1, 6])
+@pytest.mark.parametrize("chance", [0.1, 0.5, 0.85])
+@pytest.mark.parametrize("machine", LIKE_THE_MODEL + UNLIKE_THE_MODEL, ids=lambda machine: machine.__name__)
+def test_guessing_costs_no_machine_three_hundredths_of_plain_decodings_time(
+    machine: Callable[[], Seconds], chance: float, batch: int
+) -> None:
+    adaptive, plain = (time_of(machine, chance, batch, depth) for depth in (None, 0))
+    best = min(time_of(machine, chance, batch, depth) for depth in (1, 3, 7))
+    assert adaptive < 1.03 * plain
+    if best < 0.8 * plain:  # worth having: had, and where costs are what the model has in mind, nearly all of it
+        assert adaptive < (1.15 * best if machine in LIKE_THE_MODEL else 0.95 * plain)
+
+
+@pytest.mark.parametrize("seconds", [0.8, 1.5, 3.0])
+def test_what_is_lost_is_an_allowance_and_what_the_account_began_with(seconds: float) -> None:
+    """Steps with guesses that never gain a token, as often as the guard lets them come."""
+    guard, draw, lost, num_plain = Guard(), random.Random(int(10 * seconds)), 0.0, 0
+    for _ in range(20000):
+        guesses = guard.measured(1) and guard.is_open(1)
+        took = (seconds if guesses else 1.0) * draw.uniform(0.9, 1.1)
+        guard.observe(StepWork(1, 0, 0, 50.0, guesses), took)
+        lost += took - 1.0
+        num_plain += not guesses
+    assert lost < 0.012 * num_plain + BEGINNING + (TURNS - 1) * AGAIN + seconds
+    assert (num_plain < 1000) == (seconds < 1)
+
+
+def test_costs_at_one_size_of_batch_do_not_shut_another() -> None:
+    guard = Guard()
+    for _ in range(300):
+        for num_rows, seconds in ((1, 1.0), (16, 5.0)):
+            guesses = guard.measured(num_rows) and guard.is_open(num_rows)
+            guard.observe(StepWork(num_rows, 0, num_rows * guesses, 50.0, guesses), seconds if guesses else 1.0)
+    assert guard.is_open(1)
+    assert not guard.is_open(16)
+
+
+def test_plain_steps_and_plain_prompts_come_again_and_again_while_guessing_pays() -> None:
+    guard, num_plain, num_plain_prompts = Guard(), 0, 0
+    for index in range(4000):
+        prompt = 30 * (index % 10 == 0)
+        guesses = guard.measured(2) and guard.is_open(2) and (guard.prompts_measured or not prompt)
+        guard.observe(StepWork(2, prompt, 4 * guesses, 50.0, guesses), 1.5 + 0.01 * prompt)
+        num_plain += not guesses and not prompt
+        num_plain_prompts += not guesses and bool(prompt)
+    assert 4000 // 97 <= num_plain < 80
+    assert 400 // 17 <= num_plain_prompts < 40
+
+
+def test_a_machine_that_gets_slower_is_measured_anew_within_some_steps() -> None:
+    guard = Guard()
+    for _ in range(200):
+        guesses = guard.measured(1) and guard.is_open(1)
+        guard.observe(StepWork(1, 0, 2 * guesses, 50.0, guesses), 2.0 if guesses else 1.0)
+    plain_at = []
+    for index in range(60):  # three times as slow: a step that brings three tokens in 6 s is as good as it was
+        guesses = guard.measured(1) and guard.is_open(1)
+        guard.observe(StepWork(1, 0, 2 * guesses, 50.0, guesses), 6.0 if guesses else 3.0)
+        plain_at += [] if guesses else [index]
+    assert len(plain_at) == FEWEST
+    assert plain_at[0] < 10
+
+
+def test_a_line_is_that_of_its_points_and_follows_those_that_come() -> None:
+    for slope, start in ((0.0, 2.0), (0.5, 1.0), (-0.2, 30.0)):
+        line, draw = Line(spread=1.0), random.Random(3)
+        for _ in range(100):
+            x = draw.uniform(0, 100)
+            line.observe(x, start + slope * x)
+        assert line.at(40.0) == pytest.approx(start + slope * 40, rel=0.02)
+        for _ in range(100):
+            x = draw.uniform(0, 100)
+            line.observe(x, 3 * (start + slope * x))
+        assert line.at(70.0) == pytest.approx(3 * (start + slope * 70), rel=0.05)
+
+
+def test_a_proportional_line_goes_through_nothing_as_long_as_it_has_one_point() -> None:
+    line = Line(spread=16.0, proportional=True)
+    line.observe(40.0, 2.0)
+    assert line.at(40.0) == pytest.approx(2.0)
+    assert line.at(80.0) == pytest.approx(4.0)
