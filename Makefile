@@ -12,6 +12,7 @@ $(BIN)/python:
 # One stamp per set of extras; constraints.txt pins torch to the build that is tested.
 $(VENV)/.base: $(BIN)/python pyproject.toml constraints.txt
 	$(PIP) -e .
+	$(BIN)/python -P -m ramify.runtime.compile_ahead  # else the first start would
 	@touch $@
 
 $(VENV)/.%: $(BIN)/python pyproject.toml constraints.txt

@@ -2,10 +2,10 @@
 
     python -P bench/grammar_stall.py [--seconds 6] [--name 2core-cpu_202611]
 
-One thread takes steps as an engine does: some products of matrices, which let go of the interpreter, and some Python
-around them. Beside it the runtime's own `Grammars` compile, over and over, constraints that are as costly as the bounds
-allow. Three runs in turn: nothing beside, hostile constraints with the interpreter's own switch interval, and with the
-core's. Measured is the wall's time from one step's end to the next one's.
+One stream on the model that ships, its steps taken as the core takes them. Beside it the runtime's own `Grammars`
+compile, over and over, constraints that are as costly as the bounds allow, or nothing. Each with the interpreter's own
+switch interval, with the core's, and with one between, in turn. Measured is the wall's time from one step's end to the
+next one's.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future
+from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
 from typing import Annotated, Any
@@ -21,14 +22,42 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 
-from ramify.runtime.core import SWITCH_INTERVAL
+from ramify.runtime.core import SWITCH_INTERVAL, load
 from ramify.runtime.grammars import Grammars
+from ramify.runtime.protocol.config import CoreConfig
+from ramify.runtime.protocol.core import Generate, Tokens
 from ramify.runtime.protocol.errors import RequestError
-from ramify.runtime.protocol.sampling import Constraint
+from ramify.runtime.protocol.sampling import Constraint, SamplingParams
 
 RESULTS = Path(__file__).parent / "results"
 TOKENS = [bytes([byte]) for byte in range(256)]
-SETTINGS = {"nothing beside": None, "hostile, 5 ms": 5e-3, f"hostile, {SWITCH_INTERVAL * 1e3:g} ms": SWITCH_INTERVAL}
+
+
+@dataclass(frozen=True)
+class Setting:
+    is_hostile: bool
+    interval: float  # seconds that a thread may keep the interpreter while another waits for it
+
+    def __str__(self) -> str:
+        return f"{'hostile' if self.is_hostile else 'nothing beside'}, {self.interval * 1e3:g} ms"
+
+
+SETTINGS = [Setting(is_hostile, interval) for is_hostile in (False, True) for interval in (5e-3, 1e-3, SWITCH_INTERVAL)]
+
+
+@dataclass
+class Found:
+    """Milliseconds from step to step, those that each hostile constraint's answer took, and the mean processor time of
+    a step's thread in each run."""
+
+    gaps: list[float] = field(default_factory=list)
+    answers: list[float] = field(default_factory=list)
+    processor_ms: list[float] = field(default_factory=list)
+
+    def add(self, other: Found) -> None:
+        self.gaps += other.gaps
+        self.answers += other.answers
+        self.processor_ms += other.processor_ms
 
 
 def hostile() -> Iterator[Constraint]:
@@ -46,65 +75,81 @@ def hostile() -> Iterator[Constraint]:
         yield Constraint("json_schema", f'{{"type": "object", "properties": {{{names}}}, "$defs": {{{inner}}}}}')
 
 
-def step(matrix: Any) -> None:
-    """About as much as a small model's forward, and the bookkeeping around it."""
-    for _ in range(4):
-        matrix = matrix @ matrix
-        matrix /= np.abs(matrix).max()
-    sum(len(str(number)) for number in range(1000))
+class Stream:
+    """One request after another on the model that ships, its tokens computed one step at a time."""
+
+    def __init__(self) -> None:
+        self._core = load(CoreConfig(num_pages=256))
+        self._numbers = count()
+        self._num_live = 0
+
+    def step(self) -> None:
+        """As the core's loop takes it: plan, forward, commit."""
+        scheduler = self._core.scheduler
+        if not self._num_live:
+            sampling = SamplingParams(max_new_tokens=400, temperature=0, ignore_eos=True, seed=0)
+            request = Generate(rid=str(next(self._numbers)), tokens=[5, 6, 7], sampling=sampling)
+            assert not scheduler.handle(request, time.monotonic())
+            self._num_live += 1
+        plan = scheduler.plan(time.monotonic())
+        assert plan is not None, "the stream goes on"
+        for answer in scheduler.commit(plan, self._core.engine.run(plan), time.monotonic()):
+            assert isinstance(answer, Tokens), answer
+            self._num_live -= answer.finish is not None
 
 
-def run(seconds: float, interval: float | None) -> tuple[list[float], list[float]]:
-    """Milliseconds from step to step, and those that each hostile constraint's answer took."""
+def run(stream: Stream, seconds: float, setting: Setting) -> Found:
     grammars, sources = Grammars(TOKENS, [0]), hostile()
     grammars.warm_up().result()
     before = sys.getswitchinterval()
-    gaps, answers = list[float](), list[float]()
+    found = Found()
     running: list[tuple[Future[Any], float]] = []
-    matrix = np.random.default_rng(0).standard_normal((256, 256)).astype(np.float32)
     try:
-        sys.setswitchinterval(interval or before)
+        sys.setswitchinterval(setting.interval)
+        stream.step()
         end = time.monotonic() + seconds
-        last = time.monotonic()
+        last, processor = time.monotonic(), time.thread_time()
         while last < end:
             for future, began in [pair for pair in running if pair[0].done()]:
                 running.remove((future, began))
                 assert future.exception() is None or isinstance(future.exception(), RequestError), future.exception()
-                answers.append((time.monotonic() - began) * 1e3)
-            while interval is not None and len(running) < 2:
+                found.answers.append((time.monotonic() - began) * 1e3)
+            while setting.is_hostile and len(running) < 2:
                 running.append((grammars.get(next(sources)), time.monotonic()))
-            step(matrix)
+            stream.step()
             now = time.monotonic()
-            gaps.append((now - last) * 1e3)
+            found.gaps.append((now - last) * 1e3)
             last = now
+        found.processor_ms.append((time.thread_time() - processor) * 1e3 / len(found.gaps))
     finally:
         grammars.close()
         for future, _ in running:
             future.exception()
         sys.setswitchinterval(before)
-    return gaps, answers
+    return found
 
 
 def main(
     seconds: Annotated[float, typer.Option(help="of each run")] = 6.0,
-    rounds: Annotated[int, typer.Option(help="of the three runs")] = 2,
+    rounds: Annotated[int, typer.Option(help="of the runs")] = 2,
     name: Annotated[str | None, typer.Option(help="write bench/results/grammar_stall_NAME.md")] = None,
 ) -> None:
-    found: dict[str, tuple[list[float], list[float]]] = {setting: ([], []) for setting in SETTINGS}
+    stream = Stream()
+    whole = {setting: Found() for setting in SETTINGS}
     for _ in range(rounds):
-        for setting, interval in SETTINGS.items():
-            for all_so_far, new in zip(found[setting], run(seconds, interval), strict=True):
-                all_so_far += new
+        for setting, found in whole.items():
+            found.add(run(stream, seconds, setting))
     lines = [
         f"`python -P bench/grammar_stall.py --seconds {seconds:g} --rounds {rounds}`",
         "",
-        "| ms | step p50 | p90 | p99 | max | steps | answers | answer p50 | max |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
+        "| ms | step p50 | p90 | p99 | max | processor time of a step | steps | answers | answer p50 | max |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
-    for setting, (gaps, answers) in found.items():
-        cells = [f"{value:.1f}" for value in (*np.percentile(gaps, [50, 90, 99]), max(gaps))]
-        ends = [f"{np.median(answers):.0f}", f"{max(answers):.0f}"] if answers else ["-", "-"]
-        lines.append(f"| {' | '.join([setting, *cells, str(len(gaps)), str(len(answers)), *ends])} |")
+    for setting, found in whole.items():
+        cells = [f"{value:.2f}" for value in (*np.percentile(found.gaps, [50, 90, 99]), max(found.gaps))]
+        cells += [f"{np.median(found.processor_ms):.2f}", str(len(found.gaps)), str(len(found.answers))]
+        cells += [f"{np.median(found.answers):.0f}", f"{max(found.answers):.0f}"] if found.answers else ["-", "-"]
+        lines.append(f"| {' | '.join([str(setting), *cells])} |")
     text = "\n".join(lines)
     print(text)
     if name is not None:

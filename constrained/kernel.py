@@ -13,7 +13,7 @@ top of another: it imports numba.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -76,20 +76,25 @@ F = TypeVar("F", bound=Callable[..., Any])
 Ints = NDArray[np.int32]
 
 try:
-    from numba import njit
-except ImportError:  # the same loops, interpreted
+    from ..loops import compiled as compiled  # for `product_kernel` too
+except ModuleNotFoundError as error:  # the same loops, interpreted
+    if error.name != "numba":
+        raise
     IS_COMPILED = False
 
-    def compiled(function: F) -> F:
-        return function
+    def compiled(*signatures: str, **options: Any) -> Callable[[F], F]:
+        return lambda function: function
 else:
     IS_COMPILED = True
 
-    def compiled(function: F) -> F:
-        return cast(F, njit(cache=True, nogil=True)(function))
+# Of the automaton, as every step takes it: states, edges, classes, targets, pushes, returns, cells; work and context.
+_TABLES = (
+    "int32[:,::1], int32[:,::1], uint8[:,::1], int32[::1], int32[:,::1], int32[::1], int32[:,::1], int32[:,::1],"
+    " int64[::1]"
+)
 
 
-@compiled
+@compiled(f"(int64, int64, {_TABLES})")
 def step(
     byte: int,
     depth: int,
@@ -186,7 +191,7 @@ def step(
     return DONE
 
 
-@compiled
+@compiled(f"(int32[:,::1], int32[::1], int32[::1], int64, {_TABLES})")
 def walk(
     nodes: Ints,
     tokens: Ints,
@@ -264,7 +269,7 @@ def walk(
     return DONE, node
 
 
-@compiled
+@compiled(f"(uint8[::1], int64, {_TABLES})")
 def advance(
     data: NDArray[np.uint8],
     at: int,
@@ -288,7 +293,7 @@ def advance(
     return DONE, at
 
 
-@compiled
+@compiled(f"(int64, int64, {_TABLES})")
 def only_byte(
     byte: int,
     found: int,
@@ -316,7 +321,9 @@ def only_byte(
     return DONE, byte, found
 
 
-@compiled
+@compiled(
+    "(uint8[::1], int32[::1], int32[::1], int32[:,::1], int32[:,::1], int64, int64, int64, int32[:,::1], uint8[::1])"
+)
 def insert_texts(
     text: NDArray[np.uint8],
     starts: Ints,

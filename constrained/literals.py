@@ -25,7 +25,7 @@ def literal_states(tables: Tables, texts: list[tuple[bytes, int]], base: int = 0
     from . import kernel  # here, for it imports numba
 
     tables.num_edges, used = kernel.insert_texts(
-        np.frombuffer(data, np.uint8),
+        np.frombuffer(bytearray(data), np.uint8),  # the loop is compiled for what can be written to
         starts,
         np.array([action for _, action in texts], np.int32),
         tables.states,

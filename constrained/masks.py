@@ -184,7 +184,7 @@ class Walker:
     ) -> Configuration | None:
         """Over the bytes of a token. None when they cannot come."""
         self._begin(at, cells, len(history))
-        text = np.frombuffer(data, np.uint8)
+        text = np.frombuffer(bytearray(data), np.uint8)  # the loop is compiled for what can be written to
         answer, place = self._kernel.advance(text, 0, *self._tables(), cells, self._work, self._context)
         return self._advance_from(answer, place, cells, history, data)
 
@@ -192,7 +192,7 @@ class Walker:
         self, answer: int, place: int, cells: NDArray[np.int32], history: bytearray, data: bytes
     ) -> Configuration | None:
         """The rest of an advance that has come to byte `place` with this answer."""
-        text = np.frombuffer(data, np.uint8)
+        text = np.frombuffer(bytearray(data), np.uint8)  # the loop is compiled for what can be written to
         while answer != layout.DONE:
             if answer == layout.REFUSED:
                 return None

@@ -6,14 +6,14 @@ numbers instead, made again when a table has grown. Only where numba is installe
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, TypeVar, cast
+from typing import Any
 
 import numpy as np
-from numba import carray, njit, types  # type: ignore[attr-defined]
+from numba import carray, types  # type: ignore[attr-defined]
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
+from ..loops import compiled
 from . import kernel
 from .actions import DEAD_END, FLAGS, NUM_COLUMNS
 from .layout import (
@@ -33,13 +33,9 @@ from .layout import (
 from .token_trie import NUM_COLUMNS as NUM_TRIE_COLUMNS
 
 Ints = NDArray[np.int32]
-F = TypeVar("F", bound=Callable[..., Any])
+
 # Places in the array of addresses: an address and a number of rows each.
 STATES, EDGES, CLASSES, TARGETS, PUSHES, RETURNS, WORK, CONTEXT, TEXT, STARTS = range(0, 20, 2)
-
-
-def _compiled(function: F) -> F:
-    return cast(F, njit(cache=True, nogil=True)(function))
 
 
 def _as_pointer(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -67,7 +63,7 @@ _int64s: Any = intrinsic(_to_int64)
 _bytes: Any = intrinsic(_to_uint8)
 
 
-@_compiled
+@compiled()
 def _start(
     state: int, top: int, free: int, counted: int, offset: int, cells: Ints, work: Ints, context: NDArray[np.int64]
 ) -> None:
@@ -82,7 +78,7 @@ def _start(
     context[ANSWERED] = 0
 
 
-@_compiled
+@compiled()
 def _tables(packed: NDArray[np.int64]) -> tuple[Ints, Ints, NDArray[np.uint8], Ints, Ints, Ints]:
     """The arrays of an automaton, as the loops take them."""
     return (
@@ -95,7 +91,7 @@ def _tables(packed: NDArray[np.int64]) -> tuple[Ints, Ints, NDArray[np.uint8], I
     )
 
 
-@_compiled
+@compiled("(int64, int64, int64, int64, int64, int64, int64, int64, int64[::1], int32[::1], int64[::1])")
 def walk(
     state: int,
     top: int,
@@ -128,7 +124,7 @@ def walk(
     )
 
 
-@_compiled
+@compiled("(int64, int64, int64, int64, int64, int64, int64, int64, int64[::1])")
 def advance(
     token: int,
     state: int,

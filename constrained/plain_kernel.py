@@ -17,7 +17,53 @@ Ints = NDArray[np.int32]
 Bools = NDArray[np.bool_]
 
 
-@compiled
+@compiled()
+def _labels(class_of: NDArray[np.uint8], data: NDArray[np.uint8]) -> NDArray[np.int64]:
+    """The classes of some bytes."""
+    has = np.zeros(256, np.bool_)
+    for byte in data:
+        has[class_of[byte]] = True
+    return np.flatnonzero(has)
+
+
+@compiled()
+def _range(class_of: NDArray[np.uint8], first: int, last: int) -> NDArray[np.int64]:
+    """The classes of the bytes from one to another."""
+    return _labels(class_of, np.arange(first, last + 1).astype(np.uint8))
+
+
+@compiled()
+def _all(table: Ints, state: int, labels: NDArray[np.int64], wanted: Bools) -> bool:
+    """Whether all labels lead from a state to wanted ones."""
+    for label in labels:
+        if not wanted[table[state, label]]:
+            return False
+    return True
+
+
+@compiled()
+def _all_several(
+    table: Ints, class_of: NDArray[np.uint8], state: int, several: Ints, wanted: Bools, one_more: Bools, two_more: Bools
+) -> bool:
+    """Whether all characters of several bytes lead from a state to wanted ones."""
+    for row in range(len(several)):
+        after = wanted if several[row, 4] == 0 else one_more if several[row, 4] == 1 else two_more
+        last = -1
+        for first in range(several[row, 0], several[row, 1] + 1):
+            target = table[state, class_of[first]]
+            if target == last:
+                continue  # as the byte before
+            last = target
+            before = -1
+            for second in range(several[row, 2], several[row, 3] + 1):
+                label = class_of[second]
+                if label != before and not after[table[target, label]]:
+                    return False
+                before = label
+    return True
+
+
+@compiled("(int32[:,::1], uint8[::1], uint8[::1], int32[:,::1])")
 def plain_states(table: Ints, class_of: NDArray[np.uint8], single: NDArray[np.uint8], several: Ints) -> Bools:
     """From which states every plain text leads on, to states of which the same is true."""
     num_states = len(table)
@@ -42,7 +88,7 @@ def plain_states(table: Ints, class_of: NDArray[np.uint8], single: NDArray[np.ui
             return plain
 
 
-@compiled
+@compiled("(int32[:,::1], uint8[::1], uint8[::1], int32[:,::1], boolean[::1])")
 def looping_states(
     table: Ints, class_of: NDArray[np.uint8], single: NDArray[np.uint8], several: Ints, plain: Bools
 ) -> Bools:
@@ -62,49 +108,3 @@ def looping_states(
             loops[state] = _all_several(table, class_of, state, several, here, one_more, two_more)
         here[state] = False
     return loops
-
-
-@compiled
-def _all(table: Ints, state: int, labels: NDArray[np.int64], wanted: Bools) -> bool:
-    """Whether all labels lead from a state to wanted ones."""
-    for label in labels:
-        if not wanted[table[state, label]]:
-            return False
-    return True
-
-
-@compiled
-def _all_several(
-    table: Ints, class_of: NDArray[np.uint8], state: int, several: Ints, wanted: Bools, one_more: Bools, two_more: Bools
-) -> bool:
-    """Whether all characters of several bytes lead from a state to wanted ones."""
-    for row in range(len(several)):
-        after = wanted if several[row, 4] == 0 else one_more if several[row, 4] == 1 else two_more
-        last = -1
-        for first in range(several[row, 0], several[row, 1] + 1):
-            target = table[state, class_of[first]]
-            if target == last:
-                continue  # as the byte before
-            last = target
-            before = -1
-            for second in range(several[row, 2], several[row, 3] + 1):
-                label = class_of[second]
-                if label != before and not after[table[target, label]]:
-                    return False
-                before = label
-    return True
-
-
-@compiled
-def _labels(class_of: NDArray[np.uint8], data: NDArray[np.uint8]) -> NDArray[np.int64]:
-    """The classes of some bytes."""
-    has = np.zeros(256, np.bool_)
-    for byte in data:
-        has[class_of[byte]] = True
-    return np.flatnonzero(has)
-
-
-@compiled
-def _range(class_of: NDArray[np.uint8], first: int, last: int) -> NDArray[np.int64]:
-    """The classes of the bytes from one to another."""
-    return _labels(class_of, np.arange(first, last + 1).astype(np.uint8))

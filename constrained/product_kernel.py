@@ -18,7 +18,17 @@ LONG_ENOUGH = 12  # bytes: few tokens are longer
 LONGEST = 1 << 15
 
 
-@compiled
+@compiled("(int64, int64, int32[:,::1], int32[::1], int64)")
+def place(state_a: int, state_b: int, pairs: Ints, slots: Ints, mask: int) -> int:
+    """The slot of a pair, or the free one that is to be its."""
+    mixed = (state_a * _SPREAD + state_b) * _SPREAD
+    slot = (mixed ^ (mixed >> 17)) & mask
+    while slots[slot] != 0 and (pairs[slots[slot], 0] != state_a or pairs[slots[slot], 1] != state_b):
+        slot = (slot + 1) & mask
+    return slot
+
+
+@compiled("(int32[:,::1], int32[:,::1], int64, int32[:,::1], int32[:,::1], int32[::1], int64, int64)")
 def extend(
     rows_a: Ints, rows_b: Ints, lives: int, pairs: Ints, table: Ints, slots: Ints, at: int, number: int
 ) -> tuple[int, int]:
@@ -52,24 +62,37 @@ def extend(
     return at, number
 
 
-@compiled
-def place(state_a: int, state_b: int, pairs: Ints, slots: Ints, mask: int) -> int:
-    """The slot of a pair, or the free one that is to be its."""
-    mixed = (state_a * _SPREAD + state_b) * _SPREAD
-    slot = (mixed ^ (mixed >> 17)) & mask
-    while slots[slot] != 0 and (pairs[slots[slot], 0] != state_a or pairs[slots[slot], 1] != state_b):
-        slot = (slot + 1) & mask
-    return slot
-
-
-@compiled
+@compiled("(int32[:,::1], int64, int32[::1])")
 def enter(pairs: Ints, number: int, slots: Ints) -> None:
     """All pairs so far into empty slots."""
     for known in range(1, number):
         slots[place(pairs[known, 0], pairs[known, 1], pairs, slots, len(slots) - 1)] = known
 
 
-@compiled
+@compiled("(int32[:,::1], boolean[::1], boolean[::1])")
+def _lengths(table: Ints, labels: NDArray[np.bool_], within: NDArray[np.bool_]) -> Ints:
+    """How long a text of these labels may be at least, from each state, without leaving some states; 0 when that is a
+    long search."""
+    found = np.where(within, LONGEST, 0).astype(np.int32)
+    for _ in range(MAX_PASSES):
+        changed = False
+        for state in range(len(table) - 1, 0, -1):  # what is later is farther from the start
+            if found[state] > 0:
+                least = LONGEST
+                for label in range(len(labels)):
+                    if labels[label]:
+                        target = table[state, label]
+                        least = min(least, 1 + found[target] if within[target] else 0)
+                if least < found[state]:
+                    found[state] = least
+                    changed = True
+        if not changed:
+            return found
+    found[:] = 0
+    return found
+
+
+@compiled("(int32[:,::1], uint8[::1], uint8[::1], int64, boolean[::1])")
 def free_kinds(
     table: Ints, class_of: NDArray[np.uint8], kind_of: NDArray[np.uint8], num_kinds: int, within: NDArray[np.bool_]
 ) -> tuple[Ints, Ints]:
@@ -104,30 +127,7 @@ def free_kinds(
     return free, lengths
 
 
-@compiled
-def _lengths(table: Ints, labels: NDArray[np.bool_], within: NDArray[np.bool_]) -> Ints:
-    """How long a text of these labels may be at least, from each state, without leaving some states; 0 when that is a
-    long search."""
-    found = np.where(within, LONGEST, 0).astype(np.int32)
-    for _ in range(MAX_PASSES):
-        changed = False
-        for state in range(len(table) - 1, 0, -1):  # what is later is farther from the start
-            if found[state] > 0:
-                least = LONGEST
-                for label in range(len(labels)):
-                    if labels[label]:
-                        target = table[state, label]
-                        least = min(least, 1 + found[target] if within[target] else 0)
-                if least < found[state]:
-                    found[state] = least
-                    changed = True
-        if not changed:
-            return found
-    found[:] = 0
-    return found
-
-
-@compiled
+@compiled("(int32[:,::1], boolean[::1])")
 def alive(table: Ints, accepting: NDArray[np.bool_]) -> NDArray[np.bool_]:
     """Those states from which an accepting one can be reached."""
     num_states, num_classes = table.shape

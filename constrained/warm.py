@@ -6,6 +6,7 @@ Knows what is slow the first time; changes nothing that a constraint means.
 from __future__ import annotations
 
 from functools import cache
+from importlib import import_module
 
 from .formats import PATTERNS
 from .schema_string_parts import StringPart
@@ -15,7 +16,12 @@ from .string_products import any_string, labelled_product, plain_states
 
 @cache
 def warm_up() -> None:
-    """About a third of a second, once a process."""
+    """About a third of a second, once a process; seconds where the loops were never compiled."""
+    from . import kernel  # here, for it imports numba
+
+    if kernel.IS_COMPILED:
+        for name in ("packed", "product_kernel"):  # before what follows, whose processor time is bounded
+            import_module(f".{name}", __package__)
     plain_states(any_string())
     labelled_product(any_string(), [any_string()], lambda _: 0)
     for name in PATTERNS:

@@ -23,6 +23,7 @@ from ..radix.cache import PrefixCache
 from . import lifeline, logs, progress
 from .cache_events import CacheEventPublisher
 from .checkpoint import find_checkpoint, served_name
+from .compile_ahead import load_loops
 from .engine import Engine, build_engine
 from .meter import Meter, TimedGrammars
 from .parallel.lead import LeadEngine, MakeLead, build_lead_engine
@@ -31,6 +32,7 @@ from .pipeline import Pipeline
 from .protocol import wire
 from .protocol.config import CoreConfig
 from .protocol.core import (
+    Answers,
     Attach,
     CoreFailed,
     CoreReady,
@@ -40,6 +42,7 @@ from .protocol.core import (
     ModelInfo,
     RequestFailed,
     ToCore,
+    Tokens,
 )
 from .protocol.errors import ErrorInfo, RamifyError, RequestError, RuntimeFailed
 from .protocol.version import __version__
@@ -105,13 +108,26 @@ class Link:
         self._socket.send_multipart([owner, wire.encode(message)])
 
     def send(self, messages: list[FromCore]) -> None:
-        """To whoever asked. A finished request is forgotten."""
+        """To whoever asked, all that one frontend gets at once. A finished request is forgotten."""
+        answers: dict[bytes, list[Tokens | RequestFailed]] = {}
         for message in messages:
-            assert not isinstance(message, CoreReady | CoreFailed | CoreReply)
+            assert isinstance(message, Tokens | RequestFailed)
             over = isinstance(message, RequestFailed) or message.finish is not None
             owner = self._owners.pop(message.rid, None) if over else self._owners.get(message.rid)
             if owner is not None:
-                self.reply(owner, message)
+                answers.setdefault(owner, []).append(message)
+        for owner, owned in answers.items():
+            self._send(owner, owned)
+
+    def _send(self, owner: bytes, answers: list[Tokens | RequestFailed]) -> None:
+        if len(answers) == 1:
+            self.reply(owner, answers[0])
+            return
+        try:
+            self.reply(owner, Answers(answers))
+        except RequestError:  # too long, all together
+            for answer in answers:
+                self.reply(owner, answer)
 
     def fail(self, error: BaseException) -> None:
         """Tell every frontend that the core is going down, and give the bytes time to leave."""
@@ -142,6 +158,7 @@ def load(config: CoreConfig, lead: MakeLead | None = None) -> Core:
     path = find_checkpoint(config.model)
     name = served_name(config.model, config.served_model_name)
     tokenizer = load_tokenizer(path)
+    load_loops()
     with progress.loading(name) as on_progress:
         make_source = partial(build_source, config, path)
         engine: Engine | LeadEngine

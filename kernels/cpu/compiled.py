@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, TypeVar, cast
+from functools import partial
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
-F = TypeVar("F", bound=Callable[..., Any])
+from ... import loops
+
 Floats = NDArray[np.float32]
 Ints = NDArray[np.int64]
 
@@ -18,15 +17,7 @@ _FREEDOMS = {"reassoc", "contract", "arcp", "nsz"}
 _LOG2_E = np.float32(1.4426950408889634)
 _LN_2 = np.float32(0.6931471805599453)
 
-
-def compiled(*signatures: str) -> Callable[[F], F]:
-    """At import, for these signatures alone, or taken from the cache on disk; without any, when it is first called."""
-
-    def compile_it(function: F) -> F:
-        decorate = njit(list(signatures) or None, cache=True, nogil=True, fastmath=_FREEDOMS, error_model="numpy")
-        return cast(F, decorate(function))
-
-    return compile_it
+compiled = partial(loops.compiled, fastmath=_FREEDOMS, error_model="numpy")
 
 
 @compiled("float32(float32)")

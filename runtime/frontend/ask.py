@@ -36,6 +36,7 @@ class Ask:
     thinks: bool = False
     thinking: bool = False
     calling: Calling | None = None
+    in_bulk: bool = False  # nobody reads along
 
     @property
     def is_staged(self) -> bool:

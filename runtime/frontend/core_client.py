@@ -19,6 +19,7 @@ import zmq.asyncio
 from ..protocol import wire
 from ..protocol.core import (
     Abort,
+    Answers,
     Attach,
     CoreFailed,
     CoreReady,
@@ -253,6 +254,9 @@ class CoreClient:
                 answer = self._answers.pop(rid, None)
                 if answer is not None:
                     answer.put(error)
+            case Answers(answers=answers):
+                for each in answers:
+                    self._handle(each)
             case CoreReply(call=call):
                 future = self._replies.get(call)
                 if future is not None and not future.done():

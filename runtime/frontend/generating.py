@@ -45,6 +45,7 @@ async def generate(
         program=asker.program,
         claims=asker.claims,
         outlook=asker.outlook,
+        in_bulk=not op.stream and not program.has_token_budget,  # which is spent token by token
     )
     with generator.start(prompt, op.n) as samples:
         results = [

@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from types import TracebackType
+from typing import NamedTuple
 
 import msgspec
 
@@ -39,10 +40,10 @@ class Prompt:
     program: str | None = None
     claims: list[Claim] = field(default_factory=list)
     outlook: Outlook | None = None
+    in_bulk: bool = False  # nobody reads along: pieces may be long
 
 
-@dataclass(frozen=True)
-class Piece:
+class Piece(NamedTuple):
     """More of an output. Pieces add up to the text and the ids of the finished sequence."""
 
     text: str
@@ -79,7 +80,6 @@ class Sample:
             skip_special_tokens=prompt.sampling.skip_special_tokens,
         )
         self._texts: list[str] = []
-        self._text_ahead = ""  # given out, while the ids that it came from were not
         self._num_ids_given = 0
         self._began = time.monotonic()
         self._core = generator.core
@@ -95,6 +95,7 @@ class Sample:
                 program=prompt.program,
                 claims=prompt.claims,
                 outlook=prompt.outlook,
+                in_bulk=prompt.in_bulk,
             )
         )
 
@@ -128,7 +129,8 @@ class Sample:
             self.prompt_logprobs = tokens.prompt_logprobs
         if tokens.finish is None:
             text = self._detokenizer.add(tokens.ids)
-            num_ids = self._num_certain(text)
+            # While a part of their text is held back, none more.
+            num_ids = self._num_ids_given if self._detokenizer.holds_back else len(self.output_ids)
         else:
             text, num_ids, leftover = self._end(tokens.ids, tokens.finish)
         self._texts.append(text)
@@ -137,18 +139,6 @@ class Sample:
         start, self._num_ids_given = self._num_ids_given, num_ids
         logprobs = None if self.logprobs is None else self.logprobs[start:num_ids]
         return Piece(text, self.output_ids[start:num_ids], logprobs)
-
-    def _num_certain(self, text: str) -> int:
-        """How many ids may be given out with `text`: all, or none more while a part of their text is held back."""
-        self._text_ahead += text
-        if self._detokenizer.holds_back:
-            return self._num_ids_given
-        waiting = self.output_ids[self._num_ids_given :]
-        skip = self._sampling.skip_special_tokens
-        if len(self._tokenizer.decode(waiting, skip_special_tokens=skip)) != len(self._text_ahead):
-            return self._num_ids_given
-        self._text_ahead = ""
-        return len(self.output_ids)
 
     def _end(self, ids: list[int], finish: Finish) -> tuple[str, int, str]:
         """The rest of the text, how many ids are kept, and what of the text is not theirs."""

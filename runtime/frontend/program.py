@@ -34,6 +34,10 @@ class Program:
         if self._budget.seconds is not None:
             self._timer = asyncio.get_running_loop().call_later(self._budget.seconds, self._expire)
 
+    @property
+    def has_token_budget(self) -> bool:
+        return self._tokens_left is not None
+
     def outlook(self, width: int) -> Outlook:
         """Of one of its generations, that has begun."""
         return Outlook(self.num_generations - 1, width, self.complete)

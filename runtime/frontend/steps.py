@@ -89,6 +89,8 @@ class Steps:
             logprobs=ask.logprobs,
             priority=ask.priority,
             namespace=ask.namespace,
+            # Where parts of an answer are told apart, their tokens are counted piece by piece.
+            in_bulk=ask.in_bulk and not (ask.thinks or ask.thinking or ask.calling is not None),
         )
         self.sample = self._generator.start(prompt)[0]
 

@@ -38,7 +38,7 @@ class Watcher:
 class Watch:
     """One request. What comes after its end does not count."""
 
-    __slots__ = ("_began", "_last", "_measures", "_num_cached", "_num_output", "_over", "_span")
+    __slots__ = ("_began", "_last", "_measures", "_num_cached", "_num_output", "_num_passes", "_over", "_span")
 
     def __init__(self, measures: FrontendMeasures, span: Span | None) -> None:
         self._measures = measures
@@ -46,6 +46,7 @@ class Watch:
         self._began = time.monotonic()
         self._last: float | None = None
         self._num_output = 0
+        self._num_passes = 0
         self._num_cached = 0
         self._over = False
 
@@ -61,8 +62,10 @@ class Watch:
                 if self._span is not None:
                     self._span.first_token()
             else:
-                self._measures.itl.observe(now - self._last)
+                num_steps = max(1, item.num_passes - self._num_passes)  # several where tokens come in bulk
+                self._measures.itl.observe((now - self._last) / num_steps, num_steps)
             self._last = now
+            self._num_passes = item.num_passes
             self._num_output += len(item.ids)
         if item.finish is not None:
             self._num_cached = item.num_cached

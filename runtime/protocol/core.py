@@ -64,7 +64,8 @@ Pooling = Literal["last", "mean"]
 
 class Generate(msgspec.Struct, frozen=True, kw_only=True, tag="generate"):
     """Continue `tokens`. `max_new_tokens=0` computes only what is asked of the prompt: its log-probabilities, or an
-    embedding, which is the final hidden state of its last token or the mean of all tokens'.
+    embedding, which is the final hidden state of its last token or the mean of all tokens'. `in_bulk`: nobody reads
+    along, so that tokens may come many at a time; the first comes at once.
 
     `namespace` separates caches: nothing is shared across namespaces. `program` names the program the request is a
     part of, so that the scheduler can keep its branches together; `claims` say what of the prompt the program needs
@@ -81,6 +82,7 @@ class Generate(msgspec.Struct, frozen=True, kw_only=True, tag="generate"):
     program: str | None = None
     claims: list[Claim] = []
     outlook: Outlook | None = None
+    in_bulk: bool = False
 
 
 class EndStates(msgspec.Struct, frozen=True, tag="end_states"):
@@ -129,7 +131,7 @@ class Timings(msgspec.Struct, frozen=True, kw_only=True):
     decode: float
 
 
-class Tokens(msgspec.Struct, frozen=True, kw_only=True, tag="tokens"):
+class Tokens(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="tokens"):
     """New output tokens of one request; the last one carries `finish`.
 
     A stop token is the last id of `ids`; so is the token in which a stop string ended. `logprobs` has one entry per id
@@ -156,6 +158,12 @@ class RequestFailed(msgspec.Struct, frozen=True, tag="failed"):
 
     rid: str
     error: ErrorInfo
+
+
+class Answers(msgspec.Struct, frozen=True, tag="answers"):
+    """What one step brought to several requests of one frontend, in their order."""
+
+    answers: list[Tokens | RequestFailed]
 
 
 class CoreStats(msgspec.Struct, frozen=True, kw_only=True):
@@ -213,4 +221,4 @@ class CoreFailed(msgspec.Struct, frozen=True, tag="core_failed"):
     error: ErrorInfo
 
 
-FromCore = Tokens | RequestFailed | CoreReply | CoreReady | CoreFailed
+FromCore = Tokens | RequestFailed | Answers | CoreReply | CoreReady | CoreFailed

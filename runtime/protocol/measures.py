@@ -32,9 +32,10 @@ class Distribution(msgspec.Struct):
     def num(self) -> int:
         return sum(self.counts)
 
-    def observe(self, value: float) -> None:
-        self.counts[bisect_left(self.bounds, value)] += 1
-        self.sum += value
+    def observe(self, value: float, num: int = 1) -> None:
+        """`num` values that are all this one."""
+        self.counts[bisect_left(self.bounds, value)] += num
+        self.sum += num * value
 
     def add(self, other: Distribution) -> None:
         assert self.bounds == other.bounds

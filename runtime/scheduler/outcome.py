@@ -14,6 +14,8 @@ from .plan import Row, RowResult
 from .request import Request
 from .vocabulary import VocabularyFacts
 
+BULK = 32  # tokens of a request `in_bulk` that its client gets at a time
+
 
 @dataclass(frozen=True)
 class Advance:
@@ -95,14 +97,21 @@ def _keep_logprob(request: Request, result: RowResult, index: int) -> None:
 def _sampled(request: Request, num_done: int, finish: Finish | None) -> Tokens | None:
     """The output's first `num_done` tokens, as far as the client lacks them."""
     num_new = num_done - request.num_sent
-    if not num_new:
+    request.num_settled = num_done
+    if not num_new or (request.message.in_bulk and request.answered and finish is None and num_new < BULK):
         return None
-    start = request.num_prompt + request.num_sent
-    request.num_sent = num_done
+    ids, logprobs = _take_settled(request)
+    return _tokens(request, ids, finish, logprobs=logprobs)
+
+
+def _take_settled(request: Request) -> tuple[list[int], list[TokenLogprob] | None]:
+    """The settled tokens that the client lacks, and their log-probabilities if it asked for them; now it has them."""
+    first, last = request.num_sent, request.num_settled
+    request.num_sent = last
     logprobs = None
     if request.message.logprobs is not None:
-        logprobs, request.output_scores = request.output_scores[:num_new], request.output_scores[num_new:]
-    return _tokens(request, request.tokens[start : start + num_new], finish, logprobs=logprobs)
+        logprobs, request.output_scores = request.output_scores[: last - first], request.output_scores[last - first :]
+    return request.tokens[request.num_prompt + first : request.num_prompt + last], logprobs
 
 
 def prompt_answer(request: Request) -> Tokens:
@@ -113,9 +122,11 @@ def prompt_answer(request: Request) -> Tokens:
 
 
 def abort_answer(request: Request) -> Tokens:
+    ids, logprobs = _take_settled(request)
     return Tokens(
         rid=request.rid,
-        ids=[],
+        ids=ids,
+        logprobs=logprobs if ids else None,
         num_cached=request.num_cached or 0,
         finish=Finish("abort"),
         num_retractions=request.num_retractions,

@@ -47,7 +47,8 @@ class Request:
     prompt_scores: list[TokenLogprob] = field(default_factory=list)
     pool: Pool | None = None
     answered: bool = False  # the client has its first tokens, and the prompt's scores with them
-    num_sent: int = 0  # output tokens that the client has; those behind them were forced and go with the next one
+    num_sent: int = 0  # output tokens that the client has
+    num_settled: int = 0  # those that it may have; the ones behind them were forced and go with the next one
     output_scores: list[TokenLogprob] = field(default_factory=list)  # of output tokens behind `num_sent`
     num_in_flight: int = 0  # tokens behind `num_computed` that plans in flight compute
     token_in_flight: bool = False  # and one of them samples the token that follows `tokens`

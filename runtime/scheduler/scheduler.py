@@ -316,7 +316,9 @@ class Scheduler:
     def _abort(self, request: Request) -> FromCore:
         self._compiling.pop(request.rid, None)
         self._drop(request)
-        return abort_answer(request)
+        answer = abort_answer(request)
+        self._totals.num_output_tokens += len(answer.ids)
+        return answer
 
     def _drop(self, request: Request) -> None:
         """It is over, wherever it is."""

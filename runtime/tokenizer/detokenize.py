@@ -42,13 +42,14 @@ class Detokenizer:
         self._stops = [stop.encode() for stop in stops]
         self._max_held = max(map(len, self._stops), default=1) - 1
         self._patterns = patterns
+        self._may_stop = bool(self._stops) or patterns is not None
         self._held = b""  # the longest end of what came that begins a stop string or match
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     @property
     def holds_back(self) -> bool:
-        """Whether text that came may yet be cut off."""
-        return bool(self._held)
+        """Whether bytes came whose text is not given out: it may yet be cut off, or is part of a character."""
+        return bool(self._held) or bool(self._decoder.getstate()[0])
 
     def add(self, ids: Iterable[int]) -> str:
         """The text that is certain now. Do not pass the ids with which a stop string came: they go to `finish`."""
@@ -84,6 +85,8 @@ class Detokenizer:
         return window, num_certain
 
     def _add(self, token: int) -> str:
+        if not self._may_stop:
+            return self._decoder.decode(self._pieces.of(token)[0])
         window, num_certain = self._window(token)
         self._held = window[num_certain:]
         return self._decoder.decode(window[:num_certain])

@@ -484,7 +484,7 @@ class Runtime:
 
 def generate(rid: str, tokens: Sequence[int], **params: Any) -> Generate:
     """A request; what is no field of Generate is a sampling parameter."""
-    names = ("priority", "namespace", "program", "claims", "outlook", "pooling")
+    names = ("priority", "namespace", "program", "claims", "outlook", "pooling", "in_bulk")
     fields = {name: params.pop(name) for name in names if name in params}
     logprobs = params.pop("logprobs", None)
     params = {"temperature": 0.0, "max_new_tokens": 8, "seed": 7, **params}

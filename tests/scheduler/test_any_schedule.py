@@ -82,6 +82,7 @@ def requests(draw: st.DrawFn) -> list[Generate]:
                     namespace=draw(st.sampled_from(["", "", "", "other"])),
                     program=draw(st.sampled_from([None, "p", "q"])),
                     claims=draw(st.just([]) | st.lists(claims, max_size=2)),
+                    in_bulk=draw(st.booleans()),
                 )
             )
     return drawn

@@ -15,6 +15,7 @@ from starlette.types import Receive, Scope, Send
 from ...protocol.errors import RamifyError
 from .errors import error_event
 from .events import DONE, event, named_event
+from .metering import PARTS
 
 logger = logging.getLogger("ramify.frontend")
 
@@ -68,7 +69,7 @@ class EventStream(Response):
         self._event = named_event if named else event
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        sending = asyncio.ensure_future(self._send(send))
+        sending = asyncio.ensure_future(self._send(send, scope.get(PARTS, send)))
         leaving = asyncio.ensure_future(_disconnect(receive))
         try:
             await asyncio.wait({sending, leaving}, return_when=asyncio.FIRST_COMPLETED)
@@ -80,10 +81,10 @@ class EventStream(Response):
             await asyncio.wait({sending, leaving})
             await self._rest.aclose()  # now, not when it is collected: the client may have left
 
-    async def _send(self, send: Send) -> None:
+    async def _send(self, send: Send, send_part: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         async for data in self._events():
-            await send({"type": "http.response.body", "body": data, "more_body": True})
+            await send_part({"type": "http.response.body", "body": data, "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _events(self) -> AsyncIterator[bytes]:

@@ -84,6 +84,7 @@ class ConstrainedApi:
     async def _answer(self, body: ConstrainedBody) -> dict[str, Any]:
         asked = body.constraint()
         wish = Wish(
+            in_bulk=True,
             fields=body,
             limit=(body.max_tokens, "max_tokens"),
             default=DEFAULT_TOKENS,

@@ -13,6 +13,9 @@ from ...protocol.measures import FrontendMeasures
 METHODS = frozenset({"GET", "POST", "PUT", "DELETE", "OPTIONS", "HEAD", "PATCH"})
 
 
+PARTS = "ramify.parts"  # in the scope: sends a part of a body that is not the last, past all that stands between
+
+
 class ServerSpan(Protocol):
     def end(self, route: str, status: int) -> None: ...
 
@@ -38,6 +41,7 @@ class Metering:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        scope[PARTS] = send  # every layer on the way costs each token; they look at an answer's begin and end only
         status = 499  # the client left before there was an answer
 
         async def send_noting(message: Message) -> None:

@@ -155,6 +155,7 @@ class NativeApi:
                     logprobs=logprob_params(wanted, start, num_top, asked, len(ids)),
                     priority=priority,
                     namespace=extra_key or "",
+                    in_bulk=not body.stream,
                 ),
                 part.n,
             )

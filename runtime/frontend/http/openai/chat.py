@@ -68,6 +68,7 @@ class ChatApi:
             add_generation_prompt=body.add_generation_prompt,
             continue_final_message=body.continue_final_message,
             asked=body.constraint(),
+            in_bulk=not body.stream,
         )
         return await self._conversations.ask(for_template(body.messages), wish)
 

@@ -92,6 +92,7 @@ class CompletionsApi:
                         logprobs=logprobs,
                         priority=body.priority,
                         namespace=body.cache_salt,
+                        in_bulk=not body.stream,
                     ),
                 )
             )

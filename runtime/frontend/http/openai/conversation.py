@@ -42,6 +42,7 @@ class Wish:
     continue_final_message: bool = False
     asked: tuple[Constraint, str] | None = None
     default: int | None = None  # the limit where none is asked for; None: what fits
+    in_bulk: bool = False  # the answer is read whole
 
 
 class Conversations:
@@ -109,6 +110,7 @@ class Conversations:
             logprobs=wish.logprobs,
             priority=wish.fields.priority,
             namespace=wish.fields.cache_salt,
+            in_bulk=wish.in_bulk,
         )
 
     @asynccontextmanager

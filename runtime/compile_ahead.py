@@ -1,0 +1,81 @@
+"""The compiled loops, before anybody waits for them: when a runtime starts, or when its image is built, by
+
+    python -m ramify.runtime.compile_ahead
+
+The first start after an install compiles them for seconds; later ones find them on disk (`ramify.loops`).
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from importlib import import_module
+from typing import Any
+
+from numba.core import event
+from rich.console import Console
+
+logger = logging.getLogger("ramify.core")
+
+MODULES = (  # that have loops of known signatures: importing them compiles those
+    "kernels.cpu.attention",
+    "kernels.cpu.layers",
+    "kernels.cpu.products",
+    "kernels.cpu.sampling",
+    "kernels.cpu.trees",
+    "constrained.packed",
+    "constrained.plain_kernel",
+    "constrained.product_kernel",
+    "constrained.subset_kernel",
+)
+
+
+def load_loops() -> None:
+    """Returns when every loop is ready to be called."""
+    with _told():
+        for name in MODULES:
+            import_module(f"..{name}", __package__)
+
+
+@contextmanager
+def _told() -> Iterator[None]:
+    """Says so, on a terminal or in the log, if something is compiled and not only read."""
+    start = time.monotonic()
+    with ExitStack() as shown:
+
+        def on_first() -> None:
+            message = "compiling loops for this processor, once: some ten seconds"
+            if sys.stderr.isatty():
+                shown.enter_context(Console(stderr=True).status(message))
+            else:
+                logger.info(message)
+
+        listener = _FirstCompilation(on_first)
+        with event.install_listener("numba:compile", listener):
+            yield
+    if listener.heard:
+        logger.info("compiled loops in %.1f s", time.monotonic() - start)
+
+
+class _FirstCompilation(event.Listener):  # type: ignore[misc]  # numba has no types
+    """Calls `told` when numba begins to compile."""
+
+    def __init__(self, told: Any) -> None:
+        self._told = told
+        self.heard = False
+
+    def on_start(self, event: event.Event) -> None:
+        if not self.heard:
+            self.heard = True
+            self._told()
+
+    def on_end(self, event: event.Event) -> None:
+        """Nothing: more may follow."""
+
+
+if __name__ == "__main__":
+    logging.basicConfig(level="INFO", format="%(message)s")
+    load_loops()

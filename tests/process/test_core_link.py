@@ -1,0 +1,117 @@
+"""The core's end of its socket, with frontends' sockets by hand and a frontend's own client of it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import zmq
+import zmq.asyncio
+
+from ramify.runtime.core import Link
+from ramify.runtime.frontend.core_client import CoreClient
+from ramify.runtime.protocol import wire
+from ramify.runtime.protocol.core import Answers, Finish, FromCore, Generate, RequestFailed, Tokens
+from ramify.runtime.protocol.errors import ErrorInfo, RequestError
+from ramify.runtime.protocol.sampling import SamplingParams
+
+
+def asks(rid: str) -> Generate:
+    return Generate(rid=rid, tokens=[1], sampling=SamplingParams(seed=0))
+
+
+def says(rid: str, *ids: int, last: bool = False) -> Tokens:
+    return Tokens(rid=rid, ids=list(ids), num_cached=0, finish=Finish("stop") if last else None)
+
+
+class Frontend:
+    """A bare socket that waits at most ten seconds."""
+
+    def __init__(self, address: str) -> None:
+        self.socket = zmq.Context.instance().socket(zmq.DEALER)
+        wire.set_options(self.socket)
+        self.socket.setsockopt(zmq.RCVTIMEO, 10_000)
+        self.socket.connect(address)
+
+    def send(self, message: Any) -> None:
+        self.socket.send(wire.encode(message))
+
+    def receive(self) -> Any:
+        return msgspec.msgpack.Decoder(FromCore).decode(self.socket.recv())
+
+
+@pytest.fixture
+def address(tmp_path: Path) -> str:
+    return f"ipc://{tmp_path}/core"
+
+
+@pytest.fixture
+def link(address: str) -> Iterator[Link]:
+    never, writer = os.pipe()
+    made = Link(address, never)
+    yield made
+    made.fail(RequestError("over"))
+    os.close(never)
+    os.close(writer)
+
+
+@pytest.fixture
+def frontends(link: Link, address: str) -> Iterator[list[Frontend]]:
+    """Two. The first has asked for a and b, the second for c."""
+    made = [Frontend(address), Frontend(address)]
+    for rid, frontend in (("a", made[0]), ("b", made[0]), ("c", made[1])):
+        frontend.send(asks(rid))
+        assert [message.rid for _, message in link.receive(10_000) if isinstance(message, Generate)] == [rid]
+    yield made
+    for frontend in made:
+        frontend.socket.close()
+
+
+def test_what_a_step_brings_to_one_frontend_is_one_message(link: Link, frontends: list[Frontend]) -> None:
+    first, second = frontends
+    failed = RequestFailed("b", ErrorInfo.of(RequestError("no")))
+    link.send([says("a", 1), says("c", 2), failed])
+    assert first.receive() == Answers([says("a", 1), failed])
+    assert second.receive() == says("c", 2)
+    link.send([says("a", 3, last=True), says("b", 4), says("c", 5)])  # b is over
+    assert first.receive() == says("a", 3, last=True)
+    assert second.receive() == says("c", 5)
+
+
+def test_answers_that_are_too_long_together_come_one_by_one(
+    link: Link, frontends: list[Frontend], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    long = [says("a", *range(400)), says("b", *range(400))]
+    monkeypatch.setattr(wire, "MAX_MESSAGE_BYTES", 1500)
+    link.send([*long])
+    assert [frontends[0].receive(), frontends[0].receive()] == long
+
+
+def test_a_frontends_waiters_get_what_came_together_each_its_own(link: Link, address: str) -> None:
+    async def main() -> None:
+        context = zmq.asyncio.Context()
+        client = CoreClient(context, address)
+        client.start()
+        streams = {rid: client.submit(asks(rid)) for rid in "xyz"}
+        num_asked = 0
+        while num_asked < 3:
+            num_asked += sum(isinstance(message, Generate) for _, message in link.receive(10_000))
+        link.send([says(rid, index) for index, rid in enumerate(streams)])
+        link.send([says("x", 7, last=True), RequestFailed("y", ErrorInfo.of(RequestError("no"))), says("z", 9, 9)])
+        link.send([says("z", last=True)])
+        async with asyncio.timeout(10):
+            assert [answer.ids async for answer in streams["x"]] == [[0], [7]]
+            assert (await anext(streams["y"])).ids == [1]
+            with pytest.raises(RequestError, match="no"):
+                await anext(streams["y"])
+            assert [answer.ids async for answer in streams["z"]] == [[2], [9, 9], []]
+        assert client.num_live == 0
+        await client.close()
+        context.term()
+
+    asyncio.run(main())

@@ -1,0 +1,42 @@
+"""Requests whose tokens may come many at a time. Judge: the same request, its tokens one at a time."""
+
+from __future__ import annotations
+
+import pytest
+
+from ramify.runtime.protocol.sampling import LogprobParams
+from ramify.runtime.scheduler import outcome
+
+from .harness import Runtime, assert_equal, generate, sequential
+
+
+@pytest.fixture(autouse=True)
+def five_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(outcome, "BULK", 5)
+
+
+@pytest.mark.parametrize("logprobs", [None, LogprobParams(num_top=1, prompt_from=0)], ids=["plain", "logprobs"])
+def test_the_first_token_comes_at_once_and_the_others_in_bulk(logprobs: LogprobParams | None) -> None:
+    request = generate("r", [2, 3, 4], max_new_tokens=13, ignore_eos=True, in_bulk=True, logprobs=logprobs)
+    runtime = Runtime()
+    runtime.add(request)
+    lengths = []
+    while not runtime.answers["r"].over:
+        runtime.step()
+        lengths.append(len(runtime.answers["r"].ids))
+    assert sorted(set(lengths)) == [1, 6, 11, 13]
+    assert_equal(runtime.answers["r"], sequential(request))
+
+
+def test_an_abort_brings_what_was_kept_back() -> None:
+    request = generate("r", [2, 3, 4], max_new_tokens=30, ignore_eos=True, in_bulk=True, logprobs=LogprobParams())
+    runtime = Runtime()
+    runtime.add(request)
+    for _ in range(9):
+        runtime.step()
+    answer, expected = runtime.answers["r"], sequential(request)
+    assert len(answer.ids) == 6
+    runtime.step(aborts_in_flight=["r"])  # the tenth is not computed to its end
+    assert answer.ids == expected.ids[:9]
+    assert len(answer.logprobs or ()) == 9
+    assert runtime.scheduler.stats().num_output_tokens == 9

@@ -1,0 +1,135 @@
+"""How loops are compiled and kept: never older than their sources, in any place, by several processes at once."""
+
+from __future__ import annotations
+
+import ast
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import ramify
+from ramify.runtime.compile_ahead import MODULES
+
+ROOT = Path(ramify.__file__).parent
+CODE = """
+import sys
+from numba.core import event
+
+with event.install_recorder("numba:compile") as recorder:
+    import grown.loop
+print(grown.loop.scaled(7), sum(occurred.is_start for _, occurred in recorder.buffer))
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A package with one loop, which uses a constant of another file."""
+    package = tmp_path / "grown"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "constants.py").write_text("FACTOR = 2\n")
+    (package / "loop.py").write_text(
+        "from ramify.loops import compiled\n"
+        "from grown.constants import FACTOR\n\n"
+        '@compiled("int64(int64)")\n'
+        "def scaled(x):\n"
+        "    return FACTOR * x\n"
+    )
+    return tmp_path
+
+
+def start(folder: Path, **environment: str) -> subprocess.Popen[str]:
+    """A process that says what the loop made of 7, and how many loops it had to compile."""
+    inherited = {name: value for name, value in os.environ.items() if name not in ("NUMBA_CACHE_DIR", "XDG_CACHE_HOME")}
+    return subprocess.Popen(
+        [sys.executable, "-P", "-B", "-c", CODE],
+        env=inherited | {"PYTHONPATH": str(folder)} | environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def run(folder: Path, **environment: str) -> tuple[str, str]:
+    """What it said, and its complaints."""
+    process = start(folder, **environment)
+    said, complaints = process.communicate()
+    assert process.returncode == 0, complaints
+    return said.strip(), complaints
+
+
+def test_what_was_compiled_once_is_kept_until_a_source_beside_it_changes(folder: Path) -> None:
+    assert run(folder) == ("14 1", "")
+    assert run(folder) == ("14 0", "")
+    (folder / "grown/constants.py").write_text("FACTOR = 3\n")
+    assert run(folder) == ("21 1", "")
+    assert run(folder) == ("21 0", "")
+
+
+def test_processes_that_start_together_share_one_place(folder: Path) -> None:
+    for process in [start(folder) for _ in range(3)]:
+        said, complaints = process.communicate()
+        assert (said.split()[0], complaints) == ("14", "")
+    assert run(folder) == ("14 0", "")
+
+
+def test_a_folder_that_cannot_be_written_to_keeps_its_loops_with_the_user(folder: Path, tmp_path: Path) -> None:
+    (folder / "grown/__pycache__").write_text("a file where a directory should be: nobody can write there")
+    assert run(folder, XDG_CACHE_HOME=str(tmp_path / "cache")) == ("14 1", "")
+    assert run(folder, XDG_CACHE_HOME=str(tmp_path / "cache")) == ("14 0", "")
+
+
+def test_where_nothing_can_be_kept_loops_work_and_a_warning_says_why(folder: Path) -> None:
+    (folder / "grown/__pycache__").write_text("a file where a directory should be: nobody can write there")
+    for environment in ({"XDG_CACHE_HOME": "/dev/null"}, {"NUMBA_CACHE_DIR": "/dev/null"}):
+        said, complaints = run(folder, **environment)
+        assert said == "14 1"
+        assert "cannot be kept in" in complaints
+        assert "/dev/null" in complaints
+
+
+def test_a_directory_that_the_user_names_comes_first(folder: Path, tmp_path: Path) -> None:
+    assert run(folder, NUMBA_CACHE_DIR=str(tmp_path / "named")) == ("14 1", "")
+    assert list((tmp_path / "named").rglob("*.nbi"))
+    assert not list(folder.rglob("__pycache__"))
+
+
+def loop_modules() -> Iterator[str]:
+    """Names below `ramify` of the modules that have loops compiled as they are imported."""
+    for path in sorted(ROOT.glob("[kc]*/**/*.py")):
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.FunctionDef) and any(
+                isinstance(mark, ast.Call) and getattr(mark.func, "id", None) == "compiled" and mark.args
+                for mark in node.decorator_list
+            ):
+                yield ".".join(path.relative_to(ROOT).with_suffix("").parts)
+                break
+
+
+def test_every_loop_is_compiled_before_a_runtime_says_that_it_is_ready() -> None:
+    imported = {f"ramify.{name}" for name in MODULES}
+    code = f"import sys, {', '.join(sorted(imported))}; print(*sys.modules)"
+    modules = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True)
+    names = [f"ramify.{name}" for name in loop_modules()]
+    assert imported <= set(names)
+    assert set(names) <= set(modules.stdout.split())
+
+
+def test_loops_can_be_compiled_ahead() -> None:
+    for _ in range(2):
+        done = subprocess.run(
+            [sys.executable, "-P", "-m", "ramify.runtime.compile_ahead"], capture_output=True, text=True, check=True
+        )
+    assert done.stderr == "", "the second time there is nothing to say"
+
+
+def test_nothing_is_compiled_but_by_what_keeps_it() -> None:
+    for path in [*ROOT.glob("[cklr]*/**/*.py"), ROOT / "cli.py", ROOT / "chat.py"]:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and node.module == "numba":
+                names = {alias.name for alias in node.names}
+                assert not names & {"njit", "jit", "vectorize", "guvectorize"}, path
