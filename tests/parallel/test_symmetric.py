@@ -12,7 +12,10 @@ from hypothesis import strategies as st
 
 from ramify.runtime.parallel import collectives
 from ramify.runtime.parallel.shard import Shard
+from ramify.runtime.parallel.stage import Stage
+from ramify.runtime.parallel.start import Place
 from ramify.runtime.parallel.symmetric import LARGEST, SymmetricSum, way_of
+from ramify.runtime.protocol.config import CoreConfig, RuntimeConfig, ServeConfig
 
 BF16 = torch.bfloat16
 
@@ -69,7 +72,8 @@ def test_a_sum_keeps_its_shape_and_leaves_the_shared_memory_to_the_next(monkeypa
 def _rank(rank: int, size: int, folder: str) -> None:
     device = torch.device("cuda", rank)
     torch.cuda.set_device(device)
-    group = collectives.join(Shard(rank, size, size), device, f"{folder}/rendezvous")
+    config = RuntimeConfig(core=CoreConfig(tp=size), serve=ServeConfig(socket_dir=folder))
+    group = collectives.join(Place(rank, Shard(rank, size, size), Stage(), device), config)
     for rows in (1, 3, 64, 4096):
         x = torch.randn(rows, 4096, dtype=BF16, device=device, generator=torch.Generator(device).manual_seed(rank))
         expected = group.gather(x).float().sum(0)
