@@ -8,7 +8,8 @@ from __future__ import annotations
 from functools import cache
 
 from .formats import PATTERNS
-from .schema_strings import StringPart, part_block
+from .schema_string_parts import StringPart
+from .schema_strings import part_block
 from .string_products import any_string, labelled_product, plain_states
 
 
