@@ -55,9 +55,10 @@ demo-model: $(VENV)/.train  ## train the model that ships again, from nothing (h
 	$(BIN)/python -P examples/demo_model/evaluate.py runtime/shipped_model
 
 gpu-check: $(VENV)/.test  ## on a CUDA device: the tests that need one, the kernels against their meaning, their speed
-	$(BIN)/pytest --rootdir=tests -m gpu $(PYTEST_ARGS) tests/engine tests/kernels
+	$(BIN)/pytest --rootdir=tests -m gpu $(PYTEST_ARGS) tests/engine tests/kernels tests/parallel
 	$(BIN)/pytest --rootdir=tests $(PYTEST_ARGS) tests/kernels/triton tests/engine/triton
 	$(BIN)/python -P bench/kernels.py --out bench/results/kernels_gpu.md
+	$(BIN)/python -P bench/overlap.py --device cuda --out bench/results/overlap_gpu.md
 
 clean:
 	rm -rf $(VENV) tests/serving/node/node_modules build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

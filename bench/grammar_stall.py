@@ -65,6 +65,7 @@ def hostile() -> Iterator[Constraint]:
     for number in count():
         yield Constraint("regex", f"(a|b)*a(a|b){{{18 + number % 3}}}{number}")
         yield Constraint("regex", f"(?=.*a.{{12}}b)(?=.*c.{{12}}d)(?=.*{number}).*")
+        yield Constraint("regex", f"x(?=.*a.{{12}}b)(?=.*c.{{12}}d).*{number}")
         words = ",".join(f'{{"pattern": "^[a-z]{{{n},40}}{number}.*[a-z]{{3,{n + 9}}}$"}}' for n in range(8))
         yield Constraint("json_schema", f'{{"type": "string", "oneOf": [{words}]}}')
         names = ",".join(f'"k{n}_{number}": {{"$ref": "#/$defs/{n * 7 % 400}"}}' for n in range(400))

@@ -32,6 +32,7 @@ from .layout import (
 )
 from .token_trie import NUM_COLUMNS as NUM_TRIE_COLUMNS
 
+Ints = NDArray[np.int32]
 # Places in the array of addresses: an address and a number of rows each.
 STATES, EDGES, CLASSES, TARGETS, PUSHES, RETURNS, WORK, CONTEXT, TEXT, STARTS = range(0, 20, 2)
 
@@ -61,6 +62,34 @@ _int64s: Any = intrinsic(_to_int64)
 _bytes: Any = intrinsic(_to_uint8)
 
 
+@compiled("(int64, int64, int64, int64, int64, int32[:,::1], int32[:,::1], int64[::1])")
+def _start(
+    state: int, top: int, free: int, counted: int, offset: int, cells: Ints, work: Ints, context: NDArray[np.int64]
+) -> None:
+    """A step or a walk begins at a configuration."""
+    work[0, STATE] = state
+    work[0, TOP] = top
+    work[0, FREE_CELL] = free
+    work[0, COUNTED] = counted
+    context[REACH] = 0
+    context[BASE_DEPTH] = cells[top, LEVEL]
+    context[OFFSET] = offset
+    context[ANSWERED] = 0
+
+
+@compiled("(int64[::1],)")
+def _tables(packed: NDArray[np.int64]) -> tuple[Ints, Ints, NDArray[np.uint8], Ints, Ints, Ints]:
+    """The arrays of an automaton, as the loops take them."""
+    return (
+        carray(_int32s(packed[STATES]), (packed[STATES + 1], NUM_COLUMNS)),
+        carray(_int32s(packed[EDGES]), (packed[EDGES + 1], 3)),
+        carray(_bytes(packed[CLASSES]), (packed[CLASSES + 1], 256)),
+        carray(_int32s(packed[TARGETS]), (packed[TARGETS + 1],)),
+        carray(_int32s(packed[PUSHES]), (packed[PUSHES + 1], 2)),
+        carray(_int32s(packed[RETURNS]), (packed[RETURNS + 1],)),
+    )
+
+
 @compiled("(int64, int64, int64, int64, int64, int64, int64, int64, int64[::1], int32[::1], int64[::1])")
 def walk(
     state: int,
@@ -81,25 +110,13 @@ def walk(
     context = carray(_int64s(packed[CONTEXT]), (CONTEXT_SIZE,))
     cells = carray(_int32s(cells_address), (num_cells, 4))
     if state >= 0:
-        work[0, STATE] = state
-        work[0, TOP] = top
-        work[0, FREE_CELL] = free
-        work[0, COUNTED] = counted
-        context[REACH] = 0
-        context[BASE_DEPTH] = cells[top, LEVEL]
-        context[OFFSET] = offset
-        context[ANSWERED] = 0
+        _start(state, top, free, counted, offset, cells, work, context)
     return kernel.walk(
         carray(_int32s(trie[0]), (trie[1], NUM_TRIE_COLUMNS)),
         carray(_int32s(trie[2]), (trie[3],)),
         out,
         node,
-        carray(_int32s(packed[STATES]), (packed[STATES + 1], NUM_COLUMNS)),
-        carray(_int32s(packed[EDGES]), (packed[EDGES + 1], 3)),
-        carray(_bytes(packed[CLASSES]), (packed[CLASSES + 1], 256)),
-        carray(_int32s(packed[TARGETS]), (packed[TARGETS + 1],)),
-        carray(_int32s(packed[PUSHES]), (packed[PUSHES + 1], 2)),
-        carray(_int32s(packed[RETURNS]), (packed[RETURNS + 1],)),
+        *_tables(packed),
         cells,
         work,
         context,
@@ -120,30 +137,18 @@ def advance(
 ) -> tuple[int, int, int, int, int, int]:
     """From a configuration over the bytes of a token: the answer, the byte to go on with, and the configuration come
     to. What is asked for is in the context, as `kernel.advance` leaves it."""
-    states = carray(_int32s(packed[STATES]), (packed[STATES + 1], NUM_COLUMNS))
+    tables = _tables(packed)
     work = carray(_int32s(packed[WORK]), (packed[WORK + 1], 4))
     context = carray(_int64s(packed[CONTEXT]), (CONTEXT_SIZE,))
     cells = carray(_int32s(cells_address), (num_cells, 4))
     starts = carray(_int64s(packed[STARTS]), (packed[STARTS + 1],))
     text = carray(_bytes(packed[TEXT]), (packed[TEXT + 1],))
-    work[0, STATE] = state
-    work[0, TOP] = top
-    work[0, FREE_CELL] = free
-    work[0, COUNTED] = counted
-    context[REACH] = 0
-    context[BASE_DEPTH] = cells[top, LEVEL]
-    context[OFFSET] = offset
-    context[ANSWERED] = 0
+    _start(state, top, free, counted, offset, cells, work, context)
     first, last = starts[token], starts[token + 1]
     answer, at = kernel.advance(
         text[first:last],
         0,
-        states,
-        carray(_int32s(packed[EDGES]), (packed[EDGES + 1], 3)),
-        carray(_bytes(packed[CLASSES]), (packed[CLASSES + 1], 256)),
-        carray(_int32s(packed[TARGETS]), (packed[TARGETS + 1],)),
-        carray(_int32s(packed[PUSHES]), (packed[PUSHES + 1], 2)),
-        carray(_int32s(packed[RETURNS]), (packed[RETURNS + 1],)),
+        *tables,
         cells,
         work,
         context,
@@ -151,6 +156,6 @@ def advance(
     if answer != DONE:
         return answer, at, 0, 0, 0, 0
     end = last - first
-    if states[work[end, STATE], FLAGS] & DEAD_END != 0:
+    if tables[0][work[end, STATE], FLAGS] & DEAD_END != 0:
         return REFUSED, at, 0, 0, 0, 0
     return answer, at, work[end, STATE], work[end, TOP], work[end, FREE_CELL], work[end, COUNTED]

@@ -12,8 +12,9 @@ from .schema_arrays import ArrayContext, is_plain_array
 from .schema_cycles import check_cycles
 from .schema_document import Document, read_schema
 from .schema_keywords import check_keywords, child
-from .schema_numbers import number_part
-from .schema_objects import ObjectContext, ObjectState, is_plain
+from .schema_number_parts import number_part
+from .schema_object_context import ObjectContext, is_plain
+from .schema_objects import ObjectState
 from .schema_values import Results, ValueStart, results_of
 from .schema_world import World
 from .string_dfas import pattern_dfa

@@ -11,7 +11,7 @@ from typing import Any
 from .budget import Budget
 from .errors import GrammarError
 from .formula import And, Formula, One, Or, atoms, evaluate
-from .schema_numbers import NumberPart
+from .schema_number_parts import NumberPart
 from .schema_parts import ArrayPart, ObjectPart
 from .schema_world import World
 from .string_regions import chars_of, few_texts, regions

@@ -17,7 +17,8 @@ from .errors import GrammarError
 from .formula import Formula, atoms, evaluate, has_negation
 from .literals import literal_states
 from .schema_parts import ObjectPart
-from .schema_strings import QUOTE, StringPart, is_doubtful, spellings, string_dfa
+from .schema_string_parts import StringPart, spellings, string_dfa
+from .schema_strings import QUOTE, is_doubtful
 from .schema_world import World
 from .string_dfas import pattern_chars, pattern_dfa
 from .string_products import any_string, combinations, labelled_product, looping_states, plain_states

@@ -19,7 +19,8 @@ from .schema_parts import ObjectPart
 from .schema_together import Truths, restricted, together_of
 
 if TYPE_CHECKING:
-    from .schema_objects import ObjectContext, ObjectState
+    from .schema_object_context import ObjectContext
+    from .schema_objects import ObjectState
 
 _Goals = tuple[int, tuple[tuple[Formula, int], ...]]
 

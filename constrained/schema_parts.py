@@ -12,8 +12,9 @@ from .string_dfas import pattern_chars
 FAR = 1 << 30
 
 if TYPE_CHECKING:
+    from .schema_atoms import Local
     from .schema_document import Document
-    from .schema_world import Local, World
+    from .schema_world import World
 
 
 @dataclass(frozen=True, eq=False)

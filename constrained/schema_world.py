@@ -7,120 +7,26 @@ asked of strings, numbers, objects or arrays. Knows keywords; no bytes, no state
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Mapping
-from decimal import Decimal
 from typing import Any
 
 from .errors import GrammarError
 from .formula import And, Formula, Not, One, Or, atoms, conj, disj, evaluate, neg, one, substitute
+from .schema_atoms import LOCAL, Local, Node, Values
 from .schema_document import Document, Location
-from .schema_glance import APPLICATORS, NUMBER_KEYWORDS, STRING_KEYWORDS, surely_has_values
-from .schema_keywords import TABLE, TYPES
-from .schema_numbers import NumberPart, join_numbers, number_combinations, number_part
-from .schema_numbers import candidates as number_candidates
-from .schema_parts import ArrayPart, ObjectPart, array_part, object_part
-from .schema_strings import StringPart, join_strings
-from .schema_strings import candidates as string_candidates
+from .schema_glance import APPLICATORS, surely_has_values
+from .schema_keywords import TABLE
+from .schema_number_parts import candidates as number_candidates
+from .schema_number_parts import join_numbers
+from .schema_numbers import number_combinations
+from .schema_parts import ArrayPart, ObjectPart
+from .schema_string_parts import StringPart, join_strings
+from .schema_string_parts import candidates as string_candidates
 from .schema_unevaluated import unevaluated
-from .string_regions import MANY, has_many_texts, likely_texts, string_combinations
+from .string_regions import leaves_some, likely_texts, string_combinations, texts_together
 
 VALUE_TYPES = ("null", "true", "false", "number", "string", "object", "array")
 MAX_SAME_INSTANCE = 100  # schemas applied to one value inside each other
 MAX_SATISFIABLE_DEPTH = 40
-_JSON_TYPE = {"null": "null", "true": "boolean", "false": "boolean"}
-_OBJECT_KEYWORDS = frozenset(
-    [
-        *("properties", "patternProperties", "additionalProperties", "required", "propertyNames", "dependencies"),
-        *("minProperties", "maxProperties", "dependentRequired"),
-    ]
-)
-_ARRAY_KEYWORDS = frozenset(
-    [*("items", "prefixItems", "additionalItems", "minItems", "maxItems", "uniqueItems", "contains")]
-)
-_LOCAL = frozenset(["type"]) | STRING_KEYWORDS | NUMBER_KEYWORDS | _OBJECT_KEYWORDS | _ARRAY_KEYWORDS
-
-
-class Node:
-    """A schema that demands something. Compared by identity."""
-
-    __slots__ = ("location", "typed", "whole")
-
-    def __init__(self, location: Location) -> None:
-        self.location = location
-        self.whole: Formula | None = None
-        self.typed: dict[str, Formula] = {}
-
-
-class Local:
-    """The keywords of one schema that need no other schema of the same value."""
-
-    __slots__ = ("_typed", "draft", "location", "world")
-
-    def __init__(self, world: World, location: Location, draft: int) -> None:
-        self.world, self.location, self.draft = world, location, draft
-        self._typed: dict[str, Formula] = {}
-
-    def typed(self, kind: str) -> Formula:
-        found = self._typed.get(kind)
-        if found is None:
-            found = self._typed[kind] = self._part(kind)
-        return found
-
-    def _part(self, kind: str) -> Formula:
-        schema, pointer = self.location.schema, self.location.pointer
-        types = schema.get("type", TYPES)
-        if isinstance(types, str):
-            types = (types,)
-        if kind == "number":
-            if "number" not in types and "integer" not in types:
-                return False
-            integer = "number" not in types
-            if not integer and not NUMBER_KEYWORDS & schema.keys():
-                return True
-            part = number_part(schema, integer, integer and self.draft <= 4, pointer)
-            return self.world.join([part], kind)
-        if _JSON_TYPE.get(kind, kind) not in types:
-            return kind == "null" and schema.get("nullable") is True and "type" in schema
-        if kind == "string":
-            return self._string(schema) if STRING_KEYWORDS & schema.keys() else True
-        if kind == "object":
-            return object_part(self.world, self) if _OBJECT_KEYWORDS & schema.keys() else True
-        if kind == "array":
-            return array_part(self.world, self) if _ARRAY_KEYWORDS & schema.keys() else True
-        return True
-
-    def _string(self, schema: Mapping[str, Any]) -> Formula:
-        most = schema.get("maxLength")
-        part = StringPart(
-            int(schema.get("minLength", 0)),
-            None if most is None else int(most),
-            frozenset([schema["pattern"]] if "pattern" in schema else []),
-            frozenset([schema["format"]] if "format" in schema else []),
-        )
-        return self.world.join([part], "string")
-
-
-class Values:
-    """One of some values that are no objects or arrays."""
-
-    __slots__ = ("_typed",)
-
-    def __init__(self, values: Iterable[Any]) -> None:
-        values = list(values)
-        # Half a surrogate pair is no character.
-        texts = frozenset(v for v in values if isinstance(v, str) and not any(0xD800 <= ord(c) <= 0xDFFF for c in v))
-        numbers = frozenset(
-            Decimal(repr(value)) for value in values if isinstance(value, int | float) and not isinstance(value, bool)
-        )
-        self._typed: dict[str, Formula] = {
-            "null": None in values,
-            "true": any(value is True for value in values),
-            "false": any(value is False for value in values),
-            "string": StringPart(texts=texts) if texts else False,
-            "number": NumberPart(values=numbers) if numbers else False,
-        }
-
-    def typed(self, kind: str) -> Formula:
-        return self._typed.get(kind, False)
 
 
 class World:
@@ -199,7 +105,7 @@ class World:
         if "$ref" in schema and document.ref_is_alone:
             return target("$ref")
         parts: list[Formula] = []
-        if not _LOCAL.isdisjoint(schema):
+        if not LOCAL.isdisjoint(schema):
             parts.append(Local(self, location, document.draft or 2020))
         if not APPLICATORS.isdisjoint(schema):
             if "enum" in schema:
@@ -328,7 +234,7 @@ class World:
             spread = next((part for part in others if isinstance(part, Or | One)), None)
             if joined is True or spread is None:
                 return conj([joined, *(self._normal(part, kind) for part in others)])
-            alternatives = _with_texts_together(spread) if kind == "string" else spread.parts
+            alternatives = texts_together(spread) if kind == "string" else spread.parts
             pushed = [self._normal(conj([joined, inner]), kind) for inner in alternatives]
             rest = [self._normal(part, kind) for part in others if part is not spread]
             return conj([disj(pushed) if isinstance(spread, Or) else one(pushed), *rest])
@@ -381,7 +287,7 @@ class World:
             parts = atoms(formula)
             try:
                 if kind == "string" and (
-                    _leaves_some(formula)
+                    leaves_some(formula)
                     or any(
                         evaluate(formula, lambda part: part.holds(text))  # noqa: B023
                         for text in likely_texts(parts)
@@ -394,28 +300,3 @@ class World:
                 return False  # as in `join`
             return any(evaluate(formula, dict(zip(parts, truth, strict=True)).__getitem__) for truth in found)
         return True
-
-
-def _leaves_some(formula: Formula) -> bool:
-    """Whether it asks for one part that many strings satisfy, and leaves out a few texts, as where items differ."""
-    if not isinstance(formula, And):
-        return False
-    out = [part.part for part in formula.parts if isinstance(part, Not)]
-    (*more, asked) = [part for part in formula.parts if not isinstance(part, Not)] or [None]
-    if more or not isinstance(asked, StringPart):
-        return False
-    listed = [part.texts for part in out if isinstance(part, StringPart) and part.texts is not None]
-    return len(listed) == len(out) and sum(map(len, listed)) <= MANY and has_many_texts(asked)
-
-
-def _with_texts_together(formula: Or | One) -> Iterable[Formula]:
-    """The alternatives, those of an Or that list texts as one: enums written as many constants are long."""
-    if isinstance(formula, One):
-        return formula.parts
-    listed: list[StringPart] = []
-    others: list[Formula] = []
-    for part in formula.parts:
-        (listed if isinstance(part, StringPart) and part.texts is not None else others).append(part)
-    if len(listed) < 2:
-        return formula.parts
-    return [StringPart(texts=frozenset().union(*(part.texts or () for part in listed))), *others]

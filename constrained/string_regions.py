@@ -17,8 +17,9 @@ from .budget import Budget
 from .char_dfa import DEAD, START, CharDfa, length_chars, trimmed_chars
 from .errors import GrammarError
 from .expression import choice, literal
+from .formula import And, Formula, Not, One, Or
 from .pair_product import pair_product
-from .schema_strings import StringPart
+from .schema_string_parts import StringPart
 from .subset import char_dfa
 
 Truths = tuple[bool, ...]
@@ -141,3 +142,28 @@ def _letters(chars: CharDfa, label: int, most: int) -> list[str] | None:
         return None
     letters = [chr(c) for first, last in ranges for c in range(first, last + 1) if not 0xD800 <= c <= 0xDFFF]
     return letters if len(letters) <= most else None
+
+
+def leaves_some(formula: Formula) -> bool:
+    """Whether it asks for one part that many strings satisfy, and leaves out a few texts, as where items differ."""
+    if not isinstance(formula, And):
+        return False
+    out = [part.part for part in formula.parts if isinstance(part, Not)]
+    (*more, asked) = [part for part in formula.parts if not isinstance(part, Not)] or [None]
+    if more or not isinstance(asked, StringPart):
+        return False
+    listed = [part.texts for part in out if isinstance(part, StringPart) and part.texts is not None]
+    return len(listed) == len(out) and sum(map(len, listed)) <= MANY and has_many_texts(asked)
+
+
+def texts_together(formula: Or | One) -> Iterable[Formula]:
+    """The alternatives, those of an Or that list texts as one: enums written as many constants are long."""
+    if isinstance(formula, One):
+        return formula.parts
+    listed: list[StringPart] = []
+    others: list[Formula] = []
+    for part in formula.parts:
+        (listed if isinstance(part, StringPart) and part.texts is not None else others).append(part)
+    if len(listed) < 2:
+        return formula.parts
+    return [StringPart(texts=frozenset().union(*(part.texts or () for part in listed))), *others]

@@ -7,15 +7,23 @@ may follow absorb all others. Patterns with look-around go through `boundaries` 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from collections.abc import Sequence as Values
+from itertools import chain
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
 from .boundaries import determinise_with_boundaries, sees_one_character
 from .budget import Budget
-from .char_dfa import DEAD, CharDfa, trimmed_chars
+from .char_dfa import CharDfa, trimmed_chars
 from .charset import ALL
 from .expression import Chars, Expression, Look, Sequence, TextStart, repeat, sequence
 from .lookaround import determinise_with_lookaround
 from .thompson import CharNfa, build_char_nfa
 
-Key = tuple[frozenset[int], bool]  # the states that take a character, and whether the text may end
+T = TypeVar("T", bound=np.generic)
 
 
 def char_dfa(expression: Expression, budget: Budget) -> CharDfa:
@@ -31,7 +39,7 @@ def char_dfa(expression: Expression, budget: Budget) -> CharDfa:
 
 def _determinised(nfa: CharNfa, budget: Budget) -> CharDfa:
     if not nfa.arounds:
-        return _Determiniser(nfa, budget).run()
+        return _subsets(nfa, budget)
     if sees_one_character(nfa):
         return determinise_with_boundaries(nfa, budget)
     return determinise_with_lookaround(nfa, budget)
@@ -41,115 +49,84 @@ def _leading_looks(expression: Expression) -> tuple[list[Look], Expression]:
     """Look-ahead at the text's start, which is but an intersection, and the rest."""
     parts = list(expression.parts) if isinstance(expression, Sequence) else []
     looks: list[Look] = []
-    if parts and parts[0] == TextStart():
-        at = 1
-        while at < len(parts) and isinstance(look := parts[at], Look) and look.ahead:
-            looks.append(look)
-            del parts[at]
+    at = 1 if parts and parts[0] == TextStart() else 0
+    while at < len(parts) and isinstance(look := parts[at], Look) and look.ahead:
+        looks.append(look)
+        del parts[at]
     return looks, sequence(*parts) if looks else expression
 
 
-class _Determiniser:
-    def __init__(self, nfa: CharNfa, budget: Budget) -> None:
-        self._nfa = nfa
-        self._budget = budget
-        self._closures: dict[int, Key] = {}
-        self._unions: dict[frozenset[int], int] = {}
-        self._number: dict[Key, int] = {}
-        self._keys: list[Key] = [(frozenset(), False)]  # the dead state; the start is the next
-        self._work = 0
+class _Sets:
+    """The sets found so far, and the closures of states, in arrays that grow; see `subset_kernel`."""
 
-    def run(self) -> CharDfa:
-        num_classes = self._nfa.alphabet.num_classes
-        self._enter(self._search(self._nfa.pattern.entry, at_start=True))
-        rows = [[DEAD] * num_classes]
-        while len(rows) < len(self._keys):
-            if len(rows) % 16 == 0:
-                self._budget.check(len(self._keys))
-            rows.append(self._row(self._keys[len(rows)][0], num_classes))
-        return trimmed_chars(self._nfa.alphabet, rows, [ends for _, ends in self._keys])
+    def __init__(self, nfa: CharNfa) -> None:
+        self.counts = np.zeros(5, np.int64)
+        self.begins, self.members = np.zeros(64, np.int64), np.zeros(256 + len(nfa.moves), np.int32)
+        self.ends, self.slots = np.zeros(64, np.bool_), np.zeros(256, np.int32)
+        self.closure_of = np.full(len(nfa.moves), -1, np.int32)
+        self.closure_begins, self.closed = np.zeros(64, np.int64), np.zeros(256 + len(nfa.moves), np.int32)
+        self.closed_ends = np.zeros(64, np.bool_)
+        self.table = np.zeros((64, nfa.alphabet.num_classes), np.int32)
 
-    def _row(self, states: frozenset[int], num_classes: int) -> list[int]:
-        moves = self._nfa.moves
-        row = [DEAD] * num_classes
-        if len(states) == 1:
-            for state in states:
-                classes, target = moves[state] or ((), DEAD)
-                after = self._after(frozenset((target,))) if classes else DEAD
-                for label in classes:
-                    row[label] = after
-            return row
-        targets: list[list[int]] = [[] for _ in row]
-        for state in states:
-            classes, target = moves[state] or ((), DEAD)
-            for label in classes:
-                targets[label].append(target)
-        self._spend(len(states) * num_classes)
-        return [self._after(frozenset(group)) if group else DEAD for group in targets]
+    def grow_members(self) -> None:
+        self.members = _longer(self.members)
 
-    def _after(self, targets: frozenset[int]) -> int:
-        number = self._unions.get(targets)
-        if number is None:
-            parts = [self._closure(target) for target in targets]
-            if len(parts) == 1:
-                key = parts[0]
-            else:
-                inner = frozenset[int]().union(*(part for part, _ in parts))
-                self._spend(len(inner))
-                key = self._absorbed(inner), any(ends for _, ends in parts)
-            number = self._unions[targets] = self._enter(key)
-        return number
+    def grow_sets(self) -> None:
+        self.begins, self.ends, self.table = _longer(self.begins), _longer(self.ends), _longer(self.table)
+        self.slots = np.zeros(2 * len(self.slots), np.int32)
 
-    def _enter(self, key: Key) -> int:
-        if not key[0] and not key[1]:
-            return DEAD if len(self._keys) > 1 else self._append(key)
-        return self._number[key] if key in self._number else self._append(key)
+    def grow_closures(self) -> None:
+        self.closure_begins, self.closed_ends = _longer(self.closure_begins), _longer(self.closed_ends)
+        self.closed = _longer(self.closed)
 
-    def _append(self, key: Key) -> int:
-        self._number[key] = len(self._keys)
-        self._keys.append(key)
-        return self._number[key]
 
-    def _closure(self, state: int) -> Key:
-        key = self._closures.get(state)
-        if key is None:
-            key = self._closures[state] = self._search(state, at_start=False)
-        return key
+def _longer(array: NDArray[T]) -> NDArray[T]:
+    return np.concatenate([array, np.zeros_like(array)])
 
-    def _search(self, state: int, at_start: bool) -> Key:
-        """What can be reached without a character: first as the text goes on, then as it ends."""
-        nfa = self._nfa
-        seen = {state}
-        todo = [state]
-        at_end: list[int] = []
-        while todo:
-            state = todo.pop()
-            new = [target for target in nfa.free[state] if target not in seen]
-            if state in nfa.guarded:
-                for guard, target in nfa.guarded[state]:
-                    if guard == "end":
-                        at_end.append(target)
-                    elif at_start and target not in seen:
-                        new.append(target)
-            seen.update(new)
-            todo += new
-        self._spend(len(seen))
-        inner = self._absorbed(frozenset(s for s in seen if nfa.moves[s] is not None))
-        while at_end:
-            state = at_end.pop()
-            if state not in seen:
-                seen.add(state)
-                at_end += nfa.free[state]
-                at_end += [t for guard, t in nfa.guarded.get(state, ()) if guard == "end" or at_start]
-        return inner, nfa.pattern.accept in seen
 
-    def _absorbed(self, states: frozenset[int]) -> frozenset[int]:
-        for state in self._nfa.absorbing & states if self._nfa.absorbing else ():
-            return frozenset([state])
-        return states
+def _subsets(nfa: CharNfa, budget: Budget) -> CharDfa:
+    """Of a pattern without look-around."""
+    from . import subset_kernel as kernel  # here, for it imports numba
 
-    def _spend(self, work: int) -> None:
-        self._work += work
-        if self._work > 20_000:
-            self._work = 0
-            self._budget.check(len(self._keys))
+    num_states = len(nfa.moves)
+    free_begins, free = _rows(nfa.free)
+    # A guard of the text's start is its target, one of its end is -1 - target.
+    guarded = ([t if guard == "start" else -1 - t for guard, t in nfa.guarded.get(s, ())] for s in range(num_states))
+    guard_begins, guards = _rows(guarded)
+    move_begins, classes = _rows(() if move is None else move[0] for move in nfa.moves)
+    targets = np.array([-1 if move is None or not move[0] else move[1] for move in nfa.moves], np.int32)
+    edges = (free_begins, free, guard_begins, guards)
+    absorbing = max(nfa.absorbing, default=-1)
+    stamps, todo, found = (np.zeros(num_states + 1, np.int32) for _ in range(3))
+    sets = _Sets(nfa)
+    kernel.begin(
+        nfa.pattern.entry, *edges, targets, absorbing, nfa.pattern.accept, sets.counts, sets.begins, sets.members,
+        sets.ends, sets.slots, sets.closure_begins, sets.closed, sets.closed_ends, stamps, todo,
+    )  # fmt: skip
+    sets.counts[kernel.ROWS] = 1
+    while True:
+        answer = kernel.extend(
+            *edges, move_begins, classes, targets, absorbing, nfa.pattern.accept, sets.counts, sets.begins,
+            sets.members, sets.ends, sets.slots, sets.closure_of, sets.closure_begins, sets.closed, sets.closed_ends,
+            sets.table, stamps, todo, found,
+        )  # fmt: skip
+        number = int(sets.counts[kernel.SETS])
+        if answer != kernel.DONE:  # a call that does all at once may be the one that has the loop compiled
+            budget.check(number)
+        else:
+            return trimmed_chars(nfa.alphabet, sets.table[:number], sets.ends[:number])
+        if answer == kernel.NEEDS_MEMBERS:
+            sets.grow_members()
+        elif answer == kernel.NEEDS_CLOSURES:
+            sets.grow_closures()
+        elif answer == kernel.NEEDS_SETS:
+            sets.grow_sets()
+            kernel.again(sets.counts, sets.begins, sets.members, sets.ends, sets.slots)
+
+
+def _rows(lists: Iterable[Values[int]]) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+    """Where each list begins, and all of them one after another."""
+    kept = list(lists)
+    begins = np.zeros(len(kept) + 1, np.int32)
+    np.cumsum([len(values) for values in kept], out=begins[1:])
+    return begins, np.fromiter(chain.from_iterable(kept), np.int32, int(begins[-1]))

@@ -9,7 +9,8 @@ from functools import cache
 from importlib import import_module
 
 from .formats import PATTERNS
-from .schema_strings import StringPart, part_block
+from .schema_string_parts import StringPart
+from .schema_strings import part_block
 from .string_products import any_string, labelled_product, plain_states
 
 
@@ -19,7 +20,11 @@ def warm_up() -> None:
     from . import kernel  # here, for it imports numba
 
     if kernel.IS_COMPILED:
-        for name in ("packed", "product_kernel"):  # before what follows, whose processor time is bounded
+        for name in (
+            "packed",
+            "product_kernel",
+            "subset_kernel",
+        ):  # before what follows, whose processor time is bounded
             import_module(f".{name}", __package__)
     plain_states(any_string())
     labelled_product(any_string(), [any_string()], lambda _: 0)

@@ -27,6 +27,7 @@ MODULES = (  # that have loops of known signatures: importing them compiles thos
     "kernels.cpu.trees",
     "constrained.packed",
     "constrained.product_kernel",
+    "constrained.subset_kernel",
 )
 
 

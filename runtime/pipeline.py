@@ -44,7 +44,6 @@ class Plans(Protocol):
 class Step:
     plan: ForwardPlan
     launched: Launched
-    began: float
 
 
 class Pipeline:
@@ -59,14 +58,13 @@ class Pipeline:
         on_step: Callable[[ForwardPlan, float], None] = lambda plan, seconds: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`on_step` is told of each step how long the engine and the scheduler were at it, in seconds."""
+        """`on_step` is told of each step that is over, and of the seconds from the end of the one before to its own."""
         self._engine = engine
         self._scheduler = scheduler
         self._ahead = ahead
         self._on_step = on_step
         self._clock = clock
         self._last: Step | None = None  # launched, and not waited for
-        self._committed = 0.0  # when the last one was
         self._since: float | None = None  # when the last result was there, if there has been something to do since
 
     def rested(self) -> None:
@@ -80,7 +78,7 @@ class Pipeline:
         self._since = began if self._since is None else self._since
         plan = self._scheduler.plan(began)
         yield self._scheduler.answers()
-        before, self._last = self._last, None if plan is None else Step(plan, self._engine.launch(plan), began)
+        before, self._last = self._last, None if plan is None else Step(plan, self._engine.launch(plan))
         if before is not None:
             yield self._commit(before)
         if not self._ahead and self._last is not None:
@@ -91,13 +89,11 @@ class Pipeline:
         assert self._since is not None
         result, now = step.launched.wait(), self._clock()
         # What the economy of guesses judges is all that a step takes, not only what the engine measures of it.
-        answers = self._scheduler.commit(step.plan, replace(result, seconds=now - self._since), now)
-        self._since = now
+        seconds, self._since = now - self._since, now
+        answers = self._scheduler.commit(step.plan, replace(result, seconds=seconds), now)
         sampling = self._scheduler.sampling()
         if sampling is not None:
             assert self._last is not None
             self._last.launched.sample(sampling)  # before anything else: the device is about to need it
-        now = self._clock()
-        self._on_step(step.plan, now - max(step.began, self._committed))
-        self._committed = now
+        self._on_step(step.plan, seconds)
         return answers

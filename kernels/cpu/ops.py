@@ -16,6 +16,7 @@ from ..reference.layout import KeyRope, RowSpan
 from ..reference.ops import ReferenceOps
 from . import layers
 from .attention import Sight, attend
+from .sampling import sample_rows
 from .sight import see
 from .trees import walk_trees
 
@@ -98,6 +99,42 @@ class CpuOps(ReferenceOps):
             q_THD.numpy(),
         )
         return q_THD
+
+    def sample_tokens(
+        self,
+        logits_RV: torch.Tensor,
+        *,
+        temperature_R: torch.Tensor,
+        top_k_R: torch.Tensor,
+        top_p_R: torch.Tensor,
+        min_p_R: torch.Tensor,
+        draw_R: torch.Tensor,
+        max_top_k: int,
+    ) -> torch.Tensor:
+        # Row by row, whoever else is there: what the two ways round differently must not depend on others.
+        ranked_R = (temperature_R > 0) & ((top_k_R < logits_RV.shape[1]) | (top_p_R < 1))
+        whole_R = ~ranked_R
+        tokens_R = torch.empty(len(logits_RV), dtype=torch.int64)
+        if whole_R.any():
+            every = bool(whole_R.all())
+            logits, temperature, min_p, draw = (
+                x if every else x[whole_R] for x in (logits_RV, temperature_R, min_p_R, draw_R)
+            )
+            found = torch.empty(len(logits), dtype=torch.int64)
+            sample_rows(logits.contiguous().numpy(), temperature.numpy(), min_p.numpy(), draw.numpy(), found.numpy())
+            if every:
+                return found
+            tokens_R[whole_R] = found
+        tokens_R[ranked_R] = super().sample_tokens(
+            logits_RV[ranked_R],
+            temperature_R=temperature_R[ranked_R],
+            top_k_R=top_k_R[ranked_R],
+            top_p_R=top_p_R[ranked_R],
+            min_p_R=min_p_R[ranked_R],
+            draw_R=draw_R[ranked_R],
+            max_top_k=max_top_k,
+        )
+        return tokens_R
 
     def walk_trees(
         self, sampled_O: torch.Tensor, guessed_O: torch.Tensor, parents_O: torch.Tensor, *, max_depth: int

@@ -71,9 +71,8 @@ class Engine:
         """Queue on the device: copy pages, compute every row's tokens, sample, verify guesses, score. Rows write to
         distinct slots and to no slot that another row of the plan reads.
 
-        On a CUDA device nothing is waited for, with two exceptions that every later step is behind anyway: pages that
-        go to the host or come from there, and layers that ask their device for numbers (experts that are not compiled).
-        On a CPU all is done on return.
+        On a CUDA device nothing is waited for but pages that go to the host or come from there, and what plain torch
+        asks for in the place of kernels. On a CPU all is done on return.
         """
         if self._threads is not None:
             self._threads.choose(plan.num_tokens)

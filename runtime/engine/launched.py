@@ -43,7 +43,6 @@ class Device:
     source: DraftSource | None = None
     graphs: DecodeGraphs | None = None
     sampled: Sampled = NOTHING_SAMPLED
-    waited: float = 0.0  # when the last step was, by `perf_counter`
 
     def forward(self, rows: list[Row], wanted: np.ndarray) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Hidden states of the `wanted` tokens, given by their indices in the step, and the source's features."""
@@ -111,9 +110,7 @@ class Launched:
             results = [
                 msgspec.structs.replace(result, draft=draft) for result, draft in zip(results, drafts, strict=True)
             ]
-        # What the device did for the step before is none of this one's time.
-        began, self._device.waited = max(self._began, self._device.waited), time.perf_counter()
-        return ForwardResult(step=self._plan.step, rows=results, seconds=self._device.waited - began)
+        return ForwardResult(step=self._plan.step, rows=results, seconds=time.perf_counter() - self._began)
 
     def _compute(self, rows: list[Row]) -> None:
         """The forward, and what is read off it without sampling."""

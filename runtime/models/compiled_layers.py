@@ -18,7 +18,7 @@ from ...kernels.cpu.ops import PagedTokens, is_plain
 from ...kernels.cpu.products import Weights, alike
 from .linear import Linear
 from .mlp import DenseMlp
-from .packed import MAX_FEW, PackedLinear
+from .packed import PackedLinear, are_few
 from .parameters import DecoderParameters
 
 
@@ -45,7 +45,7 @@ class CompiledLayers:
 
     def serve(self, attentions: Mapping[int | None, Attention], kv: Sequence[KvCache], x_TE: torch.Tensor) -> bool:
         return (
-            len(x_TE) <= MAX_FEW
+            are_few(len(x_TE))
             and is_plain(kv[0])
             and all(isinstance(attention, PagedTokens) for attention in attentions.values())
         )

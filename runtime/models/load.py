@@ -37,6 +37,8 @@ def load_model(
     norms stay. `ops` are as `Decoder` takes them. Raises CheckpointError when the directory, its config.json or its
     safetensors cannot be served, or are to be quantised twice.
     """
+    if device.type == "cuda":
+        torch.cuda.set_device(device)  # of this thread: Triton launches there, wherever its tensors lie
     config = read_config(path)
     if quantize is not None:
         if config.quantisation is not None:

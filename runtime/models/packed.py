@@ -15,9 +15,15 @@ from ...kernels.cpu.compiled import Floats
 from ...kernels.cpu.products import Weights, few_rows_product, hold
 from .linear import DenseLinear, Destination, Linear, total_bytes
 
-MAX_FEW = 16  # rows; of more, oneDNN's products are as fast
+_FEW = 8, 32  # rows for which plain loops are faster than oneDNN, with many threads and with one; they have one
 _MAX_HELD = 4 << 20  # bytes of a weight that is held twice; beyond it oneDNN reads one row's product as fast
 _NUM_ROWS = 32  # of the products that the order is chosen for; measured, it is no worse for 1 or 1,024
+
+
+def are_few(num_rows: int) -> bool:
+    """Whether the plain loops are to multiply so many rows."""
+    most, alone = _FEW
+    return num_rows <= most or (num_rows <= alone and torch.get_num_threads() == 1)
 
 
 def packs(device: torch.device | str, dtype: torch.dtype) -> bool:
@@ -48,7 +54,7 @@ class PackedLinear:
         self.held: tuple[Weights, Floats] | None = None  # weight and bias for the plain loops, if they serve
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        if self.held is not None and len(x) <= MAX_FEW:
+        if self.held is not None and are_few(len(x)):
             return few_rows_product(x, *self.held)
         y: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, self._packed, self._bias, "none", [], "")
         return y

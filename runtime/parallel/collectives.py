@@ -1,4 +1,5 @@
-"""The group of ranks that are processes: torch.distributed, NCCL between CUDA devices and gloo otherwise."""
+"""The group of ranks that are processes: torch.distributed, NCCL between CUDA devices and gloo otherwise; what is small
+is summed between CUDA devices through memory that all of them see."""
 
 from __future__ import annotations
 
@@ -12,6 +13,7 @@ import torch.distributed as dist
 
 from .group import tree_sum
 from .shard import Shard
+from .symmetric import SymmetricSum, connect
 
 # Seconds until a rank that neither answers nor dies is given up. A first step may compile kernels.
 PATIENCE = 300
@@ -20,11 +22,14 @@ PATIENCE = 300
 @dataclass(frozen=True)
 class ProcessGroup:
     shard: Shard
+    symmetric: SymmetricSum | None = None  # None: NCCL's or gloo's sums are all there are
 
     def sum(self, x: torch.Tensor) -> torch.Tensor:
         if self.shard.ordered:
             return tree_sum(self.gather(x).unbind())
         x = x.contiguous()
+        if self.symmetric is not None and (summed := self.symmetric(x)) is not None:
+            return summed
         dist.all_reduce(x)
         return x
 
@@ -53,4 +58,5 @@ def join(shard: Shard, device: torch.device, rendezvous: str) -> ProcessGroup:
         timeout=timedelta(seconds=PATIENCE),
         device_id=device if device.type == "cuda" else None,
     )
-    return ProcessGroup(shard)
+    cuda = device.type == "cuda" and shard.size > 1 and not shard.ordered
+    return ProcessGroup(shard, connect(device, shard.rank, shard.size) if cuda else None)

@@ -6,6 +6,8 @@ Legend: N rows (outputs), C columns (inputs).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from .groups import nearest, squared_error
@@ -14,20 +16,25 @@ NUM_STEPS = 20  # exponents from 0, which is plain rounding, up to 1
 
 
 def input_factors(
-    weight_NC: torch.Tensor, hessian_CC: torch.Tensor, mean_C: torch.Tensor, group_size: int
+    products: Sequence[tuple[torch.Tensor, torch.Tensor]], mean_C: torch.Tensor, group_size: int
 ) -> torch.Tensor:
-    """float32 [C]: what to multiply the columns of the weight with, and divide the inputs by, before rounding.
+    """float32 [C]: what to multiply the columns of the weights with, and divide the inputs by, before rounding.
 
-    They are `mean_C`, the inputs' mean absolute values, to the power between 0 and 1 that leaves the least squared
-    error of the outputs over the inputs that `hessian_CC` was made of.
+    `products` are weights [N, C] that get their inputs from one place, each with its [C, C], the sum of the outer
+    products of those that it was given. The factors are `mean_C`, the inputs' mean absolute values, to the power
+    between 0 and 1 that leaves the least squared error of all outputs.
     """
-    weight_NC, mean_C = weight_NC.float(), mean_C.float().clamp_min(1e-4)
+    mean_C = mean_C.float().clamp_min(1e-4)
     best, least = torch.ones_like(mean_C), float("inf")
     for step in range(NUM_STEPS):
         factor_C = mean_C ** (step / NUM_STEPS)
         factor_C = (factor_C / (factor_C.max() * factor_C.min()).sqrt()).clamp_min(1e-4)
-        rounded = nearest(weight_NC * factor_C, group_size).dense() / factor_C
-        error = squared_error(rounded - weight_NC, hessian_CC)
+        error = sum(_error(weight_NC.float(), hessian_CC, factor_C, group_size) for weight_NC, hessian_CC in products)
         if error < least:
             best, least = factor_C, error
     return best
+
+
+def _error(weight_NC: torch.Tensor, hessian_CC: torch.Tensor, factor_C: torch.Tensor, group_size: int) -> float:
+    rounded = nearest(weight_NC * factor_C, group_size).dense() / factor_C
+    return squared_error(rounded - weight_NC, hessian_CC)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from tokenizers import Tokenizer
 
 from ..engine.build import choose_device, choose_dtype
 from ..models.config import ModelConfig
-from ..models.errors import CheckpointError
 from ..models.load import load_model
 from ..models.parameters import num_parameters
 from ..models.weights import Progress
@@ -17,18 +17,21 @@ from ..protocol.errors import RequestError
 from .calibrated import Method, rounded_layers
 from .groups import packed
 
-Written = dict[str, dict[str, torch.Tensor]]  # by the name of the tensor that they take the place of
+
+class Calibrated(NamedTuple):
+    written: dict[str, dict[str, torch.Tensor]]  # by the name of the tensor that they take the place of
+    seldom: list[str]  # modules that the text gave too little to suit
+
+
 MOST_TOKENS = 1 << 15  # of the text; more change little
 WINDOW = 512  # tokens that are read together
 
 
 def calibrated_tensors(
     path: Path, config: ModelConfig, method: Method, text: str, group_size: int, on_progress: Progress | None = None
-) -> Written:
-    """Raises CheckpointError when the model has mixtures of experts, RequestError naming `calibration` when the text
-    has fewer tokens than a window. The whole dense model is loaded; on a CUDA device, when there is one."""
-    if config.experts is not None:
-        raise CheckpointError(path, f"{method} rounds no mixtures of experts; int4-rtn, int8 and fp8 do")
+) -> Calibrated:
+    """Raises RequestError naming `calibration` when the text has fewer tokens than a window. The whole dense model is
+    loaded; on a CUDA device, when there is one."""
     tokens = Tokenizer.from_file(str(path / "tokenizer.json")).encode(text, add_special_tokens=False).ids[:MOST_TOKENS]
     window = min(WINDOW, config.context_length)
     if len(tokens) < window:
@@ -39,11 +42,12 @@ def calibrated_tensors(
     device = choose_device("auto")
     dtype = choose_dtype("auto", device, num_parameters(config))
     model = load_model(path, device=device, dtype=dtype)
-    written: Written = {}
+    found = Calibrated({}, [])
     for done, layer in enumerate(rounded_layers(model, texts, method, group_size), start=1):
         for module, groups in layer.groups.items():
-            written[f"{module}.weight"] = {name: part.cpu() for name, part in packed(module, groups).items()}
-        written |= {name: {name: tensor.cpu()} for name, tensor in layer.dense.items()}
+            found.written[f"{module}.weight"] = {name: part.cpu() for name, part in packed(module, groups).items()}
+        found.written.update({name: {name: tensor.cpu()} for name, tensor in layer.dense.items()})
+        found.seldom.extend(layer.seldom)
         if on_progress is not None:
             on_progress(done, config.num_layers)
-    return written
+    return found

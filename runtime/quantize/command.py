@@ -47,7 +47,7 @@ def quantize(
         raise RequestError(f"{method} is calibrated on a text: give one with --calibration", param="calibration")
     text = calibration.read_text(encoding="utf-8") if calibrates and calibration is not None else None
     with _bar("quantising") as on_progress:
-        write_quantised(source, out, method, on_progress, text)
+        seldom = write_quantised(source, out, method, on_progress, text)
     table = Table(title=str(out), title_justify="left")
     for title in ("", "before", "after"):
         table.add_column(title, justify="left" if not title else "right")
@@ -61,6 +61,10 @@ def quantize(
                 figures.append(perplexity_of(path, judged, window=window, on_progress=on_progress))
         table.add_row("perplexity", *(f"{figure:.4f}" for figure in figures))
     Console().print(table)
+    if seldom:
+        print(
+            f"rounded to nearest, as {calibration} gives them too few tokens: {len(seldom)} matrices, {seldom[0]} first"
+        )
 
 
 @contextmanager

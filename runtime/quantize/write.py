@@ -21,7 +21,7 @@ from ..models.config import read_config
 from ..models.errors import CheckpointError
 from ..models.quantised.rounding import GROUP_SIZES, fp8_rows, int4_group_size, int8_rows
 from ..models.weights import INDEX, Progress, weight_files
-from .calibrated_tensors import Written, calibrated_tensors
+from .calibrated_tensors import Calibrated, calibrated_tensors
 from .groups import nearest, packed
 
 Method = Literal["int8", "int4-rtn", "awq", "gptq", "fp8"]
@@ -32,8 +32,9 @@ LINEAR = re.compile(rf"(model\.layers\.\d+\.(?:self_attn\.\w+_proj|{_MLP}))\.wei
 
 def write_quantised(
     source: Path, out: Path, method: Method, on_progress: Progress | None = None, text: str | None = None
-) -> None:
-    """Quantise the checkpoint in directory `source` into the new directory `out`.
+) -> list[str]:
+    """Quantise the checkpoint in directory `source` into the new directory `out`. The modules that were to suit `text`
+    and were given too little by it, as experts are that few tokens choose: rounded to nearest.
 
     `method` is "int8" (a scale per row), "fp8" (e4m3 with a scale per row; inputs by token) or one of 4 bits in groups
     of at most 128 inputs with scale and zero point: "int4-rtn" (round to nearest), "awq" or "gptq", which suit the
@@ -49,7 +50,7 @@ def write_quantised(
     if out.exists():
         raise CheckpointError(out, "exists already")
     files = weight_files(source)
-    calibrated: Written = {}
+    calibrated = Calibrated({}, [])
     if method == "awq" or method == "gptq":
         assert group_size is not None
         assert text is not None
@@ -62,8 +63,8 @@ def write_quantised(
         with safe_open(file, framework="pt") as tensors:
             for name in tensors.keys():  # noqa: SIM118  # safe_open is no mapping
                 tensor = tensors.get_tensor(name)
-                if name in calibrated:
-                    written |= calibrated[name]
+                if name in calibrated.written:
+                    written |= calibrated.written[name]
                 elif (match := LINEAR.fullmatch(name)) is not None:
                     written |= _rounded(match[1], tensor, method, group_size)
                 else:
@@ -83,6 +84,7 @@ def write_quantised(
             shutil.copyfile(file, out / file.name)
     if on_progress is not None:
         on_progress(total, total)
+    return calibrated.seldom
 
 
 def _rounded(module: str, weight: torch.Tensor, method: Method, group_size: int | None) -> dict[str, torch.Tensor]:

@@ -6,7 +6,7 @@ Guesses are the least of a step's work: they take tokens and pages that nobody e
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 
 from ..protocol.config import CoreConfig
@@ -117,27 +117,16 @@ class Drafting:
         if not self._adaptive or self._source == "off":
             return
         wants = {row.rid: row.draft for row in plan.rows if row.draft is not None}
-        shape = StepShape(
-            num_tokens=plan.num_tokens,
-            wide=any(len(row.tokens) > 1 for row in plan.rows),
-            num_drafts=len(wants),
-            num_rounds=max((want.steps - 1 for want in wants.values()), default=0),
-            num_nodes=sum((want.steps - 1) * want.top_k for want in wants.values()),
-        )
-        sampled = [row for row in plan.rows if row.sample is not None]
-        num_guesses = sum(len(row.parents or ()) for row in sampled)
-        work = StepWork(
-            num_rows=len(sampled),
-            num_prompt=plan.num_tokens - num_guesses - len(sampled),
-            num_gained=sum(max(0, len(one.tokens) - 1) for one in result.rows),
-            context=sum(row.first_position for row in sampled) / max(1, len(sampled)),
-            guessed=bool(num_guesses or wants),
-            behind=not wants.keys() <= self._followed,
-        )
+        num_rows, num_tokens = len(plan.rows), plan.num_tokens
+        if not wants and num_rows == num_tokens and all(row.sample is not None for row in plan.rows):  # as most are
+            context = sum(row.first_position for row in plan.rows) / num_rows
+            shape, work = StepShape(num_rows), StepWork(num_rows, 0, 0, context, guessed=False)
+        else:
+            shape, work = _shape(plan, wants), _work(plan, result, wants, self._followed)
         self._followed = wants.keys()
         self._economy.observe_step(shape, work, result.seconds)
-        # Requests that ended before they were looked at are of no more interest.
-        self._looked_at &= {row.rid for row in plan.rows}
+        if self._looked_at:  # requests that ended before they were looked at are of no more interest
+            self._looked_at &= {row.rid for row in plan.rows}
 
     def _tree(self, request: Request) -> DraftTree | None:
         if self._source != "ngram":
@@ -212,3 +201,27 @@ def _still_good(draft: DraftTree | None, request: Request, row: Row, result: Row
     if draft is None or request.tokens[start:end] != result.tokens:
         return None
     return draft.after(request.tokens[end:])
+
+
+def _shape(plan: ForwardPlan, wants: Mapping[str, DraftWant]) -> StepShape:
+    return StepShape(
+        num_tokens=plan.num_tokens,
+        wide=any(len(row.tokens) > 1 for row in plan.rows),
+        num_drafts=len(wants),
+        num_rounds=max((want.steps - 1 for want in wants.values()), default=0),
+        num_nodes=sum((want.steps - 1) * want.top_k for want in wants.values()),
+    )
+
+
+def _work(plan: ForwardPlan, result: ForwardResult, wants: Mapping[str, DraftWant], followed: Set[str]) -> StepWork:
+    """`followed`: whom the step before drafted for."""
+    sampled = [row for row in plan.rows if row.sample is not None]
+    num_guesses = sum(len(row.parents or ()) for row in sampled)
+    return StepWork(
+        num_rows=len(sampled),
+        num_prompt=plan.num_tokens - num_guesses - len(sampled),
+        num_gained=sum(max(0, len(one.tokens) - 1) for one in result.rows),
+        context=sum(row.first_position for row in sampled) / max(1, len(sampled)),
+        guessed=bool(num_guesses or wants),
+        behind=not wants.keys() <= followed,
+    )

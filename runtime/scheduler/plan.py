@@ -158,6 +158,4 @@ class RowResult(msgspec.Struct, frozen=True, kw_only=True):
 class ForwardResult(msgspec.Struct, frozen=True, kw_only=True):
     step: int
     rows: list[RowResult]  # one per row of the plan, in order
-    seconds: float = (
-        0.0  # that the step took: the engine's, then the core's, which are from one step's end to the next's
-    )
+    seconds: float = 0.0  # that the step took: the engine; for the scheduler, from the step before's end to its own

@@ -53,6 +53,13 @@ def test_offline_compares_with_transformers(checkpoint: Path, tmp_path: Path) ->
     assert all(row["tok/s"] > 0 and row["transformers tok/s"] > 0 for row in figures["rows"])
 
 
+def test_overlap_compares_steps_ahead_with_steps_in_turn(checkpoint: Path, tmp_path: Path) -> None:
+    arguments = ["--batches", "1,3", "--repeat", "1", "--step-ms", "0.1", "--out", str(tmp_path / "figures.md")]
+    run("overlap.py", str(checkpoint), *arguments)
+    lines = (tmp_path / "figures.md").read_text().splitlines()
+    assert len([line for line in lines if line.startswith("| JSON Schema | ")]) == 2
+
+
 def test_radix_compares_with_a_flat_cache_and_a_trie(tmp_path: Path) -> None:
     trees = ["--tree-nodes", "10", "--tree-tokens", "2000", "--nodes", "1000", "--requests", "20", "--batches", "2"]
     chats = ["--turns", "40", "--chat-tokens", "500000"]

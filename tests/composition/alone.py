@@ -137,7 +137,6 @@ def run(
         scheduler,
         ahead=config.overlap == "on",
         on_step=lambda plan, seconds: plans.append(plan),
-        clock=lambda: 0.0,
     )
 
     def take(answers: Sequence[Any]) -> None:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from ramify.constrained import Vocabulary, product_kernel
 from ramify.constrained.errors import GrammarError
 from ramify.constrained.pair_product import Lives, pair_product
-from ramify.constrained.schema_strings import StringPart
+from ramify.constrained.schema_string_parts import StringPart
 from ramify.constrained.string_regions import MANY, has_many_texts
 
 Table = NDArray[np.int32]  # [S, C]

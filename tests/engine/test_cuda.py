@@ -14,6 +14,7 @@ from ramify.runtime.protocol.config import CoreConfig
 from ramify.runtime.scheduler.plan import ForwardPlan, Row, Sample, Score
 
 from .same_bits import check_same_bits
+from .test_launch import ahead, one_by_one, random_steps
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
@@ -70,6 +71,22 @@ def test_a_captured_step_says_what_a_launched_one_says(checkpoint: Path) -> None
         ]
 
 
+@pytest.mark.parametrize("graphs", [True, False])
+def test_steps_launched_ahead_wait_for_nothing_and_say_the_same(checkpoint: Path, graphs: bool) -> None:
+    config = CoreConfig(device="cuda", dtype="float32", num_pages=300, max_running=16, cuda_graphs=graphs)
+    engine = build_engine(config, checkpoint)
+    engine.warm_up()
+    for seed in range(8):
+        steps = random_steps(random.Random(seed), engine.info.vocab_size, 8)
+        judge = one_by_one(engine, steps)  # what is compiled or allocated once is there now
+        torch.cuda.set_sync_debug_mode("error")  # of waiting for an event it does not complain
+        try:
+            ours = ahead(engine, steps)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        assert [[row.tokens for row in told] for told in ours] == [[row.tokens for row in told] for told in judge]
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("kernels", ["triton", "reference"])
 def test_deterministic_gives_the_same_bits_in_any_company(dtype: str, kernels: str, checkpoint: Path) -> None:
@@ -77,3 +94,17 @@ def test_deterministic_gives_the_same_bits_in_any_company(dtype: str, kernels: s
     engine = build_engine(msgspec.convert(config, CoreConfig), checkpoint)
     engine.warm_up()
     check_same_bits(engine)
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
+def test_kernels_are_launched_on_the_device_that_is_asked_for(checkpoint: Path) -> None:
+    rows = [
+        Row(rid="a", tokens=[5, 9, 1], first_position=0, pages=[0], score=Score(first=0, targets=[9, 1], num_top=0))
+    ]
+    plan = ForwardPlan(step=1, copies=[], rows=rows)
+    scores = []
+    for device in ("cuda:1", "cuda:0"):
+        torch.cuda.set_device(0)
+        engine = build_engine(CoreConfig(device=device, dtype="float32", num_pages=30), checkpoint)
+        scores.append([score.logprob for score in engine.run(plan).rows[0].scores])
+    assert scores[0] == pytest.approx(scores[1], abs=1e-4)

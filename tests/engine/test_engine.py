@@ -20,6 +20,7 @@ from ramify.runtime.protocol.config import CoreConfig
 from ramify.runtime.protocol.errors import RequestError
 from ramify.runtime.scheduler.plan import ForwardPlan, ForwardResult, PageCopy, Row, Sample, Score
 from ramify.runtime.speculation.build import build_source, draft_page_bytes
+from ramify.runtime.speculation.eagle.memory import SCRATCH
 
 GREEDY = Sample(temperature=0.0, top_k=None, top_p=1.0, min_p=0.0, draw=0)
 
@@ -240,4 +241,6 @@ def test_a_drafts_memory_comes_out_of_kv_memory() -> None:
         own = [memory.k_SC, memory.v_SC, memory.feature_SE] if name == "eagle" else [memory.k_LSKD, memory.v_LSKD]
         page = bytes_per_page(read_config(SHIPPED_MODEL), torch.float32)
         taken = sum(tensor.nbytes for tensor in own) + engine.info.num_pages * page
+        if name == "eagle":  # a head's slots that belong to no page are a constant
+            taken -= sum(tensor[:SCRATCH].nbytes for tensor in own)
         assert 0.97 * 0.03 * 2**30 < taken <= 0.03 * 2**30

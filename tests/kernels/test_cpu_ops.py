@@ -160,6 +160,33 @@ def check_attention(
     torch.testing.assert_close(run(CPU, torch.float32), run(MEANT, torch.float64), **NEAR)
 
 
+def test_draws_are_those_of_the_reference() -> None:
+    """By the same randomness; with other rows, and filters of theirs, in the same call."""
+    R, V = 400, 311
+    draw = torch.Generator().manual_seed(8)
+    logits = 3 * torch.randn(R, V, generator=draw)
+    logits[torch.rand(R, V, generator=draw) < 0.4] = -torch.inf
+
+    def choose(*values: float) -> torch.Tensor:
+        return torch.tensor(values)[torch.randint(len(values), (R,), generator=draw)]
+
+    how = {
+        "temperature_R": choose(0.0, 0.3, 1.0, 2.5),
+        "top_k_R": choose(V, V, V, 5).long(),
+        "top_p_R": choose(1.0, 1.0, 0.7).double(),
+        "min_p_R": choose(0.0, 0.05, 1.0),
+        "draw_R": torch.randint(-(1 << 62), 1 << 62, (R,), generator=draw),
+    }
+    want = MEANT.sample_tokens(logits, max_top_k=5, **how)
+    assert CPU.sample_tokens(logits, max_top_k=5, **how).tolist() == want.tolist()
+    alone = [
+        CPU.sample_tokens(logits[r : r + 1], max_top_k=5, **{name: x[r : r + 1] for name, x in how.items()}).item()
+        for r in range(R)
+    ]
+    assert alone == want.tolist()
+    assert len(set(want.tolist())) > 50
+
+
 def test_other_types_are_left_to_torch() -> None:
     gate_up = random(3, 20).bfloat16()
     assert torch.equal(CPU.silu_and_mul(gate_up), MEANT.silu_and_mul(gate_up))

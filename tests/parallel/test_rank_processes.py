@@ -95,9 +95,10 @@ def own_tmp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module")
-def two() -> Iterator[ramify.Runtime]:
-    with ramify.Runtime(tp=2, **CHECKED) as runtime:
+@pytest.fixture(scope="module", params=["off", "on"])
+def two(request: pytest.FixtureRequest) -> Iterator[ramify.Runtime]:
+    """With one plan in flight, too."""
+    with ramify.Runtime(tp=2, overlap=request.param, **CHECKED) as runtime:
         yield runtime
 
 

@@ -5,18 +5,18 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
-from transformers import AutoTokenizer, LlamaConfig, MixtralConfig, Qwen2Config
+from transformers import AutoTokenizer, LlamaConfig, MixtralConfig, Qwen2Config, Qwen2MoeConfig
 from typer.testing import CliRunner
 
 from ramify.cli import app
 from ramify.runtime.checkpoint import SHIPPED_MODEL
-from ramify.runtime.models.errors import CheckpointError
 from ramify.runtime.models.load import load_model
 from ramify.runtime.models.quantised import nibbles
 from ramify.runtime.protocol.errors import RequestError
@@ -91,14 +91,20 @@ def test_gptq_takes_inputs_that_are_always_zero_or_always_the_same() -> None:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_awq_s_factors_leave_less_error_and_are_the_best_of_the_exponents(seed: int) -> None:
-    weight, x = correlated(48, 128, seed)
-    hessian, mean = x.T @ x, x.abs().mean(0)
+@pytest.mark.parametrize("num_products", [1, 3])  # as of experts, each of which gets some of the inputs
+def test_awq_s_factors_leave_less_error_and_are_the_best_of_the_exponents(num_products: int, seed: int) -> None:
+    _, x = correlated(48, 128, seed)
+    mean = x.abs().mean(0)
+    weights = [correlated(48, 128, seed + 10 * number)[0] for number in range(num_products)]
+    products = [(weight, own.T @ own) for weight, own in zip(weights, x.chunk(num_products), strict=True)]
 
     def error(factor: torch.Tensor) -> float:
-        return squared_error(nearest(weight * factor, GROUP).dense() / factor - weight, hessian)
+        return sum(
+            squared_error(nearest(weight * factor, GROUP).dense() / factor - weight, hessian)
+            for weight, hessian in products
+        )
 
-    chosen = error(input_factors(weight, hessian, mean, GROUP))
+    chosen = error(input_factors(products, mean, GROUP))
     assert chosen < error(torch.ones(128))
     for exponent in (0.25, 0.5, 0.75):
         assert chosen <= error(mean**exponent) * 1.02  # another common factor moves the scales' own rounding
@@ -116,15 +122,22 @@ SIZES = {
 }
 
 
-@pytest.fixture(params=["llama, biases", "qwen2, window"])
+# All experts for every token: nearly equal scores would let rounding choose another.
+EXPERTS = {"num_experts": 3, "num_experts_per_tok": 3, "moe_intermediate_size": 32}
+CONFIGS: dict[str, Callable[[], transformers.PretrainedConfig]] = {
+    "llama, biases": lambda: LlamaConfig(**SIZES, attention_bias=True, mlp_bias=True),
+    "qwen2, window": lambda: Qwen2Config(**SIZES, use_sliding_window=True, sliding_window=40, max_window_layers=1),
+    "mixtral": lambda: MixtralConfig(**SIZES, num_local_experts=3),
+    "qwen2 moe": lambda: Qwen2MoeConfig(
+        **SIZES, **EXPERTS, shared_expert_intermediate_size=64, mlp_only_layers=[1], sliding_window=None
+    ),
+}
+
+
+@pytest.fixture(params=CONFIGS)
 def dense(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     torch.manual_seed(1)
-    config = (
-        LlamaConfig(**SIZES, attention_bias=True, mlp_bias=True)
-        if request.param.startswith("llama")
-        else Qwen2Config(**SIZES, use_sliding_window=True, sliding_window=40, max_window_layers=1)
-    )
-    return made(config, tmp_path / "dense")
+    return made(CONFIGS[request.param](), tmp_path / "dense")
 
 
 def made(config: transformers.PretrainedConfig, path: Path) -> Path:
@@ -163,7 +176,11 @@ def last_states(path: Path, ids: list[int]) -> torch.Tensor:
         return model(torch.tensor([ids]), output_hidden_states=True).hidden_states[-1][0]
 
 
-@pytest.mark.parametrize("method", ["awq", "gptq"])
+# A random mixture's inputs are all about as large: there is little that AWQ could make better.
+NEARER = [*((name, "gptq") for name in CONFIGS), ("llama, biases", "awq"), ("qwen2, window", "awq")]
+
+
+@pytest.mark.parametrize(("dense", "method"), NEARER, indirect=["dense"])
 def test_a_calibrated_checkpoint_is_nearer_to_the_dense_model_than_a_rounded_one(
     method: str, dense: Path, tmp_path: Path
 ) -> None:
@@ -241,7 +258,15 @@ def test_a_calibrated_method_needs_a_text_and_a_long_enough_one(dense: Path, tmp
     assert not (tmp_path / "out").exists()
 
 
-def test_mixtures_of_experts_are_refused(tmp_path: Path) -> None:
-    path = made(MixtralConfig(**SIZES, num_local_experts=2), tmp_path / "mixture")
-    with pytest.raises(CheckpointError, match="gptq rounds no mixtures of experts"):
-        write_quantised(path, tmp_path / "out", "gptq", text=TEXT)
+def test_experts_that_few_tokens_choose_are_rounded_to_nearest_and_named(tmp_path: Path) -> None:
+    torch.manual_seed(2)
+    path = made(MixtralConfig(**SIZES, num_local_experts=24, num_experts_per_tok=1), tmp_path / "mixture")
+    seldom = write_quantised(path, tmp_path / "gptq", "gptq", text=TEXT)
+    assert 0 < len(seldom) < 3 * 24 * 3
+    assert all(".experts." in name for name in seldom)
+    write_quantised(path, tmp_path / "plain", "int4-rtn")
+    suited, plain = (load_file(tmp_path / name / "model.safetensors") for name in ("gptq", "plain"))
+    for name, codes in plain.items():
+        if name.endswith(".weight_packed"):
+            same = torch.equal(codes, suited[name])
+            assert same == (name.removesuffix(".weight_packed") in seldom), name

@@ -87,6 +87,7 @@ class FakeEngine:
         self.page_size = page_size
         self.kv: dict[int, tuple[int, ...]] = {}  # slot -> the sequence up to and with its token
         self.num_computed = 0
+        self.now = 0.0  # seconds, made up
         self.num_in_flight = 0
         self.open = False  # the plan launched last has not been told all that it samples
         self.sampled: list[tuple[str, int | None]] = []  # by row of the plan that sampled last
@@ -234,8 +235,8 @@ class FakeLaunched:
 
     def wait(self) -> ForwardResult:
         self.engine.num_in_flight -= 1
-        seconds = 1e-3 * (10 + self.plan.num_tokens + number(self.plan.step) % 5)
-        return ForwardResult(step=self.plan.step, rows=self.results, seconds=seconds)
+        self.engine.now += 1e-3 * (10 + self.plan.num_tokens + number(self.plan.step) % 5)
+        return ForwardResult(step=self.plan.step, rows=self.results)
 
 
 class FakeMatcher:
@@ -394,7 +395,7 @@ class Runtime:
             context_length=context_length,
             retokenise=lambda before, data: self.retokenise(before, data),
         )
-        self.pipeline = Pipeline(self, self.scheduler, ahead=ahead, clock=lambda: 0.0)
+        self.pipeline = Pipeline(self, self.scheduler, ahead=ahead, clock=lambda: self.engine.now)
         self.launched: list[FakeLaunched] = []
         self.num_waited = 0
         self.aborts_in_flight: Sequence[str] = ()

@@ -71,7 +71,7 @@ def logged_run(seed: int, max_bytes: int = MAX_BYTES) -> tuple[list[bytes], Runt
     runtime.retokenise = log.retokenise(runtime.retokenise)
     logging = LoggingScheduler(runtime.scheduler, log)
     runtime.scheduler = logging  # type: ignore[assignment]
-    runtime.pipeline = Pipeline(runtime, logging, ahead=ahead, clock=lambda: 0.0)
+    runtime.pipeline = Pipeline(runtime, logging, ahead=ahead, clock=lambda: runtime.engine.now)
     stems = [draw.choices([2, 3], k=20) for _ in range(3)]
     for i in range(40):
         runtime.add(

@@ -15,6 +15,8 @@ from ramify.runtime.engine.decode_graphs import CudaCapture, DecodeGraphs, Forwa
 from ramify.runtime.protocol.config import CoreConfig
 from ramify.runtime.scheduler.plan import ForwardPlan, Row, RowResult, Sample, Score
 
+from ..test_launch import ahead, one_by_one, random_steps
+
 GPU = torch.cuda.is_available()
 NUM_ROWS, NUM_PAGES = 6, 8
 SAMPLE = Sample(temperature=0.0, top_k=None, top_p=1.0, min_p=0.0, draw=0, num_top_logprobs=5)
@@ -112,6 +114,16 @@ def test_graphs_say_what_steps_say(either: Path) -> None:
         assert [result.tokens for result in mine] == [result.tokens for result in wanted]
         for a, b in zip(mine, wanted, strict=True):
             assert [p for p, _ in a.logprobs[0].top] == pytest.approx([p for p, _ in b.logprobs[0].top], abs=1e-4)
+
+
+def test_rows_that_follow_take_their_tokens_from_the_step_before(checkpoint: Path) -> None:
+    capture = CountedCapture()
+    engine = with_graphs(plain_engine(checkpoint), capture)
+    engine.warm_up()
+    steps = random_steps(random.Random(2), engine.info.vocab_size, 4, newcomers=[0])
+    ours, judge = ahead(engine, steps), one_by_one(plain_engine(checkpoint), steps)
+    assert capture.num_replayed == 3
+    assert [[row.tokens for row in told] for told in ours] == [[row.tokens for row in told] for told in judge]
 
 
 def test_capturing_writes_nothing(checkpoint: Path) -> None:

@@ -1,0 +1,314 @@
+"""The subset construction as a compiled loop: rows of a deterministic automaton, each for a set of an nfa's states.
+
+Compiled by numba when it is installed; compiled, it lets other threads run. Import this file where it is needed: it
+imports numba. What the arrays of the nfa hold is said in `subset`.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .kernel import compiled
+
+Ints = NDArray[np.int32]
+DONE, PAUSED, NEEDS_MEMBERS, NEEDS_SETS, NEEDS_CLOSURES = range(5)
+MAX_WORK = 1 << 21  # steps of one call, so that its caller can look at the clock
+# Places in `counts`: sets so far (the dead one is 0), members of them all, rows done, closures, and members of those.
+SETS, MEMBERS, ROWS, CLOSURES, CLOSED = range(5)
+_FACTOR, _BITS = 1_000_003, (1 << 40) - 1  # of the hash of a set, which stays within 63 bits
+
+
+@compiled("(int32[::1], int64, boolean, int64[::1], int32[::1], boolean[::1], int32[::1])")
+def _slot(
+    found: Ints,
+    size: int,
+    does_end: bool,
+    begins: NDArray[np.int64],
+    members: Ints,
+    ends: NDArray[np.bool_],
+    slots: Ints,
+) -> int:
+    """Of a set, or the free one that is to be its."""
+    mixed = 1 + int(does_end)
+    for at in range(size):
+        mixed = (mixed * _FACTOR + int(found[at])) & _BITS
+    mask = len(slots) - 1
+    slot = (mixed ^ (mixed >> 19)) & mask
+    while slots[slot] != 0:
+        number = slots[slot]
+        first = begins[number]
+        if begins[number + 1] - first == size and ends[number] == does_end:
+            same = True
+            for at in range(size):
+                if members[first + at] != found[at]:
+                    same = False
+                    break
+            if same:
+                return int(slot)
+        slot = (slot + 1) & mask
+    return int(slot)
+
+
+@compiled("(int32[::1], int64, boolean, int64[::1], int64[::1], int32[::1], boolean[::1], int32[::1])")
+def enter(
+    found: Ints,
+    size: int,
+    does_end: bool,
+    counts: NDArray[np.int64],
+    begins: NDArray[np.int64],
+    members: Ints,
+    ends: NDArray[np.bool_],
+    slots: Ints,
+) -> int:
+    """The number of a set, new if need be; -1 when there is no room for its members, -2 for its number."""
+    if size == 0 and not does_end:
+        return 0
+    slot = _slot(found, size, does_end, begins, members, ends, slots)
+    if slots[slot] != 0:
+        return int(slots[slot])
+    number, place = int(counts[SETS]), counts[MEMBERS]
+    if place + size > len(members):
+        return -1
+    if number + 2 > len(begins) or 2 * number > len(slots):
+        return -2
+    members[place : place + size] = found[:size]
+    ends[number] = does_end
+    begins[number + 1] = place + size
+    slots[slot] = number
+    counts[SETS], counts[MEMBERS] = number + 1, place + size
+    return number
+
+
+@compiled("(int64[::1], int64[::1], int32[::1], boolean[::1], int32[::1])")
+def again(
+    counts: NDArray[np.int64], begins: NDArray[np.int64], members: Ints, ends: NDArray[np.bool_], slots: Ints
+) -> None:
+    """All sets so far into empty slots."""
+    for number in range(1, counts[SETS]):
+        first, last = begins[number], begins[number + 1]
+        if last > first or ends[number]:
+            slots[_slot(members[first:last], last - first, ends[number], begins, members, ends, slots)] = number
+
+
+@compiled(
+    "(int64, boolean, int32[::1], int32[::1], int32[::1], int32[::1], int32[::1], int64, int64,"
+    " int64[::1], int64[::1], int32[::1], boolean[::1], int32[::1], int32[::1])"
+)
+def _closure(
+    start: int,
+    at_start: bool,
+    free_begins: Ints,
+    free: Ints,
+    guard_begins: Ints,
+    guards: Ints,
+    targets: Ints,
+    absorbing: int,
+    accept: int,
+    counts: NDArray[np.int64],
+    closure_begins: NDArray[np.int64],
+    closed: Ints,
+    closed_ends: NDArray[np.bool_],
+    stamps: Ints,
+    todo: Ints,
+) -> int:
+    """What can be reached without a character: first as the text goes on, then as it ends. How many states that looked
+    at; -1 when there is no room for one more closure."""
+    number, size = counts[CLOSURES], counts[CLOSED]
+    if number + 2 > len(closure_begins) or size + len(targets) > len(closed):
+        return -1
+    stamps[0] += 1
+    mark = stamps[0]
+    stamps[1 + start] = mark
+    todo[0] = start
+    num_seen = 1
+    at = 0
+    while at < num_seen:
+        state = todo[at]
+        at += 1
+        for edge in range(free_begins[state], free_begins[state + 1]):
+            if stamps[1 + free[edge]] != mark:
+                stamps[1 + free[edge]] = mark
+                todo[num_seen] = free[edge]
+                num_seen += 1
+        if at_start:
+            for edge in range(guard_begins[state], guard_begins[state + 1]):
+                if guards[edge] >= 0 and stamps[1 + guards[edge]] != mark:
+                    stamps[1 + guards[edge]] = mark
+                    todo[num_seen] = guards[edge]
+                    num_seen += 1
+    begin = size
+    is_absorbed = absorbing >= 0 and stamps[1 + absorbing] == mark
+    for place in range(num_seen):
+        if targets[todo[place]] >= 0 and not is_absorbed:
+            closed[size] = todo[place]
+            size += 1
+    if is_absorbed:
+        closed[size] = absorbing
+        size += 1
+    closed[begin:size].sort()
+    # As the text ends: guards of the end are passed, too, and what is free after them.
+    at = 0
+    num_going_on = num_seen
+    while at < num_seen:
+        state = todo[at]
+        if at >= num_going_on:
+            for edge in range(free_begins[state], free_begins[state + 1]):
+                if stamps[1 + free[edge]] != mark:
+                    stamps[1 + free[edge]] = mark
+                    todo[num_seen] = free[edge]
+                    num_seen += 1
+        for edge in range(guard_begins[state], guard_begins[state + 1]):
+            target = guards[edge] if guards[edge] >= 0 else -1 - guards[edge]
+            if (guards[edge] < 0 or at_start) and stamps[1 + target] != mark:
+                stamps[1 + target] = mark
+                todo[num_seen] = target
+                num_seen += 1
+        at += 1
+    closed_ends[number] = stamps[1 + accept] == mark
+    closure_begins[number + 1] = size
+    counts[CLOSURES], counts[CLOSED] = number + 1, size
+    return num_seen
+
+
+@compiled(
+    "(int64, int32[::1], int32[::1], int32[::1], int32[::1], int32[::1], int64, int64, int64[::1],"
+    " int64[::1], int32[::1], boolean[::1], int32[::1], int64[::1], int32[::1], boolean[::1], int32[::1],"
+    " int32[::1])"
+)
+def begin(
+    entry: int,
+    free_begins: Ints,
+    free: Ints,
+    guard_begins: Ints,
+    guards: Ints,
+    targets: Ints,
+    absorbing: int,
+    accept: int,
+    counts: NDArray[np.int64],
+    begins: NDArray[np.int64],
+    members: Ints,
+    ends: NDArray[np.bool_],
+    slots: Ints,
+    closure_begins: NDArray[np.int64],
+    closed: Ints,
+    closed_ends: NDArray[np.bool_],
+    stamps: Ints,
+    todo: Ints,
+) -> None:
+    """The start's set, as number 1, which may be empty. There is room for it."""
+    _closure(
+        entry, True, free_begins, free, guard_begins, guards, targets, absorbing, accept, counts, closure_begins,
+        closed, closed_ends, stamps, todo,
+    )  # fmt: skip
+    size = counts[CLOSED]
+    members[:size] = closed[:size]
+    ends[1] = closed_ends[0]
+    begins[2] = size
+    counts[SETS], counts[MEMBERS] = 2, size
+    if size or ends[1]:
+        slots[_slot(members, size, ends[1], begins, members, ends, slots)] = 1
+
+
+@compiled(
+    "(int32[::1], int32[::1], int32[::1], int32[::1], int32[::1], int32[::1], int32[::1], int64, int64,"
+    " int64[::1], int64[::1], int32[::1], boolean[::1], int32[::1], int32[::1], int64[::1], int32[::1],"
+    " boolean[::1], int32[:,::1], int32[::1], int32[::1], int32[::1])"
+)
+def extend(
+    free_begins: Ints,
+    free: Ints,
+    guard_begins: Ints,
+    guards: Ints,
+    move_begins: Ints,
+    classes: Ints,
+    targets: Ints,
+    absorbing: int,
+    accept: int,
+    counts: NDArray[np.int64],
+    begins: NDArray[np.int64],
+    members: Ints,
+    ends: NDArray[np.bool_],
+    slots: Ints,
+    closure_of: Ints,
+    closure_begins: NDArray[np.int64],
+    closed: Ints,
+    closed_ends: NDArray[np.bool_],
+    table: Ints,
+    stamps: Ints,
+    todo: Ints,
+    found: Ints,
+) -> int:
+    """Rows from the next one on; what is needed before it can go on. A row that is given up is begun again."""
+    num_classes = table.shape[1]
+    counted = np.zeros(num_classes + 1, np.int64)
+    work = 0
+    while counts[ROWS] < counts[SETS]:
+        row = counts[ROWS]
+        first, last = begins[row], begins[row + 1]
+        # Where each class leads: targets of the states, by class.
+        counted[:] = 0
+        for place in range(first, last):
+            state = members[place]
+            for at in range(move_begins[state], move_begins[state + 1]):
+                counted[classes[at] + 1] += 1
+        for label in range(num_classes):
+            counted[label + 1] += counted[label]
+        grouped = np.empty(counted[num_classes], np.int32)
+        place_of = counted.copy()
+        for place in range(first, last):
+            state = members[place]
+            for at in range(move_begins[state], move_begins[state + 1]):
+                grouped[place_of[classes[at]]] = targets[state]
+                place_of[classes[at]] += 1
+        work += len(grouped) + num_classes
+        for label in range(num_classes):
+            low, high = counted[label], counted[label + 1]
+            table[row, label] = 0
+            if low == high:
+                continue
+            # Classes that lead to the same are mostly neighbours.
+            if label > 0 and counted[label] - counted[label - 1] == high - low:
+                same = True
+                for at in range(high - low):
+                    if grouped[low + at] != grouped[counted[label - 1] + at]:
+                        same = False
+                        break
+                if same:
+                    table[row, label] = table[row, label - 1]
+                    continue
+            for at in range(low, high):
+                if closure_of[grouped[at]] < 0:
+                    size = _closure(
+                        grouped[at], False, free_begins, free, guard_begins, guards, targets, absorbing, accept, counts,
+                        closure_begins, closed, closed_ends, stamps, todo,
+                    )  # fmt: skip
+                    if size < 0:
+                        return NEEDS_CLOSURES
+                    closure_of[grouped[at]] = counts[CLOSURES] - 1
+                    work += size
+            size, does_end = 0, False
+            stamps[0] += 1
+            for at in range(low, high):
+                closure = closure_of[grouped[at]]
+                does_end = does_end or closed_ends[closure]
+                for inner in range(closure_begins[closure], closure_begins[closure + 1]):
+                    state = closed[inner]
+                    if stamps[1 + state] != stamps[0]:
+                        stamps[1 + state] = stamps[0]
+                        found[size] = state
+                        size += 1
+                work += closure_begins[closure + 1] - closure_begins[closure]
+            if absorbing >= 0 and stamps[1 + absorbing] == stamps[0]:
+                found[0] = absorbing
+                size = 1
+            elif high - low > 1:
+                found[:size].sort()
+            number = enter(found, size, does_end, counts, begins, members, ends, slots)
+            if number < 0:
+                return NEEDS_MEMBERS if number == -1 else NEEDS_SETS
+            table[row, label] = number
+        counts[ROWS] += 1
+        if work > MAX_WORK:
+            return PAUSED
+    return DONE

@@ -1,0 +1,189 @@
+"""A layer whose products note what they are given: what rounding them to suit a text asks of it. Knows the decoder's
+layers; knows no method of rounding.
+
+Legend: T tokens, N rows (outputs), C columns (inputs).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import torch
+
+from ..models.config import ModelConfig
+from ..models.experts import ExpertLinear, SeparateExperts
+from ..models.linear import DenseLinear, Destination, Linear
+from ..models.mixture import ExpertSlice, MixtureMlp, SharedExpert
+from ..models.mlp import DenseMlp, Mlp
+from ..models.packed import PackedLinear
+from ..models.parameters import LayerParameters
+
+
+@dataclass
+class Inputs:
+    """What must be known of a product's inputs."""
+
+    linear: DenseLinear
+    hessian_CC: torch.Tensor  # the sum of outer products with themselves
+    absolute_C: torch.Tensor  # the sum of absolute values
+    count: int = 0
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        wide = x.float()
+        self.hessian_CC.addmm_(wide.t(), wide)
+        self.absolute_C += wide.abs().sum(0)
+        self.count += len(x)
+        return self.linear(x)
+
+    def pieces(self, start: int, size: int) -> dict[str, Destination]:
+        return self.linear.pieces(start, size)
+
+    def finish(self) -> None:
+        self.linear.finish()
+
+    @property
+    def nbytes(self) -> int:
+        return self.linear.nbytes
+
+
+class Product(NamedTuple):
+    """One that is rounded: the rows of several of Hugging Face's modules, one below the other."""
+
+    modules: tuple[tuple[str, int], ...]  # names and numbers of rows
+    inputs: Inputs
+
+
+class Move(NamedTuple):
+    """Where factors of inputs go: columns of `products` are multiplied, of `dense` too; rows of `before` divided, which
+    give those inputs."""
+
+    products: list[Inputs]
+    before: list[torch.Tensor]
+    dense: list[torch.Tensor]
+
+
+def observed(layer: LayerParameters) -> LayerParameters:
+    """The same layer with its products as `Inputs`, in a form that can be changed: of one layer at a time, since on a
+    CPU it takes its room twice."""
+    return replace(layer, qkv=_inputs(layer.qkv), o=_inputs(layer.o), mlp=_observed_mlp(layer.mlp))
+
+
+def bare(layer: LayerParameters) -> LayerParameters:
+    """An observed layer that nobody observes any more."""
+
+    def mlp(whole: Mlp) -> Mlp:
+        if isinstance(whole, SharedExpert):
+            return replace(whole, mlp=mlp(whole.mlp))
+        if isinstance(whole, DenseMlp):
+            return replace(whole, gate_up=_linear(whole.gate_up), down=_linear(whole.down))
+        assert isinstance(whole, MixtureMlp)
+        slices = tuple(experts.each(_linear) for experts in whole.slices)
+        return replace(whole, slices=slices, shared=None if whole.shared is None else mlp(whole.shared))
+
+    return replace(layer, qkv=_linear(layer.qkv), o=_linear(layer.o), mlp=mlp(layer.mlp))
+
+
+def products(index: int, layer: LayerParameters, config: ModelConfig) -> Iterator[Product]:
+    """Those of the observed layer `index`."""
+    prefix, D = f"model.layers.{index}", config.head_dim
+
+    def product(linear: Linear, *modules: tuple[str, int]) -> Product:
+        return Product(tuple((f"{prefix}.{name}", rows) for name, rows in modules), _seen(linear))
+
+    sizes = (config.num_heads * D, config.num_kv_heads * D, config.num_kv_heads * D)
+    heads = zip(("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"), sizes, strict=True)
+    yield product(layer.qkv, *heads)
+    yield product(layer.o, ("self_attn.o_proj", config.hidden_size))
+    for mlp in _dense_mlps(layer.mlp):
+        size = mlp.intermediate_size
+        yield product(mlp.gate_up, (f"{mlp.block}.gate_proj", size), (f"{mlp.block}.up_proj", size))
+        yield product(mlp.down, (f"{mlp.block}.down_proj", config.hidden_size))
+    if isinstance(layer.mlp, MixtureMlp):
+        names, size = layer.mlp.config.names, layer.mlp.config.intermediate_size
+        for number in range(layer.mlp.config.num_experts):
+            gate_up, down = layer.mlp.expert(number)
+            expert = f"{names.block}.experts.{number}"
+            yield product(gate_up, (f"{expert}.{names.gate}", size), (f"{expert}.{names.up}", size))
+            yield product(down, (f"{expert}.{names.down}", config.hidden_size))
+
+
+def moves(layer: LayerParameters) -> Iterator[Move]:
+    """Of an observed layer. Between the values and `o` heads share factors' places, so `o` has none."""
+    pairs = [(mlp.gate_up, mlp.down) for mlp in _dense_mlps(layer.mlp)]
+    dense: list[torch.Tensor] = []
+    if isinstance(layer.mlp, MixtureMlp):
+        pairs += [layer.mlp.expert(number) for number in range(layer.mlp.config.num_experts)]
+        dense = [linear.weight for linear in _gates(layer.mlp).values()]
+    for gate_up, down in pairs:
+        both = _seen(gate_up).linear
+        size = both.weight.shape[0] // 2
+        up = [both.weight[size:]] if both.bias is None else [both.weight[size:], both.bias[size:]]
+        yield Move([_seen(down)], up, [])
+    yield Move([_seen(layer.qkv)], [layer.input_norm_E], [])
+    yield Move([_seen(gate_up) for gate_up, _ in pairs], [layer.post_norm_E], dense)
+
+
+def moved(index: int, layer: LayerParameters) -> dict[str, torch.Tensor]:
+    """What took factors of the observed layer `index` and stays dense, by the checkpoint's names."""
+    prefix = f"model.layers.{index}"
+    found = {
+        f"{prefix}.input_layernorm.weight": layer.input_norm_E,
+        f"{prefix}.post_attention_layernorm.weight": layer.post_norm_E,
+    }
+    for mlp in _dense_mlps(layer.mlp):
+        if (bias := _seen(mlp.gate_up).linear.bias) is not None:
+            found[f"{prefix}.{mlp.block}.up_proj.bias"] = bias[len(bias) // 2 :]
+    if isinstance(layer.mlp, MixtureMlp):
+        block = layer.mlp.config.names.block
+        found |= {f"{prefix}.{block}.{name}.weight": linear.weight for name, linear in _gates(layer.mlp).items()}
+    return found
+
+
+def _observed_mlp(mlp: Mlp) -> Mlp:
+    if isinstance(mlp, DenseMlp):
+        return replace(mlp, gate_up=_inputs(mlp.gate_up), down=_inputs(mlp.down))
+    if isinstance(mlp, SharedExpert):
+        return replace(mlp, mlp=_observed_mlp(mlp.mlp))
+    assert isinstance(mlp, MixtureMlp)
+    [experts] = mlp.slices
+
+    def separate(linear: ExpertLinear) -> ExpertLinear:
+        return SeparateExperts(tuple(_inputs(linear.expert(number)) for number in range(mlp.config.num_experts)))
+
+    shared = None if mlp.shared is None else _observed_mlp(mlp.shared)
+    return replace(mlp, slices=(ExpertSlice(separate(experts.gate_up), separate(experts.down)),), shared=shared)
+
+
+def _inputs(linear: Linear) -> Inputs:
+    dense = linear.dense() if isinstance(linear, PackedLinear) else linear
+    assert isinstance(dense, DenseLinear)
+    C = dense.weight.shape[1]
+    zeros_CC = torch.zeros((C, C), dtype=torch.float32, device=dense.weight.device)
+    return Inputs(dense, zeros_CC, zeros_CC[0].clone())
+
+
+def _seen(linear: Linear) -> Inputs:
+    assert isinstance(linear, Inputs)
+    return linear
+
+
+def _linear(linear: Linear) -> Linear:
+    return _seen(linear).linear
+
+
+def _dense_mlps(mlp: Mlp) -> list[DenseMlp]:
+    """Itself, or a mixture's shared expert."""
+    if isinstance(mlp, DenseMlp):
+        return [mlp]
+    assert isinstance(mlp, MixtureMlp)
+    return [mlp.shared.mlp] if isinstance(mlp.shared, SharedExpert) else []
+
+
+def _gates(mlp: MixtureMlp) -> dict[str, DenseLinear]:
+    """What reads a mixture's inputs and is never rounded."""
+    gates = {"gate": mlp.router}
+    if isinstance(mlp.shared, SharedExpert):
+        gates["shared_expert_gate"] = mlp.shared.gate
+    return {name: linear for name, linear in gates.items() if isinstance(linear, DenseLinear)}

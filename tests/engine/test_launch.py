@@ -1,0 +1,182 @@
+"""Steps launched before the one before them was waited for. Judges: the same rows run one step after the other; and,
+for what must not wait, tensors that have shapes and no numbers: whoever asks for one fails."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from ramify.runtime.engine import Engine, build_engine
+from ramify.runtime.protocol.config import CoreConfig
+from ramify.runtime.scheduler.plan import (
+    PENDING,
+    ForwardPlan,
+    PageCopy,
+    Penalties,
+    Row,
+    RowResult,
+    Sample,
+    Sampling,
+    SamplingPlan,
+    Score,
+)
+
+GREEDY = Sample(temperature=0.0, top_k=None, top_p=1.0, min_p=0.0, draw=0)
+NUM_PAGES = 4  # of each row
+
+
+def random_sample(draw: random.Random) -> Sample:
+    return Sample(
+        temperature=draw.choice([0.0, 0.8]),
+        top_k=draw.choice([None, 9]),
+        top_p=draw.choice([1.0, 0.9]),
+        min_p=0.0,
+        draw=draw.getrandbits(62),
+        num_top_logprobs=draw.choice([None, 2]),
+    )
+
+
+@dataclass(frozen=True)
+class Step:
+    """Rows whose tokens are known, and those that follow rows of the step before: its index and what is sampled."""
+
+    prompts: list[Row]
+    follows: list[tuple[int, Sampling | None]]
+
+
+def random_steps(draw: random.Random, vocab_size: int, num: int, *, newcomers: Sequence[int] = (0, 1, 3)) -> list[Step]:
+    """Rows in any order, some left out, some that sample nothing. Five prompts, then one of these numbers."""
+    words = -(-vocab_size // 32)
+    steps: list[Step] = []
+    sampled: list[int] = []  # rows of the last step
+    num_prompts = 0
+    for _ in range(num):
+        prompts = []
+        for _ in range(draw.choice(newcomers) if steps else 5):
+            tokens = draw.choices(range(150), k=draw.choice([1, 5, 16, 17, 30]))
+            pages = list(range(NUM_PAGES * num_prompts, NUM_PAGES * (num_prompts + 1)))
+            sample = random_sample(draw)
+            prompts.append(Row(rid=str(num_prompts), tokens=tokens, first_position=0, pages=pages, sample=sample))
+            num_prompts += 1
+        follows: list[tuple[int, Sampling | None]] = []
+        for index in draw.sample(sampled, k=draw.randint(min(1, len(sampled)), len(sampled))):
+            mask = draw.choice([None, b"\xf0" * 4 * words])
+            follows.append((index, None if draw.random() < 0.2 else Sampling(random_sample(draw), mask)))
+        steps.append(Step(prompts, follows))
+        sampled = [index for index, (_, own) in enumerate(follows) if own is not None]
+        sampled += range(len(follows), len(follows) + len(prompts))
+    return steps
+
+
+def ahead(engine: Engine, steps: Sequence[Step]) -> list[list[RowResult]]:
+    """Each launched before the one before it was waited for."""
+    told, rows, launched = [], [], None
+    for number, step in enumerate(steps):
+        following = [_after(rows[index], PENDING, follows=index) for index, _ in step.follows]
+        rows = [*following, *step.prompts]
+        now = engine.launch(ForwardPlan(step=number, copies=[], rows=rows))
+        if launched is not None:
+            told.append(launched.wait().rows)
+        if following:
+            now.sample(SamplingPlan(number, [own for _, own in step.follows]))
+        launched = now
+    assert launched is not None
+    return [*told, launched.wait().rows]
+
+
+def one_by_one(engine: Engine, steps: Sequence[Step]) -> list[list[RowResult]]:
+    told: list[list[RowResult]] = []
+    rows: list[Row] = []
+    for number, step in enumerate(steps):
+        following = []
+        for index, own in step.follows:
+            (token,) = told[-1][index].tokens
+            row = _after(rows[index], token)
+            following.append(row if own is None else msgspec.structs.replace(row, sample=own.sample, mask=own.mask))
+        rows = [*following, *step.prompts]
+        told.append(engine.run(ForwardPlan(step=number, copies=[], rows=rows)).rows)
+    return told
+
+
+def _after(row: Row, token: int, *, follows: int | None = None) -> Row:
+    first = row.first_position + len(row.tokens)
+    return Row(rid=row.rid, tokens=[token], first_position=first, pages=row.pages, follows=follows)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_what_follows_is_what_was_sampled_wherever_its_row_stands(engine: Engine, seed: int) -> None:
+    steps = random_steps(random.Random(seed), engine.info.vocab_size, 8)
+    ours, judge = ahead(engine, steps), one_by_one(engine, steps)
+    assert [[result.tokens for result in told] for told in ours] == [
+        [result.tokens for result in told] for told in judge
+    ]
+    for mine, wanted in zip(chain(*ours), chain(*judge), strict=True):
+        assert [entry.logprob for entry in mine.logprobs] == pytest.approx(
+            [entry.logprob for entry in wanted.logprobs], abs=1e-4
+        )
+
+
+@pytest.fixture
+def without_numbers(checkpoint: Path) -> Engine:
+    """An engine whose ops are all torch's, so that they can be run on shapes alone."""
+    return build_engine(CoreConfig(device="cpu", dtype="bfloat16", num_pages=60, kernels="reference"), checkpoint)
+
+
+def test_launching_and_sampling_ask_the_device_for_nothing(without_numbers: Engine) -> None:
+    """The draw apart, which is a kernel on a CUDA device and has a test of its own there."""
+    engine = without_numbers
+    words = -(-engine.info.vocab_size // 32)
+    everything = Sample(
+        temperature=0.0,
+        top_k=None,
+        top_p=1.0,
+        min_p=0.0,
+        draw=0,
+        penalties=Penalties(frequency=0.5, presence=0.1, repetition=1.2, prompt=[1, 2], output=[3]),
+        logit_bias={3: 1.0},
+        num_top_logprobs=2,
+        logprobs_of=(5, 6),
+    )
+    mask = b"\xf0" * 4 * words
+    rows = [
+        Row(rid="a", tokens=[5, 6, 7], first_position=0, pages=[0], sample=everything, mask=mask),
+        Row(rid="b", tokens=[5] * 20, first_position=0, pages=[1, 2], pool_from=0, sample=GREEDY),
+        Row(rid="c", tokens=[5, 6, 7], first_position=0, pages=[3], score=Score(first=0, targets=[6, 7], num_top=2)),
+    ]
+    following = [
+        _after(rows[1], PENDING, follows=1),
+        _after(rows[0], PENDING, follows=0),
+        Row(rid="d", tokens=[1, 2], first_position=0, pages=[4], sample=GREEDY),
+    ]
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        engine.launch(ForwardPlan(step=1, copies=[PageCopy(0, 5, 3)], rows=rows))
+        open_step = engine.launch(ForwardPlan(step=2, copies=[], rows=following))
+        open_step.sample(SamplingPlan(2, [None, Sampling(everything, mask)]))
+        with pytest.raises(RuntimeError):
+            open_step.wait()
+
+
+QUESTIONS: dict[str, Callable[[torch.Tensor], Any]] = {
+    "item": lambda x: x.sum().item(),
+    "int": lambda x: int(x[0]),
+    "if": lambda x: bool((x > 0).any()),
+    "tolist": lambda x: x.tolist(),
+    "numpy": lambda x: x.numpy(),
+    "nonzero": lambda x: x.nonzero(),
+    "mask": lambda x: x[x > 0],
+}
+
+
+@pytest.mark.parametrize("ask", QUESTIONS.values(), ids=QUESTIONS)
+def test_who_asks_for_a_number_where_there_is_none_fails(ask: Callable[[torch.Tensor], Any]) -> None:
+    with FakeTensorMode(), pytest.raises(Exception, match=r".+"):
+        ask(torch.zeros(3))

@@ -1,0 +1,84 @@
+"""Which sums go through symmetric memory, and, where two CUDA devices see each other, that they are sums."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+import torch.multiprocessing
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ramify.runtime.parallel import collectives
+from ramify.runtime.parallel.shard import Shard
+from ramify.runtime.parallel.symmetric import LARGEST, SymmetricSum, way_of
+
+BF16 = torch.bfloat16
+
+
+def test_little_is_read_from_everyone_more_is_divided_and_most_is_nccl_s() -> None:
+    ways = [way_of(num_bytes, BF16, 2, multicast=False) for num_bytes in (64, 8192, 1 << 20, LARGEST, LARGEST + 64)]
+    assert ways == ["one-shot", "one-shot", "two-shot", "two-shot", None]
+
+
+def test_the_switch_sums_where_it_can_and_has_enough_to_add_up() -> None:
+    assert way_of(8192, BF16, 8, multicast=True) == "multicast"
+    assert way_of(8192, BF16, 8, multicast=False) == "one-shot"
+    assert way_of(8192, BF16, 2, multicast=True) == "one-shot"
+
+
+@given(st.integers(0, 1 << 27), st.sampled_from([2, 4, 8]), st.booleans())
+def test_parts_of_a_load_and_other_numbers_are_nccl_s(num_bytes: int, size: int, multicast: bool) -> None:
+    for dtype in (torch.float16, torch.float64, torch.int64):
+        assert way_of(num_bytes, dtype, size, multicast=multicast) is None
+    if num_bytes % (16 * size) or not num_bytes:
+        assert way_of(num_bytes, BF16, size, multicast=multicast) is None
+
+
+class Sums:
+    """In the place of torch's operators: what each was given."""
+
+    def __init__(self) -> None:
+        self.given: list[tuple[str, list[float]]] = []
+
+    def one_shot_all_reduce(self, x: torch.Tensor, op: str, group: str) -> torch.Tensor:
+        self.given.append((f"one-shot {op} {group}", x.flatten().tolist()))
+        return 2 * x
+
+    def two_shot_all_reduce_(self, x: torch.Tensor, op: str, group: str) -> torch.Tensor:
+        self.given.append((f"two-shot {op} {group}", x.flatten().tolist()[:2]))
+        return x.mul_(2)
+
+
+def test_a_sum_keeps_its_shape_and_leaves_the_shared_memory_to_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    sums = Sums()
+    monkeypatch.setattr(torch.ops, "symm_mem", sums)
+    total = SymmetricSum(torch.zeros(1 << 20, dtype=torch.uint8), "ranks", 2, multicast=False)
+    few, many = torch.arange(8.0).view(2, 4), torch.ones(512, 256)
+    first = total(few.clone())
+    second = total(many.clone())
+    assert first is not None
+    assert second is not None
+    assert torch.equal(first, 2 * few)
+    assert torch.equal(second, 2 * many)
+    assert sums.given == [("one-shot sum ranks", list(range(8))), ("two-shot sum ranks", [1.0, 1.0])]
+    assert total(torch.ones(3)) is None
+
+
+def _rank(rank: int, size: int, folder: str) -> None:
+    device = torch.device("cuda", rank)
+    torch.cuda.set_device(device)
+    group = collectives.join(Shard(rank, size, size), device, f"{folder}/rendezvous")
+    for rows in (1, 3, 64, 4096):
+        x = torch.randn(rows, 4096, dtype=BF16, device=device, generator=torch.Generator(device).manual_seed(rank))
+        expected = group.gather(x).float().sum(0)
+        got = group.sum(x.clone())
+        assert ((got.float() - expected).norm() / expected.norm()).item() < 1e-2
+        assert torch.equal(group.gather(got)[0], group.gather(got)[1])
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
+def test_two_devices_sum_alike_in_every_way(tmp_path: Path) -> None:
+    torch.multiprocessing.spawn(_rank, args=(2, str(tmp_path)), nprocs=2)
