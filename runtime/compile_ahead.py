@@ -24,6 +24,7 @@ MODULES = (  # that have loops of known signatures: importing them compiles thos
     "kernels.cpu.attention",
     "kernels.cpu.layers",
     "kernels.cpu.products",
+    "kernels.cpu.sampling",
     "kernels.cpu.trees",
     "constrained.packed",
     "constrained.product_kernel",
