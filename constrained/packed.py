@@ -33,7 +33,6 @@ from .layout import (
 from .token_trie import NUM_COLUMNS as NUM_TRIE_COLUMNS
 
 Ints = NDArray[np.int32]
-
 # Places in the array of addresses: an address and a number of rows each.
 STATES, EDGES, CLASSES, TARGETS, PUSHES, RETURNS, WORK, CONTEXT, TEXT, STARTS = range(0, 20, 2)
 
@@ -63,7 +62,7 @@ _int64s: Any = intrinsic(_to_int64)
 _bytes: Any = intrinsic(_to_uint8)
 
 
-@compiled()
+@compiled("(int64, int64, int64, int64, int64, int32[:,::1], int32[:,::1], int64[::1])")
 def _start(
     state: int, top: int, free: int, counted: int, offset: int, cells: Ints, work: Ints, context: NDArray[np.int64]
 ) -> None:
@@ -78,7 +77,7 @@ def _start(
     context[ANSWERED] = 0
 
 
-@compiled()
+@compiled("(int64[::1],)")
 def _tables(packed: NDArray[np.int64]) -> tuple[Ints, Ints, NDArray[np.uint8], Ints, Ints, Ints]:
     """The arrays of an automaton, as the loops take them."""
     return (

@@ -19,7 +19,7 @@ SETS, MEMBERS, ROWS, CLOSURES, CLOSED = range(5)
 _FACTOR, _BITS = 1_000_003, (1 << 40) - 1  # of the hash of a set, which stays within 63 bits
 
 
-@compiled()
+@compiled("(int32[::1], int64, boolean, int64[::1], int32[::1], boolean[::1], int32[::1])")
 def _slot(
     found: Ints,
     size: int,
@@ -48,17 +48,6 @@ def _slot(
                 return int(slot)
         slot = (slot + 1) & mask
     return int(slot)
-
-
-@compiled("(int64[::1], int64[::1], int32[::1], boolean[::1], int32[::1])")
-def again(
-    counts: NDArray[np.int64], begins: NDArray[np.int64], members: Ints, ends: NDArray[np.bool_], slots: Ints
-) -> None:
-    """All sets so far into empty slots."""
-    for number in range(1, counts[SETS]):
-        first, last = begins[number], begins[number + 1]
-        if last > first or ends[number]:
-            slots[_slot(members[first:last], last - first, ends[number], begins, members, ends, slots)] = number
 
 
 @compiled("(int32[::1], int64, boolean, int64[::1], int64[::1], int32[::1], boolean[::1], int32[::1])")
@@ -91,7 +80,21 @@ def enter(
     return number
 
 
-@compiled()
+@compiled("(int64[::1], int64[::1], int32[::1], boolean[::1], int32[::1])")
+def again(
+    counts: NDArray[np.int64], begins: NDArray[np.int64], members: Ints, ends: NDArray[np.bool_], slots: Ints
+) -> None:
+    """All sets so far into empty slots."""
+    for number in range(1, counts[SETS]):
+        first, last = begins[number], begins[number + 1]
+        if last > first or ends[number]:
+            slots[_slot(members[first:last], last - first, ends[number], begins, members, ends, slots)] = number
+
+
+@compiled(
+    "(int64, boolean, int32[::1], int32[::1], int32[::1], int32[::1], int32[::1], int64, int64,"
+    " int64[::1], int64[::1], int32[::1], boolean[::1], int32[::1], int32[::1])"
+)
 def _closure(
     start: int,
     at_start: bool,
@@ -169,8 +172,9 @@ def _closure(
 
 
 @compiled(
-    "(int64, int32[::1], int32[::1], int32[::1], int32[::1], int32[::1], int64, int64, int64[::1], int64[::1],"
-    " int32[::1], boolean[::1], int32[::1], int64[::1], int32[::1], boolean[::1], int32[::1], int32[::1])"
+    "(int64, int32[::1], int32[::1], int32[::1], int32[::1], int32[::1], int64, int64, int64[::1],"
+    " int64[::1], int32[::1], boolean[::1], int32[::1], int64[::1], int32[::1], boolean[::1], int32[::1],"
+    " int32[::1])"
 )
 def begin(
     entry: int,
@@ -207,9 +211,9 @@ def begin(
 
 
 @compiled(
-    "(int32[::1], int32[::1], int32[::1], int32[::1], int32[::1], int32[::1], int32[::1], int64, int64, int64[::1],"
-    " int64[::1], int32[::1], boolean[::1], int32[::1], int32[::1], int64[::1], int32[::1], boolean[::1], int32[:,::1],"
-    " int32[::1], int32[::1], int32[::1])"
+    "(int32[::1], int32[::1], int32[::1], int32[::1], int32[::1], int32[::1], int32[::1], int64, int64,"
+    " int64[::1], int64[::1], int32[::1], boolean[::1], int32[::1], int32[::1], int64[::1], int32[::1],"
+    " boolean[::1], int32[:,::1], int32[::1], int32[::1], int32[::1])"
 )
 def extend(
     free_begins: Ints,

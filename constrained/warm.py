@@ -20,7 +20,11 @@ def warm_up() -> None:
     from . import kernel  # here, for it imports numba
 
     if kernel.IS_COMPILED:
-        for name in ("packed", "product_kernel"):  # before what follows, whose processor time is bounded
+        for name in (
+            "packed",
+            "product_kernel",
+            "subset_kernel",
+        ):  # before what follows, whose processor time is bounded
             import_module(f".{name}", __package__)
     plain_states(any_string())
     labelled_product(any_string(), [any_string()], lambda _: 0)

@@ -47,7 +47,7 @@ def _told() -> Iterator[None]:
     with ExitStack() as shown:
 
         def on_first() -> None:
-            message = "compiling loops for this processor, once: some ten seconds"
+            message = "compiling loops for this processor, once: up to half a minute"
             if sys.stderr.isatty():
                 shown.enter_context(Console(stderr=True).status(message))
             else:
