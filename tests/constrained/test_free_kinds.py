@@ -1,0 +1,59 @@
+"""Kinds of bytes that are said to lead on from a state are tried: every text of them, as long as it may be."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from ramify.constrained import JsonSchema, Vocabulary, compile_constraint
+from ramify.constrained.byte_kinds import KIND, NUM_KINDS
+from ramify.constrained.dfa import DEAD, START, free_kinds
+from ramify.constrained.string_dfas import pattern_dfa
+
+PATTERNS = [
+    "^[a-z]+$",
+    "^[a-z0-9-]{3,12}$",
+    "^[0-9a-f]{4}(-[0-9a-f]{2}){2}$",
+    "^(?:[^@ ]{1,9}@)?[a-z.]+$",
+    "^([0-9]+|[A-F]+)_?$",
+    "ab",
+    "^$",
+    r"^\S+( \S+){0,3}$",
+    "^(?!.*xx)[x-z]*$",
+]
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_every_text_of_the_kinds_leads_on(pattern: str) -> None:
+    dfa = pattern_dfa(pattern)
+    free, lengths = free_kinds(dfa)
+    for state in range(START, dfa.num_states):
+        data = [byte for byte in range(256) if KIND[byte] < NUM_KINDS and free[state] >> KIND[byte] & 1]
+        assert not free[state] >> NUM_KINDS
+        come_to = {state}
+        for _ in range(min(int(lengths[state]), dfa.num_states) if data else 0):
+            come_to = {int(dfa.table[source, dfa.class_of[byte]]) for source in come_to for byte in data}
+            assert DEAD not in come_to
+
+
+def test_what_a_pattern_takes_is_found() -> None:
+    free, lengths = free_kinds(pattern_dfa("^[a-z]{5,40}$"))
+    letters = {int(KIND[byte]) for byte in b"abcdefghijklmnopqrstuvwxyz"}
+    assert {kind for kind in range(NUM_KINDS) if free[START] >> kind & 1} == letters
+    assert lengths[START] == 40
+
+
+@pytest.mark.parametrize("most", [3, 7, 40])
+def test_a_branch_of_tokens_is_let_in_only_as_far_as_lengths_allow(most: int) -> None:
+    words = [b"a" * length for length in range(1, 30)] + [b"ab" * length for length in range(1, 15)]
+    tokens: list[bytes | None] = [b'"', *words, b"1", b"a1", b'a"', None]
+    vocabulary = Vocabulary.from_tokens(tokens, [len(tokens) - 1])
+    for schema in ({"pattern": f"^[a-z]{{0,{most}}}$"}, {"pattern": "^[a-z]*$", "maxLength": most}):
+        grammar = compile_constraint(JsonSchema({"type": "string", **schema}), vocabulary)
+        matcher, out = grammar.matcher(), np.zeros(vocabulary.num_words, np.int32)
+        assert matcher.accept(0)
+        assert matcher.accept(1)
+        matcher.mask(out)
+        allowed = np.flatnonzero(np.unpackbits(out.view(np.uint8), bitorder="little")).tolist()
+        expected = [n for n, data in enumerate(tokens) if data in words and len(data or b"") <= most - 1]
+        assert allowed == [0, *expected, *([tokens.index(b'a"')] if most > 1 else [])]
