@@ -159,7 +159,7 @@ def main(
     size: Annotated[int, typer.Option(help="Requests in a round, at least.")] = 8,
     steps: Annotated[int, typer.Option(help="--speculative-num-steps")] = 7,
     tokens: Annotated[int, typer.Option(help="--speculative-num-draft-tokens")] = 8,
-    top_k: Annotated[int, typer.Option(help="--speculative-eagle-topk")] = 4,
+    top_k: Annotated[int | None, typer.Option(help="--speculative-eagle-topk")] = None,
     random: Annotated[str | None, typer.Option(help="HIDDENxLAYERS of a random checkpoint to make and serve.")] = None,
     adaptive: Annotated[bool, typer.Option(help="--speculative-adaptive")] = True,
 ) -> None:

@@ -49,7 +49,7 @@ from .protocol.version import __version__
 from .scheduler.plan_log import Header, LoggingScheduler, PlanLog
 from .scheduler.retokenise import Retokenise, Retokeniser
 from .scheduler.scheduler import Scheduler, VocabularyFacts, make_cache
-from .speculation.build import build_source, choose_source, draft_page_bytes
+from .speculation.build import build_source, draft_page_bytes, with_choices
 from .tokenizer import load_tokenizer
 
 logger = logging.getLogger("ramify.core")
@@ -168,7 +168,7 @@ def load(config: CoreConfig, lead: MakeLead | None = None) -> Core:
         else:
             page_bytes = partial(draft_page_bytes, config, path)
             engine = build_engine(config, path, on_progress, make_source, draft_page_bytes=page_bytes)
-    config = msgspec.structs.replace(config, speculative=choose_source(config, path))
+    config = with_choices(config, path)
     engine.warm_up()
     info = ModelInfo(name=name, path=str(path), version=__version__, **asdict(engine.info))
     token_bytes = (tokenizer.token_bytes + [None] * info.vocab_size)[: info.vocab_size]

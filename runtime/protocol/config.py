@@ -109,7 +109,10 @@ class CoreConfig(msgspec.Struct, frozen=True, kw_only=True):
         str | None, Meta(description="the head (eagle) or the smaller model (draft); default: the head in MODEL/draft")
     ] = None
     speculative_num_steps: Annotated[int, Meta(ge=1, le=32, description="guesses after one another, at most")] = 7
-    speculative_eagle_topk: Annotated[int, Meta(ge=1, le=32, description="guesses beside one another")] = 4
+    speculative_eagle_topk: Annotated[
+        Annotated[int, Meta(ge=1, le=32)] | None,
+        Meta(description="guesses beside one another; default: 4, of a head on a CPU 1"),
+    ] = None
     speculative_num_draft_tokens: Annotated[
         int, Meta(ge=2, le=128, description="tokens verified at once for a request: the last known one and its guesses")
     ] = 8

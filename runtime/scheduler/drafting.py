@@ -22,6 +22,7 @@ from .request import Request
 from .step_cost import StepShape
 
 SHARE = 4  # guesses get a quarter of what a step has left for prompts, at most
+TOP_K = 4  # where nothing else is set
 COLDEST = 0.3  # drafts are ranked no colder: a head is calibrated for 1, and sharpened too far its ranking is noise
 
 
@@ -46,7 +47,7 @@ class Drafting:
     def __init__(self, config: CoreConfig, vocab_size: int) -> None:
         self._source = config.speculative or "off"
         self._steps = config.speculative_num_steps
-        self._top_k = config.speculative_eagle_topk
+        self._top_k = config.speculative_eagle_topk or TOP_K
         self._num_guesses = config.speculative_num_draft_tokens - 1  # the other one is known
         self._adaptive = config.speculative_adaptive
         self._vocab_size = vocab_size

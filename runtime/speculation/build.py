@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
+from msgspec.structs import replace
 
 from ..checkpoint import find_checkpoint
 from ..engine import kv_pool
@@ -46,6 +47,18 @@ def choose_source(config: CoreConfig, path: Path) -> SpeculativeName:
             param="speculative_draft_model",
         )
     return asked
+
+
+def with_choices(config: CoreConfig, path: Path) -> CoreConfig:
+    """With the source and the width of its trees that are chosen where none are set. Of a head on a CPU chains are one
+    compiled loop and as deep as a small tree; trees are grown by operators.
+
+    Raises as `choose_source` does.
+    """
+    source, top_k = choose_source(config, path), config.speculative_eagle_topk
+    if source == "eagle" and top_k is None and choose_device(config.device).type == "cpu":
+        top_k = 1
+    return replace(config, speculative=source, speculative_eagle_topk=top_k)
 
 
 def build_source(

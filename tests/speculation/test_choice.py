@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ramify.runtime.checkpoint import SHIPPED_MODEL
 from ramify.runtime.protocol.config import CoreConfig
-from ramify.runtime.speculation.build import choose_source
+from ramify.runtime.speculation.build import choose_source, with_choices
 
 
 def test_a_head_drafts_by_default_where_a_pass_of_the_model_is_worth_saving(tmp_path: Path) -> None:
@@ -20,3 +20,10 @@ def test_a_head_drafts_by_default_where_a_pass_of_the_model_is_worth_saving(tmp_
     assert choose_source(default, tmp_path) == "eagle"
     assert choose_source(default, SHIPPED_MODEL) == "off"
     assert choose_source(CoreConfig(device="cpu", speculative="eagle"), SHIPPED_MODEL) == "eagle"
+
+
+def test_heads_draft_chains_on_a_cpu_unless_told_otherwise() -> None:
+    assert with_choices(CoreConfig(device="cpu", speculative="eagle"), SHIPPED_MODEL).speculative_eagle_topk == 1
+    asked = CoreConfig(device="cpu", speculative="eagle", speculative_eagle_topk=4)
+    assert with_choices(asked, SHIPPED_MODEL).speculative_eagle_topk == 4
+    assert with_choices(CoreConfig(device="cpu", speculative="ngram"), SHIPPED_MODEL).speculative_eagle_topk is None
