@@ -28,7 +28,7 @@ def way_of(num_bytes: int, dtype: torch.dtype, size: int, *, multicast: bool) ->
     """How `size` ranks best sum tensors of so many bytes; None: by NCCL. One-shot: each rank reads all of the others';
     two-shot: each sums a part, and reads the others' sums; multicast: the switch sums.
 
-    The bounds between them are what is published for H100s; they have not been measured here.
+    The bounds between them are guesses at what holds on one machine of eight devices; they have not been measured.
     """
     if dtype not in _DTYPES or not 0 < num_bytes <= LARGEST or num_bytes % (_ALIGNMENT * size):
         return None
