@@ -5,11 +5,14 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 
 import msgspec
 import zmq
@@ -97,7 +100,8 @@ def serve_node(config: RuntimeConfig, on_start: Callable[[], None]) -> None:
                 write_rendezvous(config.serve.socket_dir, welcome.rendezvous)
                 ranks.start(config)
                 on_start()
-                _relay(link, ranks, f"node 0 at {config.core.master}")
+                with _signals() as told_to_end:
+                    _relay(link, ranks, f"node 0 at {config.core.master}", told_to_end)
             except KeyboardInterrupt:
                 raise _told(link, RuntimeFailed(f"node {node} was told to end; the runtime is down")) from None
             except RamifyError as error:
@@ -115,14 +119,36 @@ def _told(link: NodeLink, error: RamifyError) -> RamifyError:
     return error
 
 
-def _relay(link: NodeLink, ranks: Ranks, master: str) -> None:
-    """Plans to the ranks, until node 0 says that it is enough."""
+@contextmanager
+def _signals() -> Iterator[int]:
+    """A file descriptor that can be read once this process was told to end. An exception out of a signal's handler is
+    lost where it comes up in a callback."""
+    readable, writable = os.pipe()
+
+    def note(number: int, frame: FrameType | None) -> None:
+        os.write(writable, b"x")
+
+    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield readable
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        os.close(readable)
+        os.close(writable)
+
+
+def _relay(link: NodeLink, ranks: Ranks, master: str, told_to_end: int) -> None:
+    """Plans to the ranks, until node 0 says that it is enough. Raises KeyboardInterrupt when `told_to_end` can be
+    read."""
     poller = zmq.Poller()
-    for waited in (link.plans, link.control, link.monitor, ranks.wake):
+    for waited in (link.plans, link.control, link.monitor, ranks.wake, told_to_end):
         poller.register(waited, zmq.POLLIN)
     told = False
     while True:
         come = dict(poller.poll(None if told else _LOOK_MS))
+        if told_to_end in come:
+            raise KeyboardInterrupt
         ranks.check()
         if not told and ranks.ready:
             link.say(NodeReady())

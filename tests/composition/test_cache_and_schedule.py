@@ -41,7 +41,12 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "prefill_budget": 40,
         "max_running": 16,
     },
-    "guesses from the text": {"num_pages": QUARTER, "speculative": "ngram", "prefill_budget": 100},
+    "guesses from the text": {
+        "num_pages": QUARTER,
+        "speculative": "ngram",
+        "speculative_adaptive": False,  # whether it pays depends on the machine
+        "prefill_budget": 100,
+    },
     "guesses from a model": {
         "num_pages": 64,
         "host_kv_memory": 0.01,

@@ -77,7 +77,11 @@ def test_a_grown_head_drafts_the_same_for_the_same_target(shipped, tmp_path) -> 
     read = []
     for path in (shipped / "draft", tmp_path):
         head = load_head(path, model)
-        read.append(head.forward(ids_N, features_NE, torch.arange(20), AheadAttention(1, head.scale)).read_NE)
+        read.append(
+            head.forward(
+                ids_N, features_NE, torch.arange(20), AheadAttention(1, head.config.num_kv_heads, head.scale)
+            ).read_NE
+        )
     torch.testing.assert_close(read[1], read[0], rtol=1e-3, atol=1e-3)
     assert read[0].std() > 0.1
 
