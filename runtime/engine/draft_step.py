@@ -17,6 +17,16 @@ def draft_step(
     rows: Sequence[Row], results: Sequence[RowResult], starts_R: Sequence[int], features_TE: torch.Tensor | None
 ) -> DraftStep:
     """`starts_R` says where each row's tokens start in the step; `features_TE` are those of all of them."""
+    if all(row.parents is None for row in rows):
+        return DraftStep(
+            [
+                DraftRow(
+                    row.tokens, row.first_position, row.pages, result.tokens[-1] if result.tokens else None, row.draft
+                )
+                for row, result in zip(rows, results, strict=True)
+            ],
+            features_TE,
+        )
     kept_rows, indices = [], []
     for index, row in enumerate(rows):
         tokens, num_committed = results[index].tokens, row.num_committed

@@ -108,7 +108,8 @@ class Launched:
             step = draft_step(self._plan.rows, results, self._starts_R, self._features_TE)
             drafts = self._device.source.follow(step)
             results = [
-                msgspec.structs.replace(result, draft=draft) for result, draft in zip(results, drafts, strict=True)
+                result if draft is None else msgspec.structs.replace(result, draft=draft)
+                for result, draft in zip(results, drafts, strict=True)
             ]
         return ForwardResult(step=self._plan.step, rows=results, seconds=time.perf_counter() - self._began)
 

@@ -157,6 +157,8 @@ class Decoder:
             captured[num_layers] = hidden
             if wanted_O is not None:
                 hidden = hidden[wanted_O]
+        if len(captures) == 1:
+            return hidden, captured[captures[0]]
         return hidden, torch.cat([captured[index] for index in captures], dim=-1) if captures else None
 
     def logits(self, hidden_OE: torch.Tensor) -> torch.Tensor:

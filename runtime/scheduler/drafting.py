@@ -70,6 +70,9 @@ class Drafting:
         self._verified.clear()
         if not self.guesses:
             return 0
+        if self._adaptive and self._source != "ngram" and not self._may_guess(batch):
+            self._drafts_now, self._chosen = Choice(), frozenset()
+            return 0
         # Forced text leaves more than one token to compute, and guesses follow them all the same.
         decoding = [request for request in batch if request.num_output > 0 and request.wants_tokens]
         limit = max(0, budget - len(decoding)) // SHARE
@@ -81,6 +84,10 @@ class Drafting:
                 self._proposals[request.rid] = tree, count
         self._choose(decoding, len(batch))
         return sum(count for _, count in self._proposals.values())
+
+    def _may_guess(self, batch: Batch) -> bool:
+        """Whether there is anything to verify or to draft."""
+        return self._economy.may_guess(max(1, len(batch))) or any(request.draft is not None for request in batch)
 
     def add_guesses(self, parts: Iterable[Part], batch: Batch) -> list[Part]:
         """The parts, those that decode with as many of the guesses proposed as there is room for."""
@@ -118,8 +125,11 @@ class Drafting:
         if not self._adaptive or self._source == "off":
             return
         wants = {row.rid: row.draft for row in plan.rows if row.draft is not None}
-        num_rows, num_tokens = len(plan.rows), plan.num_tokens
-        if not wants and num_rows == num_tokens and all(row.sample is not None for row in plan.rows):  # as most are
+        num_rows = len(plan.rows)
+        if not wants and all(len(row.tokens) == 1 and row.sample is not None for row in plan.rows):  # as most are
+            if self._economy.may_skip(num_rows):
+                self._followed = frozenset()
+                return
             context = sum(row.first_position for row in plan.rows) / num_rows
             shape, work = StepShape(num_rows), StepWork(num_rows, 0, 0, context, guessed=False)
         else:

@@ -17,9 +17,7 @@ from .step_cost import StepCost, StepShape
 
 MARGIN = 1.03  # times plain decoding's speed; less is within what the clocks say, and what they do not see
 DEPTHS = (1, 2, 3, 5, 7, 10, 14, 20, 32)  # that are weighed
-PLAIN_SEEN = (
-    8  # of so many plain steps one is taken into the costs: to look at each would be a share of a small model's
-)
+PLAIN_SEEN = 8  # of so many plain steps one is looked at: to look at each would be a share of a small model's
 REST = 4  # steps for which a decision not to guess stands, and more over a large batch
 LEVELS = 0.7  # the chance of a level, as long as nothing was verified
 
@@ -55,7 +53,8 @@ class Economy:
     guard: Guard = field(default_factory=Guard)
     overall: Acceptance = field(default_factory=Acceptance)
     _resting: int = 0  # steps to come, in which nothing is decided
-    _num_plain: int = 0  # steps in a row
+    _num_plain: int = 0  # steps in a row, since the costs were told of one
+    _num_unseen: int = 0  # plain steps
 
     def observe(self, own: Acceptance, expected: float, depth: int, num_right: int) -> None:
         own.observe(expected, depth, num_right, memory=0.85)
@@ -63,10 +62,20 @@ class Economy:
 
     def observe_step(self, shape: StepShape, work: StepWork, seconds: float) -> None:
         """`seconds` is the step's whole time, what the loop does around the engine included."""
-        self.guard.observe(work, seconds)
-        self._num_plain = 0 if work.guessed or work.num_prompt else self._num_plain + 1
-        if not self.cost.known or self._num_plain % PLAIN_SEEN == 0:
+        count, self._num_unseen = 1 + self._num_unseen, 0
+        self.guard.observe(work, seconds, count=count)
+        self._num_plain += PLAIN_SEEN if work.guessed or work.num_prompt else count
+        if not self.cost.known or self._num_plain >= PLAIN_SEEN:
             self.cost.observe(shape, seconds)
+            self._num_plain = 0
+
+    def may_skip(self, num_rows: int) -> bool:
+        """Whether a plain step need not be told of: while guessing is shut, one of PLAIN_SEEN speaks for the others."""
+        shut = self.cost.known and self.guard.measured(num_rows) and not self.guard.is_open(num_rows)
+        if not shut or self._num_unseen == PLAIN_SEEN - 1:
+            return False
+        self._num_unseen += 1
+        return True
 
     def may_guess(self, num_rows: int) -> bool:
         """Whether guesses are to be had at all, so many requests decoding."""

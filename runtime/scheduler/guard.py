@@ -173,9 +173,10 @@ class Guard:
     _num_since_prompts: int = 0
     _num_steps: int = 0
 
-    def observe(self, work: StepWork, seconds: float) -> None:
-        """A step, and its whole time: from the one before to the next, not the computing alone."""
-        self._num_steps += 1
+    def observe(self, work: StepWork, seconds: float, count: int = 1) -> None:
+        """A step, and its whole time: from the one before to the next, not the computing alone. A plain one may speak
+        for `count` like it."""
+        self._num_steps += count
         if seconds <= 0 or not work.num_rows or work.num_prompt > SMALL:
             return
         account = self._account(work.num_rows)
@@ -189,7 +190,7 @@ class Guard:
             if work.num_prompt:
                 self._prompts.observe(work.num_prompt, seconds - step)
                 self._num_since_prompts = 0
-            account.add(ALLOWANCE * min(seconds, OUTLIER * step), step)
+            account.add(ALLOWANCE * count * min(seconds, OUTLIER * step), step)
             return
         account.num_since_plain += 1
         worth = step * (1 + work.num_gained / work.num_rows)
