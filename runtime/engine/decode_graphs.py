@@ -98,12 +98,13 @@ class DecodeGraphs:
             self._graphs[size] = self._capture(lambda size=size: self._forward(size))  # type: ignore[misc]
 
     def hidden_and_features(self, rows: Sequence[Row], sampled: Sampled) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """As the decoder's, for rows that fit; valid until the next call. `sampled` is what the step before sampled."""
+        """As the decoder's, for rows that fit. The hidden states are valid until the next call; features, which a draft
+        source keeps for later, are the caller's. `sampled` is what the step before sampled."""
         size = next(size for size in self._sizes if size >= len(rows))
         self._fill(rows, size, sampled)
         self._graphs[size]()
         hidden_RE, features_RE = self._outputs[size]
-        return hidden_RE[: len(rows)], None if features_RE is None else features_RE[: len(rows)]
+        return hidden_RE[: len(rows)], None if features_RE is None else features_RE[: len(rows)].clone()
 
     def _fill(self, rows: Sequence[Row], size: int, sampled: Sampled) -> None:
         ids, positions = np.zeros((2, size), dtype=np.int64)

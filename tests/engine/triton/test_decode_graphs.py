@@ -12,6 +12,7 @@ import transformers
 
 from ramify.runtime.engine import Engine, build_engine
 from ramify.runtime.engine.decode_graphs import CudaCapture, DecodeGraphs, Forward, graph_sizes
+from ramify.runtime.engine.sampled import NOTHING_SAMPLED
 from ramify.runtime.protocol.config import CoreConfig
 from ramify.runtime.scheduler.plan import ForwardPlan, Row, RowResult, Sample, Score
 
@@ -136,6 +137,25 @@ def test_capturing_writes_nothing(checkpoint: Path) -> None:
     with torch.inference_mode():
         graphs.capture_all()
     assert all(bool((memory == 7.0).all()) for memory in pool.memories)
+
+
+def test_features_outlive_what_a_graph_writes_next(checkpoint: Path) -> None:
+    """A draft source stores them many steps later; a graph writes its outputs where it wrote them before."""
+    engine = plain_engine(checkpoint)
+    model, pool = engine._device.model, engine._device.pool
+    capture = CountedCapture()
+    graphs = DecodeGraphs(model, pool.layers, max_rows=1, num_places=32, captures=(0, 2), capture=capture)
+    row = Row(rid="a", tokens=[1], first_position=0, pages=[0], sample=SAMPLE)
+    with torch.inference_mode():
+        graphs.capture_all()
+        _, features = graphs.hidden_and_features([row], NOTHING_SAMPLED)
+        assert features is not None
+        kept = features.clone()
+        [(_, written)] = graphs._outputs.values()
+        assert written is not None
+        written.zero_()
+    assert kept.abs().max() > 0
+    assert torch.equal(features, kept)
 
 
 def test_only_rows_that_decode_fit(checkpoint: Path) -> None:
