@@ -81,12 +81,16 @@ def test_forced_text_is_the_same_when_memory_runs_out_and_rows_are_cut(
     mix += [long, long | drawn, *FORCED, *[params | drawn for params in FORCED]]
     before = stats(cramped)
     with ThreadPoolExecutor(len(mix)) as threads:
-        found = list(threads.map(lambda params: texts(ask(cramped, params)), mix))
         expected = list(threads.map(lambda params: texts(ask(plain, params)), mix))
-    assert found == expected
-    after = stats(cramped)
-    assert after["num_forced_tokens"] - before["num_forced_tokens"] > 2 * 3 * len(LONG) / 8
-    assert after["num_retractions"] > before["num_retractions"]
+        for _ in range(20):  # who comes when is chance; most times somebody has to give up its place
+            assert list(threads.map(lambda params: texts(ask(cramped, params)), mix)) == expected
+            after = stats(cramped)
+            assert after["num_forced_tokens"] - before["num_forced_tokens"] > 2 * 3 * len(LONG) / 8
+            if after["num_retractions"] > before["num_retractions"]:
+                return
+            for params in 3 * FORCED:  # short outputs, lest too few be let in for fear of long ones
+                ask(cramped, params)
+    pytest.fail("nobody ever had to give up its place")
 
 
 def test_programs_whose_texts_are_forced_are_the_same_with_and_without_jumps(
