@@ -3,6 +3,7 @@ expression allows as a whole text. Each is made once a process and shared."""
 
 from __future__ import annotations
 
+import math
 from functools import lru_cache
 
 from .budget import Budget
@@ -42,7 +43,7 @@ def pattern_chars(pattern: str) -> CharDfa:
 @lru_cache(maxsize=64)
 def format_chars(name: str) -> CharDfa | None:
     expression = format_expression(name)
-    return None if expression is None else char_dfa(expression, _budget())
+    return None if expression is None else char_dfa(expression, _unhurried())
 
 
 @lru_cache(maxsize=64)
@@ -51,7 +52,7 @@ def doubtful_chars(name: str) -> CharDfa | None:
     possible, known = possible_expression(name), format_chars(name)
     if possible is None or known is None:
         return None
-    return char_dfa(possible, _budget()).minus(known, _budget())
+    return char_dfa(possible, _unhurried()).minus(known, _unhurried())
 
 
 @lru_cache(maxsize=1024)
@@ -61,3 +62,8 @@ def _encoded(chars: CharDfa) -> Dfa:
 
 def _budget() -> Budget:
     return Budget(max_cpu_seconds=MAX_CPU_SECONDS)
+
+
+def _unhurried() -> Budget:
+    """Of a format: its pattern is ours and known to be small."""
+    return Budget(max_cpu_seconds=math.inf)

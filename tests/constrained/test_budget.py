@@ -1,0 +1,58 @@
+"""What a compilation may cost, by a clock that the test turns."""
+
+from __future__ import annotations
+
+import pytest
+
+from ramify.constrained import budget as budgets
+from ramify.constrained.budget import Budget
+from ramify.constrained.errors import GrammarError
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def thread_time(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(budgets, "time", clock)
+    return clock
+
+
+def test_a_machine_that_stands_still_between_two_steps_refuses_nothing(clock: Clock) -> None:
+    budget = Budget(max_cpu_seconds=0.5)
+    for _ in range(4):
+        clock.now += 60
+        budget.check(1)
+
+
+def test_steady_work_is_refused_when_its_time_is_over(clock: Clock) -> None:
+    budget = Budget(max_cpu_seconds=0.5)
+    for _ in range(49):
+        clock.now += 0.01
+        budget.check(1)
+    clock.now += 0.02
+    with pytest.raises(GrammarError, match=r"too complex: compiling it takes more than 0\.5 s"):
+        budget.check(1)
+
+
+def test_so_is_work_in_long_steps(clock: Clock) -> None:
+    budget = Budget(max_cpu_seconds=0.55)
+    for _ in range(5):
+        clock.now += 60
+        budget.check(1)
+    clock.now += 60
+    with pytest.raises(GrammarError, match="too complex"):
+        budget.check(1)
+
+
+def test_too_many_states_are_refused_at_once() -> None:
+    budget = Budget(max_states=10)
+    budget.check(10)
+    with pytest.raises(GrammarError, match="more than 10 states"):
+        budget.check(11)
