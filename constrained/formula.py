@@ -6,9 +6,10 @@ Build them with the functions, which keep one form for what is equal at a glance
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, TypeVar
 from weakref import ref
 
+T = TypeVar("T")
 Formula = Any  # bool | And | Or | One | Not | an atom
 
 
@@ -253,3 +254,21 @@ def has_negation(formula: Formula) -> bool:
     if isinstance(formula, And | Or):
         return any(has_negation(part) for part in formula.parts)
     return isinstance(formula, One | Not)
+
+
+def candidates(formula: Formula, listed: Callable[[Formula], frozenset[T] | None]) -> frozenset[T] | None:
+    """The only values that can make it true; None when they are not listed. `listed` says it of an atom."""
+    if formula is False:
+        return frozenset()
+    if isinstance(formula, And):
+        known = [found for part in formula.parts if (found := candidates(part, listed)) is not None]
+        return min(known, key=len, default=None)
+    if isinstance(formula, Or | One):
+        together: set[T] = set()
+        for part in formula.parts:
+            values = candidates(part, listed)
+            if values is None:
+                return None
+            together |= values
+        return frozenset(together)
+    return listed(formula)

@@ -13,12 +13,13 @@ from typing import Any
 
 import numpy as np
 
+from . import formula as formulas
 from .budget import Budget
 from .decimal_ranges import INTEGER, LARGE_EXPONENT, Bound, integers, numbers
 from .dfa import Dfa, intersect
 from .errors import GrammarError
 from .expression import EMPTY, Bytes, Expression, choice, optional, repeat, sequence
-from .formula import And, Formula, One, Or
+from .formula import Formula
 from .schema_keywords import child
 from .string_dfas import expression_dfa
 
@@ -215,14 +216,4 @@ def _spelled(value: Decimal) -> Expression:
 
 def candidates(formula: Formula) -> frozenset[Decimal] | None:
     """The only values that can make it true; None when they are not listed."""
-    if formula is False:
-        return frozenset()
-    if isinstance(formula, NumberPart):
-        return formula.values
-    if isinstance(formula, And):
-        known = [found for part in formula.parts if (found := candidates(part)) is not None]
-        return min(known, key=len, default=None)
-    if isinstance(formula, Or | One):
-        all_known = [candidates(part) for part in formula.parts]
-        return None if None in all_known else frozenset().union(*all_known)  # type: ignore[arg-type]
-    return None
+    return formulas.candidates(formula, lambda atom: atom.values if isinstance(atom, NumberPart) else None)

@@ -12,12 +12,13 @@ from functools import lru_cache, reduce
 
 import numpy as np
 
+from . import formula as formulas
 from .budget import Budget
 from .char_dfa import CharDfa, length_chars
 from .dfa import DEAD, START, Dfa
 from .encode import encoded
 from .expression import choice, literal
-from .formula import And, Formula, One, Or
+from .formula import Formula
 from .string_dfas import doubtful_chars, format_chars, pattern_chars
 from .string_products import length_dfa
 from .subset import char_dfa
@@ -143,17 +144,7 @@ def join_strings(parts: Iterable[StringPart]) -> StringPart | bool:
 
 def candidates(formula: Formula) -> frozenset[str] | None:
     """The only texts that can make it true; None when they are not listed."""
-    if formula is False:
-        return frozenset()
-    if isinstance(formula, StringPart):
-        return formula.texts
-    if isinstance(formula, And):
-        known = [found for part in formula.parts if (found := candidates(part)) is not None]
-        return min(known, key=len, default=None)
-    if isinstance(formula, Or | One):
-        all_known = [candidates(part) for part in formula.parts]
-        return None if None in all_known else frozenset().union(*all_known)  # type: ignore[arg-type]
-    return None
+    return formulas.candidates(formula, lambda atom: atom.texts if isinstance(atom, StringPart) else None)
 
 
 def spellings(text: str) -> list[bytes]:

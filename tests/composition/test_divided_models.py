@@ -33,19 +33,9 @@ from ramify.runtime.models.load import load_model
 from ramify.runtime.parallel.group import ALONE, Group
 from ramify.runtime.scheduler.plan import Row
 
+from .architectures import SIZES
 from .threads import groups, on_each
 
-SIZES: dict[str, Any] = {
-    "vocab_size": 203,  # the last rank's rows are fewer
-    "hidden_size": 64,
-    "intermediate_size": 112,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 256,
-    "initializer_range": 0.12,
-    "tie_word_embeddings": False,
-}
 EXPERTS = {"num_experts": 7, "num_experts_per_tok": 3, "moe_intermediate_size": 24}
 MODELS: dict[str, Callable[[], PretrainedConfig]] = {
     "llama, 4 kv heads": lambda: LlamaConfig(**SIZES | {"num_key_value_heads": 4}),

@@ -37,19 +37,10 @@ from ramify.runtime.parallel.stage import Stage, layer_counts, stage_of
 from ramify.runtime.protocol.errors import RequestError
 from ramify.runtime.scheduler.plan import Row
 
+from .architectures import SIZES as BASE
 from .threads import groups, on_each
 
-SIZES: dict[str, Any] = {
-    "vocab_size": 203,
-    "hidden_size": 64,
-    "intermediate_size": 112,
-    "num_hidden_layers": 5,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 256,
-    "initializer_range": 0.12,
-    "tie_word_embeddings": False,
-}
+SIZES = BASE | {"num_hidden_layers": 5}
 EXPERTS: dict[str, Any] = SIZES | {"moe_intermediate_size": 48, "num_experts": 4, "num_experts_per_tok": 2}
 MODELS: dict[str, Callable[[], PretrainedConfig]] = {
     "llama": lambda: LlamaConfig(**SIZES),
