@@ -86,3 +86,11 @@ def test_serving_measures_closed_and_open_loops(url: str, loop: list[str], tmp_p
     assert figures["TTFT ms"]["p50"] <= figures["TTFT ms"]["p99"]
     assert figures["ITL ms"]["p50"] > 0
     assert figures["cached tokens"] >= 5 * 32  # the first ones may find nothing cached yet
+
+
+def test_peers_reports_each_scenario_with_what_was_started(checkpoint: Path, tmp_path: Path) -> None:
+    arguments = ["--small", "--rounds", "1", "--only", "single", "--out", str(tmp_path / "report.md")]
+    run("peers.py", "--checkpoint", str(checkpoint), *arguments)
+    report = (tmp_path / "report.md").read_text()
+    assert report.count("| single stream |") == 2  # its speed, its processor time
+    assert "ramify serve" in report

