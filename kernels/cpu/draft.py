@@ -14,7 +14,8 @@ import numpy as np
 from .attention import NO_TREE, attend
 from .compiled import Floats, Ints, compiled, exp
 from .layers import add_rms_norm, rms_norm, rope_and_store, silu_and_mul
-from .products import Weights, multiply
+from .panels import Weights
+from .products import multiply
 
 
 @compiled()
@@ -29,21 +30,21 @@ def draft_chain(
     cos_PD: Floats,
     sin_PD: Floats,
     embedding_VE: Floats,
-    fc_EJ: Weights,
+    fc_PCW: Weights,
     fc_bias: Floats,
     hidden_norm_E: Floats,
     input_norm_E: Floats,
-    qkv_NC: Weights,
+    qkv_PCW: Weights,
     qkv_bias: Floats,
-    o_EC: Weights,
+    o_PCW: Weights,
     o_bias: Floats,
     post_norm_E: Floats,
-    gate_up_JE: Weights,
+    gate_up_PCW: Weights,
     gate_up_bias: Floats,
-    down_EI: Weights,
+    down_PCW: Weights,
     down_bias: Floats,
     norm_E: Floats,
-    lm_head_VE: Weights,
+    lm_head_PCW: Weights,
     lm_head_bias: Floats,
     token_ids_V: Ints,
     eps: float,
@@ -61,7 +62,7 @@ def draft_chain(
     """
     W, P, E = len(ids_W), len(slots_P), feature_SE.shape[1]
     K, D = k_SKD.shape[1:]
-    N = qkv_NC.shape[0] // D
+    N = len(qkv_bias) // D
     H = N - 2 * K
     third = len(hidden_norm_E) > 0
     # Where keys lie by their place, which is the position less one.
@@ -76,9 +77,9 @@ def draft_chain(
         np.empty((1, E), np.float32),
         np.empty((1, E), np.float32),
     )
-    gated_1J = np.empty((1, gate_up_JE.shape[0]), dtype=np.float32)
-    gated_1I = np.empty((1, gate_up_JE.shape[0] // 2), dtype=np.float32)
-    logits_1V = np.empty((1, lm_head_VE.shape[0]), dtype=np.float32)
+    gated_1J = np.empty((1, len(gate_up_bias)), dtype=np.float32)
+    gated_1I = np.empty((1, len(gate_up_bias) // 2), dtype=np.float32)
+    logits_1V = np.empty((1, len(lm_head_bias)), dtype=np.float32)
 
     first, T, token = P - W, W, 0
     before_TE = np.empty((W, E), dtype=np.float32)
@@ -98,10 +99,10 @@ def draft_chain(
         joined_TJ[:, E:] = before_TE
         if not third:
             residual_TE = np.empty((T, E), dtype=np.float32)
-            multiply(fc_EJ, fc_bias, joined_TJ, residual_TE)
+            multiply(fc_PCW, fc_bias, joined_TJ, residual_TE)
         qkv_TN = np.empty((T, N * D), dtype=np.float32)
         q_THD = np.empty((T, H, D), dtype=np.float32)
-        multiply(qkv_NC, qkv_bias, joined_TJ if third else residual_TE, qkv_TN)
+        multiply(qkv_PCW, qkv_bias, joined_TJ if third else residual_TE, qkv_TN)
         own = slice(first, first + T)
         rope_and_store(qkv_TN.reshape((T, N, D)), cos_PD[own], sin_PD[own], places_1L[0, own], k_SKD, v_SKD, q_THD)
         end_1[0] = first + T
@@ -109,16 +110,16 @@ def draft_chain(
         attend(
             q_THD[last], k_SKD, v_SKD, places_1L, row_1, begin_1, end_1, tree_1, ancestors_1, np.float32(scale), out_1HD
         )
-        multiply(o_EC, o_bias, out_1HD.reshape((1, H * D)), y_1E)
+        multiply(o_PCW, o_bias, out_1HD.reshape((1, H * D)), y_1E)
         add_rms_norm(y_1E, residual_TE[last], post_norm_E, eps, normed_1E, feature_1E)
-        multiply(gate_up_JE, gate_up_bias, normed_1E, gated_1J)
+        multiply(gate_up_PCW, gate_up_bias, normed_1E, gated_1J)
         silu_and_mul(gated_1J, gated_1I)
-        multiply(down_EI, down_bias, gated_1I, y_1E)
+        multiply(down_PCW, down_bias, gated_1I, y_1E)
         for e in range(E):
             feature_1E[0, e] += y_1E[0, e]
         if third:
             rms_norm(feature_1E, norm_E, eps, normed_1E)
-        multiply(lm_head_VE, lm_head_bias, normed_1E if third else feature_1E, logits_1V)
+        multiply(lm_head_PCW, lm_head_bias, normed_1E if third else feature_1E, logits_1V)
 
         logits_V = logits_1V[0]
         index = np.argmax(logits_V)

@@ -3,7 +3,7 @@ than they take. Their meaning is `reference.layers`. And a whole layer of them: 
 one than they take. Float32, lying row by row.
 
 Legend: T tokens, E hidden size, N heads of queries, keys and values, H of queries, K of keys, D head size,
-I intermediate size, S slots of the cache; R, L as in `attention`.
+I intermediate size, S slots of the cache; R, L as in `attention`, P, C, W as in `panels`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ import numpy as np
 
 from .attention import Bits, attend
 from .compiled import Floats, Ints, compiled, exp
-from .products import Weights, for_each_kind, multiply
+from .panels import Weights, for_each_kind
+from .products import multiply
 
 
 @compiled("void(float32[:,::1], float32[::1], float32, float32[:,::1])")
@@ -80,8 +81,8 @@ def rope_and_store(
 
 @compiled(
     *for_each_kind(
-        "void(float32[:,::1], float32[::1], {}[:,::1], float32[::1], {}[:,::1], float32[::1],"
-        " float32[::1], {}[:,::1], float32[::1], {}[:,::1], float32[::1], float32,"
+        "void(float32[:,::1], float32[::1], {}, float32[::1], {}, float32[::1],"
+        " float32[::1], {}, float32[::1], {}, float32[::1], float32,"
         " float32[:,::1], float32[:,::1], int64[::1], float32[:,:,::1], float32[:,:,::1], float32,"
         " int64[:,::1], int64[::1], int64[::1], int64[::1], int64[::1], uint64[::1])"
     )
@@ -89,14 +90,14 @@ def rope_and_store(
 def decoder_layer(
     x_TE: Floats,
     input_norm_E: Floats,
-    qkv_NC: Weights,
+    qkv_PCW: Weights,
     qkv_bias: Floats,
-    o_NC: Weights,
+    o_PCW: Weights,
     o_bias: Floats,
     post_norm_E: Floats,
-    gate_up_NC: Weights,
+    gate_up_PCW: Weights,
     gate_up_bias: Floats,
-    down_NC: Weights,
+    down_PCW: Weights,
     down_bias: Floats,
     eps: float,
     cos_TD: Floats,
@@ -116,22 +117,22 @@ def decoder_layer(
     token sees is said as in `attention.Sight`."""
     T, E = x_TE.shape
     K, D = k_SKD.shape[1:]
-    N = qkv_NC.shape[0] // D
+    N = len(qkv_bias) // D
     normed_TE, y_TE = np.empty_like(x_TE), np.empty_like(x_TE)
     qkv_TN = np.empty((T, N * D), dtype=np.float32)
     q_THD = np.empty((T, N - 2 * K, D), dtype=np.float32)
     out_THD = np.empty_like(q_THD)
     rms_norm(x_TE, input_norm_E, eps, normed_TE)
-    multiply(qkv_NC, qkv_bias, normed_TE, qkv_TN)
+    multiply(qkv_PCW, qkv_bias, normed_TE, qkv_TN)
     rope_and_store(qkv_TN.reshape((T, N, D)), cos_TD, sin_TD, slots_T, k_SKD, v_SKD, q_THD)
     attend(q_THD, k_SKD, v_SKD, slots_RL, row_T, begin_T, end_T, tree_T, ancestors_T, scale, out_THD)
-    multiply(o_NC, o_bias, out_THD.reshape((T, (N - 2 * K) * D)), y_TE)
+    multiply(o_PCW, o_bias, out_THD.reshape((T, (N - 2 * K) * D)), y_TE)
     add_rms_norm(y_TE, x_TE, post_norm_E, eps, normed_TE, x_TE)
-    gated_TJ = np.empty((T, gate_up_NC.shape[0]), dtype=np.float32)
-    gated_TI = np.empty((T, gate_up_NC.shape[0] // 2), dtype=np.float32)
-    multiply(gate_up_NC, gate_up_bias, normed_TE, gated_TJ)
+    gated_TJ = np.empty((T, len(gate_up_bias)), dtype=np.float32)
+    gated_TI = np.empty((T, len(gate_up_bias) // 2), dtype=np.float32)
+    multiply(gate_up_PCW, gate_up_bias, normed_TE, gated_TJ)
     silu_and_mul(gated_TJ, gated_TI)
-    multiply(down_NC, down_bias, gated_TI, y_TE)
+    multiply(down_PCW, down_bias, gated_TI, y_TE)
     for t in range(T):
         for e in range(E):
             x_TE[t, e] += y_TE[t, e]

@@ -15,7 +15,7 @@ from ...kernels import Attention, KvCache
 from ...kernels.cpu.compiled import Floats
 from ...kernels.cpu.layers import decoder_layer
 from ...kernels.cpu.ops import PagedTokens, is_plain
-from ...kernels.cpu.products import Weights, alike
+from ...kernels.cpu.panels import Weights, alike
 from .linear import Linear
 from .mlp import DenseMlp
 from .packed import PackedLinear, are_few

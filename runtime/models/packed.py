@@ -8,11 +8,11 @@ Rearranged once, float32 is up to twice as fast at every number of rows, bfloat1
 
 from __future__ import annotations
 
-import numpy as np
 import torch
 
 from ...kernels.cpu.compiled import Floats
-from ...kernels.cpu.products import Weights, few_rows_product, hold
+from ...kernels.cpu.panels import Weights, hold
+from ...kernels.cpu.products import few_rows_product
 from .linear import DenseLinear, Destination, Linear, total_bytes
 
 _FEW = 8, 32  # rows for which plain loops are faster than oneDNN, with many threads and with one; they have one
@@ -68,8 +68,8 @@ class PackedLinear:
         weight = self._dense.weight.detach()
         self._packed = torch.ops.mkldnn._reorder_linear_weight(weight, _NUM_ROWS)
         if weight.dtype == torch.float32 and weight.nbytes <= _MAX_HELD:
-            bias = np.zeros(0, np.float32) if self._bias is None else self._bias.detach().contiguous().numpy()
-            self.held = hold(weight), bias
+            bias = weight.new_zeros(len(weight)) if self._bias is None else self._bias.detach().contiguous()
+            self.held = hold(weight), bias.numpy()
         self._dense = None
 
     def dense(self) -> DenseLinear:

@@ -9,7 +9,8 @@ import torch
 from ramify.kernels import KvCache, RowSpan, for_device
 from ramify.kernels.cpu.compiled import exp
 from ramify.kernels.cpu.ops import CpuOps, PagedTokens
-from ramify.kernels.cpu.products import few_rows_product, hold
+from ramify.kernels.cpu.panels import WIDTH, hold
+from ramify.kernels.cpu.products import few_rows_product
 from ramify.kernels.reference.ops import ReferenceOps
 
 CPU, MEANT = CpuOps(), ReferenceOps()
@@ -79,8 +80,8 @@ def test_rotation_and_storing(T: int, H: int, K: int, D: int) -> None:
 
 @pytest.mark.parametrize("kind", [np.uint16, np.float32])
 @pytest.mark.parametrize("bias", [False, True])
-@pytest.mark.parametrize(("N", "C"), [(1, 1), (7, 33), (64, 256)])
-@pytest.mark.parametrize("T", [1, 2, 3, 4, 7, 13])
+@pytest.mark.parametrize(("N", "C"), [(1, 1), (7, 33), (64, 256), (2 * WIDTH + 1, 9)])
+@pytest.mark.parametrize("T", [1, 2, 3, 4, 5, 6, 7, 13])
 def test_products_of_a_few_rows(T: int, N: int, C: int, bias: bool, kind: type[np.generic]) -> None:
     w, x, b = random(N, C), random(T, C, seed=1), random(N, seed=2)
     if kind == np.uint16:
@@ -88,14 +89,17 @@ def test_products_of_a_few_rows(T: int, N: int, C: int, bias: bool, kind: type[n
     held = hold(w)
     assert held.dtype == kind
     want = x.double() @ w.double().t() + (b.double() if bias else 0)
-    got = few_rows_product(x, held, b.numpy() if bias else b[:0].numpy())
+    bias_N = b.numpy() if bias else np.zeros(N, np.float32)
+    got = few_rows_product(x, held, bias_N)
     torch.testing.assert_close(got.double(), want, atol=2e-5, rtol=2e-5)
+    alone = [few_rows_product(x[t : t + 1], held, bias_N) for t in range(T)]
+    assert torch.equal(got, torch.cat(alone))  # bit for bit, whoever else is there
 
 
 def test_weights_are_halved_only_where_no_bit_is_lost() -> None:
     w = torch.tensor([[1.0], [-0.5], [float("inf")], [float("nan")], [2.0**-133], [-0.0]])
     assert hold(w).dtype == np.uint16
-    got = few_rows_product(torch.ones(1, 1), hold(w), NONE)
+    got = few_rows_product(torch.ones(1, 1), hold(w), np.zeros(len(w), np.float32))
     torch.testing.assert_close(got, w.t(), atol=0, rtol=0, equal_nan=True)
     assert hold(w + 2.0**-20).dtype == np.float32
 
@@ -202,7 +206,7 @@ def test_what_is_not_a_number_shows(number: float) -> None:
         CPU.rms_norm(x, ones, 1e-6),
         CPU.add_rms_norm(x, torch.zeros(2, 32), ones, 1e-6)[0],
         CPU.silu_and_mul(torch.cat((x, x - x), dim=1)),
-        few_rows_product(x, np.ones((4, 32), np.float32), NONE),
+        few_rows_product(x, hold(torch.ones(4, 32)), np.zeros(4, np.float32)),
     ):
         assert not y[0].isfinite().all()
         assert y[1:].isfinite().all()
