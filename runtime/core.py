@@ -32,6 +32,7 @@ from .pipeline import Pipeline
 from .protocol import wire
 from .protocol.config import CoreConfig
 from .protocol.core import (
+    Abort,
     Answers,
     Attach,
     CoreFailed,
@@ -107,8 +108,10 @@ class Link:
     def reply(self, owner: bytes, message: FromCore) -> None:
         self._socket.send_multipart([owner, wire.encode(message)])
 
-    def send(self, messages: list[FromCore]) -> None:
-        """To whoever asked, all that one frontend gets at once. A finished request is forgotten."""
+    def send(self, messages: list[FromCore]) -> list[tuple[bytes, Abort]]:
+        """To whoever asked, all that one frontend gets at once. A finished request is forgotten, and so is one whose
+        answer is too long for a message, which fails. Returns what is to be done about those that still run.
+        """
         answers: dict[bytes, list[Tokens | RequestFailed]] = {}
         for message in messages:
             assert isinstance(message, Tokens | RequestFailed)
@@ -116,18 +119,18 @@ class Link:
             owner = self._owners.pop(message.rid, None) if over else self._owners.get(message.rid)
             if owner is not None:
                 answers.setdefault(owner, []).append(message)
-        for owner, owned in answers.items():
-            self._send(owner, owned)
+        return [abort for owner, owned in answers.items() for abort in self._send(owner, owned)]
 
-    def _send(self, owner: bytes, answers: list[Tokens | RequestFailed]) -> None:
-        if len(answers) == 1:
-            self.reply(owner, answers[0])
-            return
+    def _send(self, owner: bytes, answers: list[Tokens | RequestFailed]) -> list[tuple[bytes, Abort]]:
         try:
-            self.reply(owner, Answers(answers))
-        except RequestError:  # too long, all together
-            for answer in answers:
-                self.reply(owner, answer)
+            self.reply(owner, answers[0] if len(answers) == 1 else Answers(answers))
+            return []
+        except RequestError as error:  # too long, e.g. the log-probabilities of much text that was forced at once
+            if len(answers) == 1:
+                [answer] = answers
+                self.reply(owner, RequestFailed(answer.rid, ErrorInfo.of(error)))
+                return [] if self._owners.pop(answer.rid, None) is None else [(owner, Abort(answer.rid))]
+        return [abort for answer in answers for abort in self._send(owner, [answer])]
 
     def fail(self, error: BaseException) -> None:
         """Tell every frontend that the core is going down, and give the bytes time to leave."""
@@ -218,8 +221,9 @@ def loop(link: Link, core: Core, ranks: Ranks) -> None:
 
     def send(answers: list[FromCore]) -> None:
         meter.answered(answers)
-        link.send(answers)
+        unsent.extend(link.send(answers))
 
+    unsent: list[tuple[bytes, Abort]] = []
     while True:
         wait = 0 if not scheduler.idle else GRAMMAR_POLL_MS if scheduler.pending_grammars else None
         for owner, message in link.receive(wait):
@@ -237,6 +241,9 @@ def loop(link: Link, core: Core, ranks: Ranks) -> None:
             pipeline.rested()
         for answers in pipeline.turn():
             send(answers)
+        for owner, abort in unsent:
+            meter.answered(scheduler.handle(abort, time.monotonic(), owner))
+        unsent.clear()
         if core.publisher is not None:
             core.publisher.publish(core.cache.take_events())
 

@@ -117,11 +117,11 @@ async def _supervise(
         if drained.done() and not ended.done():
             emptied = asyncio.ensure_future(_drain(config, frontend, children))
             await asyncio.wait({*deaths, ended, emptied}, return_when=asyncio.FIRST_COMPLETED)
-            if emptied.done():
-                return
         for death in deaths:
             if death.done() and not ended.done():
                 raise death.result()
+        if emptied is not None and emptied.done():
+            emptied.result()
     finally:
         for task in (*deaths, ended, drained, ready, *([emptied] if emptied is not None else [])):
             task.cancel()

@@ -83,3 +83,25 @@ class LocalChannel:
             self._player.end_all()
             for listener in list(self._listeners.values()):
                 listener.fail(error)
+
+
+class LazyChannel:
+    """The one channel of a model, made when it is first asked for."""
+
+    def __init__(self, model: Model, num_threads: int) -> None:
+        self._model = model
+        self._num_threads = num_threads
+        self._lock = threading.Lock()
+        self._channel: LocalChannel | None = None
+
+    def get(self) -> LocalChannel:
+        with self._lock:
+            if self._channel is None:
+                self._channel = LocalChannel(self._model, self._num_threads)
+            return self._channel
+
+    def close(self) -> None:
+        """End every program that runs on it. Calling it again does nothing."""
+        with self._lock:
+            if self._channel is not None:
+                self._channel.close()

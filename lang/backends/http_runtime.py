@@ -18,7 +18,7 @@ from ...runtime.protocol.core import CoreStats, ModelInfo
 from ...runtime.protocol.decisions import DecisionAnswer, Question
 from ...runtime.protocol.errors import RequestError
 from ...runtime.protocol.sampling import TokenLogprob
-from .channel import LocalChannel
+from .channel import LazyChannel, LocalChannel
 from .http_client import HttpClient
 from .model import Call, Generated, Method, OnText
 from .native_body import common_length, sampling_body, sequence_of
@@ -47,20 +47,15 @@ class HttpRuntime:
         self._http = HttpClient(url, api_key, timeout)
         self._roles = dict(roles or {})
         self._lock = threading.Lock()
-        self._channel: LocalChannel | None = None
+        self._channel = LazyChannel(self, MAX_THREADS)
         self._remembered: dict[tuple[str, bool], list[int]] = {}
 
     def connection(self) -> LocalChannel:
-        with self._lock:
-            if self._channel is None:
-                self._channel = LocalChannel(self, MAX_THREADS)
-            return self._channel
+        return self._channel.get()
 
     def close(self) -> None:
         """End every program that runs on it."""
-        with self._lock:
-            if self._channel is not None:
-                self._channel.close()
+        self._channel.close()
         self._http.close()
 
     # As a model
@@ -163,17 +158,18 @@ class HttpRuntime:
 
     def _tokenize(self, texts: list[str], at_start: bool, call: Call) -> list[list[int]]:
         """All that are not remembered in one request."""
-        unknown = [text for text in dict.fromkeys(texts) if (text, at_start) not in self._remembered]
-        fresh: dict[str, list[int]] = {}
+        with self._lock:
+            known = {text: ids for text in texts if (ids := self._remembered.get((text, at_start))) is not None}
+        unknown = [text for text in dict.fromkeys(texts) if text not in known]
         if unknown:
             answer = self._http.post("/tokenize", {"prompt": unknown, "add_special_tokens": at_start}, call)
             fresh = dict(zip(unknown, answer["tokens"], strict=True))
-        with self._lock:
-            known = {text: fresh[text] if text in fresh else self._remembered[text, at_start] for text in texts}
-            for text, ids in fresh.items():
-                if len(self._remembered) >= MAX_REMEMBERED:
-                    del self._remembered[next(iter(self._remembered))]
-                self._remembered[text, at_start] = ids
+            known |= fresh
+            with self._lock:
+                for text, ids in fresh.items():
+                    if len(self._remembered) >= MAX_REMEMBERED:
+                        del self._remembered[next(iter(self._remembered))]
+                    self._remembered[text, at_start] = ids
         return [known[text] for text in texts]
 
     def _whole_tokens(self, sequence: session.Sequence, call: Call) -> tuple[session.Sequence, str]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import secrets
-import threading
 from typing import Any
 
 import msgspec
@@ -15,7 +14,7 @@ from ...runtime.protocol.decisions import DecisionAnswer, Question
 from ...runtime.protocol.errors import RequestError, RuntimeFailed
 from ...runtime.protocol.sampling import SamplingParams, TokenLogprob
 from . import roles
-from .channel import LocalChannel
+from .channel import LazyChannel, LocalChannel
 from .http_client import HttpClient
 from .model import Call, Generated, Method, OnText
 from .openai_answer import scores_of, sequence_of, sequences_of
@@ -69,21 +68,14 @@ class OpenAI:
         self._num_speculative = num_speculative_tokens
         self._continues = continues_messages
         self._max_tokens_field = max_tokens_field
-        self._num_threads = num_threads
-        self._lock = threading.Lock()
-        self._channel: LocalChannel | None = None
+        self._channel = LazyChannel(self, num_threads)
 
     def connection(self) -> LocalChannel:
-        with self._lock:
-            if self._channel is None:
-                self._channel = LocalChannel(self, self._num_threads)
-            return self._channel
+        return self._channel.get()
 
     def close(self) -> None:
         """End every program that runs on it."""
-        with self._lock:
-            if self._channel is not None:
-                self._channel.close()
+        self._channel.close()
         self._http.close()
 
     # As a model

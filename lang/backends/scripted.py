@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -13,7 +12,7 @@ from ...runtime.protocol.decisions import DecisionAnswer, Question
 from ...runtime.protocol.errors import RamifyError, RequestError
 from ...runtime.protocol.sampling import TokenLogprob
 from . import roles
-from .channel import LocalChannel
+from .channel import LazyChannel, LocalChannel
 from .model import Call, Generated, Method, OnText
 from .transcript import Part, Transcript
 
@@ -42,20 +41,14 @@ class Scripted:
     def __init__(self, answers: Iterable[Any] | Callable[[str], Any]) -> None:
         self.prompts: list[str] = []
         self._answers = answers if callable(answers) else _in_turn(tuple(answers))
-        self._lock = threading.Lock()
-        self._channel: LocalChannel | None = None
+        self._channel = LazyChannel(self, num_threads=0)
 
     def connection(self) -> LocalChannel:
-        with self._lock:
-            if self._channel is None:
-                self._channel = LocalChannel(self, num_threads=0)
-            return self._channel
+        return self._channel.get()
 
     def close(self) -> None:
         """End every program that runs on it."""
-        with self._lock:
-            if self._channel is not None:
-                self._channel.close()
+        self._channel.close()
 
     # As a model
 

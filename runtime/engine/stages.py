@@ -20,13 +20,10 @@ import torch
 from ...kernels import KvCache
 from ..models.decoder import Decoder, DecoderInputs
 from ..parallel.group import Group, Settle
+from ..parallel.stage import LEAST, num_micro_batches
 from ..scheduler.plan import Row
 from .inputs import decoder_inputs
 from .sampled import NOTHING_SAMPLED, Sampled
-
-# Tokens that are worth a micro-batch of their own. Fewer take a stage as long as many do, since it reads its weights
-# for them; then it is best to go through the stages once.
-LEAST = {"cpu": 16, "cuda": 256}
 
 
 @dataclass(frozen=True)
@@ -67,7 +64,7 @@ def micro_batches(
     num_R = np.array([len(row.tokens) for row in rows])
     starts_R = np.cumsum(num_R) - num_R
     T = int(num_R.sum())
-    count = max(1, min(most, T // least))
+    count = num_micro_batches(T, most, least=least)
     bounds = [T * part // count for part in range(count + 1)]
     if not cut_rows or any(row.parents is not None for row in rows):
         bounds = sorted({int(starts_R[np.abs(starts_R - bound).argmin()]) for bound in bounds[:-1]} | {0, T})

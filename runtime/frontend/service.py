@@ -132,7 +132,7 @@ class Service:
         """Tell every client that this is the end, and why."""
         for task in (*self._tasks, *self._questions):
             task.cancel()
-        for identity, client in self._clients.items():
+        for identity, client in list(self._clients.items()):  # one that is gone is forgotten meanwhile
             client.session.close_all()
             self._send(identity, Fatal(error))
         self._flush()

@@ -113,7 +113,7 @@ class Session:
             if program.states:
                 self._generator.core.end_states(program.name, numbers)
             else:
-                self._forget(program)
+                self._end(program)  # nobody is left for whom its states could go on
 
     def close_all(self) -> tuple[int, ...]:
         """The client is gone: end everything. The states that there were."""

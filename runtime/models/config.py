@@ -6,7 +6,6 @@ and what their MLPs are.
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -14,7 +13,7 @@ from typing import Any, Literal, NamedTuple
 from ..gguf_file import is_gguf, open_gguf
 from .errors import CheckpointError
 from .experts_config import MIXTRAL, QWEN2_MOE, QWEN3_MOE, ExpertFamily, ExpertsConfig, parse_experts
-from .fields import Fields
+from .fields import Fields, read_object
 from .quantised.config import parse_quantisation
 from .quantised.scheme import Quantisation
 from .rope_config import RopeConfig, parse_rope
@@ -98,13 +97,7 @@ def read_config(path: Path) -> ModelConfig:
     file = path / "config.json"
     if not file.is_file():
         raise CheckpointError(path, "not a Hugging Face checkpoint: it has no config.json")
-    try:
-        raw = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise CheckpointError(file, f"not readable as JSON: {error}") from None
-    if not isinstance(raw, dict):
-        raise CheckpointError(file, f"must hold a JSON object, got {type(raw).__name__}")
-    return parse_config(raw, file)
+    return parse_config(read_object(file), file)
 
 
 def parse_config(raw: dict[str, Any], file: Path) -> ModelConfig:

@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from .errors import CheckpointError
+
+
+def read_object(file: Path) -> dict[str, Any]:
+    """The JSON object in `file`. Raises CheckpointError when it holds none."""
+    try:
+        raw = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise CheckpointError(file, f"not readable as JSON: {error}") from None
+    if not isinstance(raw, dict):
+        raise CheckpointError(file, f"must hold a JSON object, got {type(raw).__name__}")
+    return raw
 
 
 class Fields:

@@ -12,7 +12,12 @@ import re
 from dataclasses import dataclass, replace
 
 from ..models.config import ModelConfig
+from ..models.size import ModelSize, model_size
 from ..protocol.errors import RequestError
+
+# Tokens that are worth a micro-batch of their own, by kind of device. Fewer take a stage as long as many do, since it
+# reads its weights for them; then it is best to go through the stages once.
+LEAST = {"cpu": 16, "cuda": 256}
 
 _LAYER = re.compile(r"(?:model\.layers|blk)\.(\d+)\.")  # in names of safetensors, and of GGUF
 
@@ -42,6 +47,10 @@ class Stage:
             experts = replace(experts, layers=experts.layers[own])
         return replace(config, num_layers=len(layers), windows=config.windows[own], experts=experts)
 
+    def held(self, config: ModelConfig) -> ModelSize:
+        """What of the whole model is here."""
+        return model_size(self.local(config), has_ends=self.has_ends)
+
     def lacks(self, name: str, config: ModelConfig) -> bool:
         """Whether the tensor `name` of a checkpoint is another stage's, which will say whether it is a right one."""
         found = _LAYER.match(name)
@@ -66,28 +75,18 @@ def layer_counts(config: ModelConfig, size: int) -> list[int]:
     are left over when the others share theirs go to the earlier of them."""
     if size == 1:
         return [config.num_layers]
-    layer, ends, num_layers = _layer_size(config), _ends_size(config), config.num_layers
+    whole, num_layers = model_size(config), config.num_layers
+    layer = whole.linear / num_layers  # on average: a mixture's may differ
 
     def most(first: int) -> float:
-        return max(ends + first * layer, -(-(num_layers - first) // (size - 1)) * layer)
+        return max(whole.ends + first * layer, -(-(num_layers - first) // (size - 1)) * layer)
 
     first = min(range(num_layers - size + 1, 0, -1), key=most)
     each, more = divmod(num_layers - first, size - 1)
     return [first, *(each + (index < more) for index in range(size - 1))]
 
 
-def _ends_size(config: ModelConfig) -> int:
-    """Numbers in embedding and head."""
-    return (1 if config.tied_embeddings else 2) * config.vocab_size * config.hidden_size
-
-
-def _layer_size(config: ModelConfig) -> float:
-    """Numbers in the linear layers of a layer, on average."""
-    E, D, experts = config.hidden_size, config.head_dim, config.experts
-    attention = 2 * E * D * (config.num_heads + config.num_kv_heads)
-    dense = 3 * E * config.intermediate_size
-    if experts is None:
-        return attention + dense
-    mixture = 3 * E * (experts.num_experts * experts.intermediate_size + (experts.shared_size or 0))
-    share = sum(experts.layers) / len(experts.layers)
-    return attention + share * mixture + (1 - share) * dense
+def num_micro_batches(num_tokens: int, size: int, *, least: int) -> int:
+    """Into how many parts `size` stages cut a step of so many tokens: as many as there are stages, unless they had
+    fewer than `least` tokens each."""
+    return max(1, min(size, num_tokens // least))

@@ -5,19 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ..models.config import ModelConfig
+from ..parallel.shard import indivisible
 from .devices import Device
-from .estimate import Arrangement, Estimate, Workload, estimate
+from .estimate import Estimate, estimate
 from .size import KvFormat, WeightFormat
+from .workload import Arrangement, Workload
 
 WEIGHTS: tuple[WeightFormat, ...] = ("bf16", "fp8", "int8", "int4")
 KV: tuple[KvFormat, ...] = ("bf16", "fp8")
 
 
 def arrangements(config: ModelConfig, num_devices: int) -> Iterator[Arrangement]:
-    """All that use at most `num_devices`: powers of two for `tp`, as far as the query heads can be split; no more
-    stages than layers."""
+    """All that use at most `num_devices`: powers of two for `tp` that the model can be cut by; no more stages than
+    layers."""
     for tp in (1 << exponent for exponent in range(num_devices.bit_length())):
-        if config.num_heads % tp:
+        if indivisible(config, tp) is not None:
             continue
         for pp in range(1, min(num_devices // tp, config.num_layers) + 1):
             for weights in WEIGHTS:

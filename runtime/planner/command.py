@@ -12,8 +12,8 @@ from ..models.config import read_config
 from ..protocol.errors import RequestError
 from .choose import choose
 from .devices import DEVICES
-from .estimate import Workload
 from .report import facts, table
+from .workload import Workload
 
 
 def plan(

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from rich.table import Table
 
 from ..models.config import ModelConfig
+from ..models.size import model_size
 from .estimate import Estimate
-from .size import kv_bytes, model_size, weight_bytes
+from .size import kv_bytes, weight_bytes
 
 
 def facts(config: ModelConfig) -> str:

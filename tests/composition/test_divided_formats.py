@@ -17,23 +17,13 @@ from ramify.runtime.models.load import load_model
 from ramify.runtime.protocol.config import CoreConfig
 from ramify.runtime.quantize.write import write_quantised
 from ramify.tests.models.packing import STORED, changed
-from ramify.tests.models.test_quantised import logits
+from ramify.tests.models.test_quantised import SIZES, logits
 
 from .alone import Got, run
 from .test_ranks import ORDERED
 from .test_speculation import REQUESTS, check
 from .threads import RanksEngine, groups, on_each
 
-SIZES: dict[str, Any] = {
-    "vocab_size": 96,
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 64,
-    "initializer_range": 0.15,
-}
 # All experts for every token: nearly equal scores would let rounding choose another.
 EXPERTS: dict[str, Any] = {"num_experts": 3, "num_experts_per_tok": 3, "moe_intermediate_size": 64}
 MODELS: dict[str, Callable[[], transformers.PretrainedConfig]] = {

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import transformers
 from safetensors.torch import load_file
 from transformers import (
     LlamaConfig,
@@ -33,7 +32,7 @@ from ramify.runtime.models.load import load_model
 from ramify.runtime.parallel.group import ALONE, Group
 from ramify.runtime.scheduler.plan import Row
 
-from .architectures import SIZES
+from .architectures import SIZES, checkpoint_maker
 from .threads import groups, on_each
 
 EXPERTS = {"num_experts": 7, "num_experts_per_tok": 3, "moe_intermediate_size": 24}
@@ -63,23 +62,7 @@ every_size = pytest.mark.parametrize("size", [2, 4])
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """The directory of the random checkpoint of that name, made on first use. Every parameter in it matters."""
-    torch.set_num_threads(1)
-    made: dict[str, Path] = {}
-
-    def make(name: str) -> Path:
-        if name not in made:
-            torch.manual_seed(len(name))
-            model = transformers.AutoModelForCausalLM.from_config(MODELS[name](), dtype=torch.float32)
-            with torch.no_grad():
-                for parameter in model.parameters():
-                    if parameter.dim() == 1:
-                        parameter.add_(0.3 * torch.randn_like(parameter))
-            made[name] = tmp_path_factory.mktemp("checkpoint")
-            model.save_pretrained(made[name])
-        return made[name]
-
-    return make
+    return checkpoint_maker(MODELS, tmp_path_factory.mktemp)
 
 
 def logits(path: Path, group: Group = ALONE, **options: Any) -> torch.Tensor:

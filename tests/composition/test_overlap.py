@@ -15,11 +15,11 @@ import torch
 from ramify.runtime.checkpoint import SHIPPED_MODEL
 from ramify.runtime.protocol.config import CoreConfig
 from ramify.runtime.protocol.core import Generate
-from ramify.runtime.protocol.sampling import LogprobParams, SamplingParams
+from ramify.runtime.protocol.sampling import SamplingParams
 from ramify.runtime.scheduler.plan import ForwardPlan
 
 from .alone import TOKENIZER, AnyTree, Got, run
-from .test_speculation import TEXTS, check, make_requests, plain
+from .test_speculation import TEXTS, check, crowding_requests, make_requests, plain
 from .threads import RanksEngine
 
 REQUESTS = make_requests(32, seed=9)  # samplings, grammars, penalties, stops, biases, log-probabilities of all kinds
@@ -77,18 +77,7 @@ def test_with_eight_bit_keys_it_is_the_same_model(expected: dict[str, Got]) -> N
 
 
 def test_whoever_has_to_give_up_its_place_gets_the_same_tokens_in_the_end() -> None:
-    """Outputs that end soon make the scheduler hope that the others will."""
-    tokens = TOKENIZER.encode("Ada lives in Oslo. Bo lives in", add_bos=True)
-    params = [{"stop": ("a", "e")}] * 12 + [{"min_new_tokens": 100}] * 12
-    requests = [
-        Generate(
-            rid=f"r{seed}",
-            tokens=[*tokens, seed + 40],
-            sampling=SamplingParams(max_new_tokens=100, temperature=1.5, seed=seed, ignore_eos=True, **own),
-            logprobs=LogprobParams(num_top=1, prompt_from=0) if seed % 3 == 0 else None,
-        )
-        for seed, own in enumerate(params)
-    ]
+    requests = crowding_requests()
     got, stats, plans = run(requests, num_pages=40, **AHEAD)
     assert stats.num_retractions > 0
     assert num_following(plans) > 500

@@ -15,13 +15,11 @@ from ramify.runtime.engine.kv_pool import bytes_per_page
 from ramify.runtime.models.config import read_config
 from ramify.runtime.models.decoder import Decoder
 from ramify.runtime.protocol.config import CoreConfig
-from ramify.runtime.protocol.core import Generate
-from ramify.runtime.protocol.sampling import SamplingParams
 from ramify.runtime.speculation.build import build_source
 from ramify.runtime.speculation.source import DraftSource
 
-from .alone import TOKENIZER, AnyTree, Got, run
-from .test_speculation import REQUESTS, check, plain
+from .alone import AnyTree, Got, run
+from .test_speculation import REQUESTS, check, crowding_requests, plain
 from .threads import RanksEngine
 
 FEW = REQUESTS[:16]
@@ -77,17 +75,7 @@ def test_in_order_the_same_bits_come_of_any_number_of_ranks() -> None:
 
 @pytest.mark.parametrize(("size", "stages"), [(2, 1), (1, 2)])
 def test_those_that_give_up_their_place_get_the_same_tokens_in_the_end(size: int, stages: int) -> None:
-    """Outputs that end soon make the scheduler hope that the others will."""
-    tokens = TOKENIZER.encode("Ada lives in Oslo. Bo lives in", add_bos=True)
-    params = [{"stop": ("a", "e")}] * 12 + [{"min_new_tokens": 100}] * 12
-    requests = [
-        Generate(
-            rid=f"r{seed}",
-            tokens=[*tokens, seed + 40],
-            sampling=SamplingParams(max_new_tokens=100, temperature=1.5, seed=seed, ignore_eos=True, **own),
-        )
-        for seed, own in enumerate(params)
-    ]
+    requests = crowding_requests()
     settings = {"device": "cpu", "dtype": "float32", "num_pages": 40, "speculative": "off"}
     config = CoreConfig(**settings, tp=size, pp=stages)
     got, stats, _ = run(requests, engine=engine(config, size, stages=stages), **settings)

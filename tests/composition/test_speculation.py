@@ -60,6 +60,21 @@ def make_requests(size: int, seed: int) -> list[Generate]:
     return requests
 
 
+def crowding_requests() -> list[Generate]:
+    """Of which some must give up their place: outputs that end soon make the scheduler hope that the others will."""
+    tokens = TOKENIZER.encode("Ada lives in Oslo. Bo lives in", add_bos=True)
+    params: list[dict[str, Any]] = [{"stop": ("a", "e")}] * 12 + [{"min_new_tokens": 100}] * 12
+    return [
+        Generate(
+            rid=f"r{seed}",
+            tokens=[*tokens, seed + 40],
+            sampling=SamplingParams(max_new_tokens=100, temperature=1.5, seed=seed, ignore_eos=True, **own),
+            logprobs=LogprobParams(num_top=1, prompt_from=0) if seed % 3 == 0 else None,
+        )
+        for seed, own in enumerate(params)
+    ]
+
+
 def plain(requests: list[Generate]) -> dict[str, Got]:
     """Each alone, without guesses, without a cache."""
     return {request.rid: run([request], speculative="off", prefix_cache=False)[0][request.rid] for request in requests}

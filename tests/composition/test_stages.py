@@ -38,6 +38,7 @@ from ramify.runtime.protocol.errors import RequestError
 from ramify.runtime.scheduler.plan import Row
 
 from .architectures import SIZES as BASE
+from .architectures import checkpoint_maker
 from .threads import groups, on_each
 
 SIZES = BASE | {"num_hidden_layers": 5}
@@ -69,23 +70,7 @@ every_model = pytest.mark.parametrize("name", MODELS)
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """The directory of the random checkpoint of that name, made on first use. Every parameter in it matters."""
-    torch.set_num_threads(1)
-    made: dict[str, Path] = {}
-
-    def make(name: str) -> Path:
-        if name not in made:
-            torch.manual_seed(len(name))
-            model = transformers.AutoModelForCausalLM.from_config(MODELS[name](), dtype=torch.float32)
-            with torch.no_grad():
-                for parameter in model.parameters():
-                    if parameter.dim() == 1:
-                        parameter.add_(0.3 * torch.randn_like(parameter))
-            made[name] = tmp_path_factory.mktemp("checkpoint")
-            model.save_pretrained(made[name])
-        return made[name]
-
-    return make
+    return checkpoint_maker(MODELS, tmp_path_factory.mktemp)
 
 
 @pytest.fixture

@@ -56,6 +56,20 @@ def test_long_ones_push_others_out() -> None:
     assert len(store) == 0
 
 
+def test_what_a_conversation_keeps_alive_counts_as_long_as_it_does() -> None:
+    store = ResponseStore(max_bytes=3000)
+    for number in range(10):
+        long = entry(f"long {number}", filler="x" * 2000)
+        store.put(long)
+        store.put(entry(f"short {number}", long))
+        store.remove(f"long {number}")
+        assert len(store) == 1, "the long one before it takes its room still"
+    store.remove("short 9")
+    for number in range(5):
+        store.put(entry(str(number), filler="x" * 200))
+    assert len(store) == 5
+
+
 def test_a_conversation_outlives_what_is_forgotten() -> None:
     store = ResponseStore(max_entries=1)
     first = entry("a")

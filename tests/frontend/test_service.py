@@ -6,6 +6,7 @@ import asyncio
 import time
 
 import pytest
+import zmq
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -291,6 +292,31 @@ def test_at_the_end_every_client_hears_why() -> None:
             assert message == Fatal(error)
             await built.frontend.wait_closed()
             await built.frontend.stop(None)
+
+    run(main())
+
+
+def test_clients_that_are_gone_at_the_end_keep_nobody_from_hearing_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        async with house() as built:
+            clients = [built.client() for _ in range(3)]
+            for client in clients:
+                await client.send(Hello(__version__))
+                assert isinstance(await client.receive(), Welcome)
+            service = built.frontend._service
+            send = service._socket.send_multipart
+            gone = list(service._clients)[:2]
+
+            def send_unless_gone(parts: list[bytes]) -> asyncio.Future[None]:
+                if parts[0] not in gone:
+                    return send(parts)
+                failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+                failed.set_exception(zmq.ZMQError(zmq.EHOSTUNREACH))
+                return failed
+
+            monkeypatch.setattr(service._socket, "send_multipart", send_unless_gone)
+            await built.frontend.stop(ErrorInfo.of(RuntimeFailed("over")))
+            assert isinstance(await clients[2].receive(), Fatal)
 
     run(main())
 

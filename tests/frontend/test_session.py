@@ -415,6 +415,20 @@ def test_wrong_operations_are_answered_never_ignored() -> None:
     run(main())
 
 
+def test_with_its_last_state_all_of_a_program_ends() -> None:
+    async def main() -> None:
+        async with house(lambda request: None) as built:
+            client = built.client()
+            await client.open(0)
+            await client.append(0, Text("a"), Gen(sampling=GREEDY), Fork((1,)))
+            await client.append(1, Gen(sampling=GREEDY))
+            await built.core.until(lambda: len(built.core.requests) == 1)
+            await client.send(Close((0, 1)))  # the fork was all that state 0 would have gone on for
+            await built.core.until(lambda: built.core.aborted == [built.core.requests[0].rid])
+
+    run(main())
+
+
 def test_a_client_has_a_bounded_number_of_states(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(session_module, "MAX_STATES", 3)
 

@@ -10,6 +10,7 @@ import pytest
 import ramify
 from ramify import HttpRuntime, ProgramState, RequestError, RuntimeFailed, assistant, gen, select, user
 from ramify.lang.backend import get_server_info
+from ramify.lang.backends.model import Call
 
 ROLES = {"user": ("<|user|>\n", "\n"), "assistant": ("<|assistant|>\n", "\n")}
 
@@ -167,3 +168,20 @@ def test_where_nothing_listens_a_program_fails() -> None:
     backend.close()
     with pytest.raises(RequestError, match="not an HTTP address"):
         HttpRuntime("ipc:///tmp/x")
+
+
+def test_what_another_call_makes_it_forget_meanwhile_is_still_known(
+    over_http: HttpRuntime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only so many texts are remembered, and calls have threads of their own."""
+    monkeypatch.setattr("ramify.lang.backends.http_runtime.MAX_REMEMBERED", 1)
+    post = over_http._http.post
+
+    def post_while_another_asks(path: str, body: Any, call: Call) -> Any:
+        monkeypatch.setattr(over_http._http, "post", post)
+        over_http._tokenize(["another"], True, call)
+        return post(path, body, call)
+
+    [first] = over_http._tokenize(["one"], True, Call())
+    monkeypatch.setattr(over_http._http, "post", post_while_another_asks)
+    assert over_http._tokenize(["one", "two"], True, Call())[0] == first

@@ -55,7 +55,3 @@ def serving(*options: str) -> Iterator[Server]:
                     process.wait(30)
         if process.returncode == 0:
             assert not any("ramify-" in name for name in os.listdir(folder))
-
-
-def children(pid: int) -> list[int]:
-    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]

@@ -15,9 +15,10 @@ import httpx
 import pytest
 
 import ramify
+from ramify.tests.process.processes import children
 
 from .scrape import scrape
-from .servers import RAMIFY, children, serving
+from .servers import RAMIFY, serving
 
 LONG = {"max_new_tokens": 400, "ignore_eos": True, "temperature": 1.0}
 

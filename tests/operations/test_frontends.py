@@ -13,9 +13,10 @@ import httpx
 import pytest
 
 import ramify
+from ramify.tests.process.processes import children
 
 from .scrape import scrape
-from .servers import Server, children, serving
+from .servers import Server, serving
 
 
 @pytest.fixture(scope="module")

@@ -9,17 +9,24 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from ramify.cli import app
+from ramify.runtime.engine.kv_pool import bytes_per_page
 from ramify.runtime.models.config import ModelConfig, parse_config
-from ramify.runtime.models.parameters import num_parameters
+from ramify.runtime.models.parameters import allocate, destinations, num_parameters
+from ramify.runtime.models.size import model_size
+from ramify.runtime.parallel.group import Alone
+from ramify.runtime.parallel.shard import Shard
+from ramify.runtime.parallel.stage import Stage
 from ramify.runtime.planner.choose import arrangements, choose
 from ramify.runtime.planner.devices import DEVICES
-from ramify.runtime.planner.estimate import Arrangement, Workload, estimate
-from ramify.runtime.planner.size import kv_bytes, model_size, read_bytes, weight_bytes
+from ramify.runtime.planner.estimate import estimate
+from ramify.runtime.planner.size import kv_bytes, read_bytes, weight_bytes
+from ramify.runtime.planner.workload import Arrangement, Workload
 
 LLAMA = {"architectures": ["LlamaForCausalLM"], "hidden_act": "silu", "max_position_embeddings": 131072}
 LLAMA_8B = LLAMA | {
@@ -149,6 +156,54 @@ def test_seventy_billion_parameters_need_two_large_devices_or_narrow_weights() -
     assert estimate(large, DEVICES["h100"], WORKLOAD, Arrangement(tp=4)).max_sequences > 100
     assert estimate(large, DEVICES["h100"], WORKLOAD, Arrangement(tp=2, weights="fp8")).max_sequences > 50
     assert estimate(large, DEVICES["h100"], WORKLOAD, Arrangement(weights="int4")).max_sequences > 10
+
+
+@pytest.mark.parametrize("num_stages", [1, 2, 3])
+@pytest.mark.parametrize(
+    "raw", [QWEN3, QWEN3 | {"tie_word_embeddings": False}, QWEN2_MOE], ids=["tied", "untied", "moe"]
+)
+def test_a_stage_is_planned_with_what_its_rank_would_allocate(raw: dict[str, Any], num_stages: int) -> None:
+    model = config(raw)
+    device = DEVICES["h100"]
+    held, pages = [], []
+    for stage in (Stage(index, num_stages) for index in range(num_stages)):
+        group = Alone(Shard(), stage)
+        parts = destinations(allocate(model, device="meta", dtype=torch.bfloat16, group=group), model, group)
+        held.append(sum(torch.Size(part.shape).numel() for part in parts.values()))
+        pages.append(bytes_per_page(stage.local(model), torch.bfloat16))
+        assert stage.held(model).num_parameters == held[-1]
+    planned = estimate(model, device, Workload(prompt=1, context=160, concurrency=1), Arrangement(pp=num_stages))
+    assert planned.weight_bytes == 2 * max(held)
+    # Weights and activations of these models are nothing beside the memory, so what it holds is KV.
+    free = device.memory * 0.9
+    assert planned.max_sequences == pytest.approx(free / (10 * max(pages)), rel=0.01)
+
+
+def test_a_window_saves_reading_and_no_memory() -> None:
+    # Pages are those of all layers.
+    model, device = config(LLAMA_8B), DEVICES["h100"]
+    windowed = replace(model, windows=(1024,) * model.num_layers)
+    workload = Workload(prompt=8192, context=16384, concurrency=16)
+    whole, part = (estimate(one, device, workload, Arrangement()) for one in (model, windowed))
+    assert part.max_sequences == whole.max_sequences
+    assert part.step_seconds < whole.step_seconds
+
+
+def test_stages_make_room_and_prompts_faster_and_no_token() -> None:
+    # A step of few rows is not worth cutting, so only one stage works at a time.
+    model, device = config(LLAMA_70B), DEVICES["h200"]
+    one, two, four = (estimate(model, device, WORKLOAD, Arrangement(pp=pp)) for pp in (1, 2, 4))
+    assert one.step_seconds < two.step_seconds < four.step_seconds < 1.02 * one.step_seconds
+    assert one.max_sequences < two.max_sequences < four.max_sequences
+    assert four.prefill_seconds < two.prefill_seconds < one.prefill_seconds
+    # As many micro-batches as stages: (2 S - 1) / S of them one after the other, each an S-th of an S-th.
+    assert two.prefill_seconds == pytest.approx(one.prefill_seconds * 3 / 4, rel=0.05)
+    assert four.prefill_seconds == pytest.approx(one.prefill_seconds * 7 / 16, rel=0.1)
+
+
+def test_only_what_the_runtime_would_cut_is_offered() -> None:
+    model = config(LLAMA_8B | {"intermediate_size": 14338, "num_key_value_heads": 8})
+    assert {one.tp for one in arrangements(model, 8)} == {1, 2}
 
 
 sizes = st.sampled_from([LLAMA_8B, LLAMA_70B, MIXTRAL])

@@ -16,7 +16,7 @@ import zmq.asyncio
 from ramify.runtime.core import Link
 from ramify.runtime.frontend.core_client import CoreClient
 from ramify.runtime.protocol import wire
-from ramify.runtime.protocol.core import Answers, Finish, FromCore, Generate, RequestFailed, Tokens
+from ramify.runtime.protocol.core import Abort, Answers, Finish, FromCore, Generate, RequestFailed, Tokens
 from ramify.runtime.protocol.errors import ErrorInfo, RequestError
 from ramify.runtime.protocol.sampling import SamplingParams
 
@@ -90,6 +90,22 @@ def test_answers_that_are_too_long_together_come_one_by_one(
     monkeypatch.setattr(wire, "MAX_MESSAGE_BYTES", 1500)
     link.send([*long])
     assert [frontends[0].receive(), frontends[0].receive()] == long
+
+
+def test_an_answer_too_long_by_itself_fails_its_request_alone(
+    link: Link, frontends: list[Frontend], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is the client's who asked for so much, and no reason for the core to end."""
+    monkeypatch.setattr(wire, "MAX_MESSAGE_BYTES", 1500)
+    unsent = link.send([says("a", *range(2000)), says("b", 1), says("c", *range(2000), last=True)])
+    assert [(type(message), message.rid) for _, message in unsent] == [(Abort, "a")]  # c has ended by itself
+    failed, other = frontends[0].receive(), frontends[0].receive()
+    assert isinstance(failed, RequestFailed)
+    assert (failed.rid, failed.error.code) == ("a", "too_long")
+    assert other == says("b", 1)
+    assert frontends[1].receive().error.code == "too_long"
+    frontends[0].send(asks("a"))  # it is forgotten
+    assert [message.rid for _, message in link.receive(10_000) if isinstance(message, Generate)] == ["a"]
 
 
 def test_a_frontends_waiters_get_what_came_together_each_its_own(link: Link, address: str) -> None:

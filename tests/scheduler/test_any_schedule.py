@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 from ramify.runtime.protocol.core import Claim, EndStates, FlushCache, Generate
 from ramify.runtime.protocol.sampling import Constraint, LogprobParams
 
-from .harness import VOCABULARY, Runtime, assert_equal, generate, sequential
+from .harness import Runtime, generate
+from .make_believe import VOCABULARY
+from .sequential import assert_equal, sequential
 
 token = st.integers(2, VOCABULARY.vocab_size - 1)
 few = st.integers(2, 3)  # few different ones, so that prefixes are shared

@@ -7,7 +7,8 @@ import pytest
 from ramify.runtime.protocol.sampling import LogprobParams
 from ramify.runtime.scheduler import outcome
 
-from .harness import Runtime, assert_equal, generate, sequential
+from .harness import Runtime, generate
+from .sequential import assert_equal, sequential
 
 
 @pytest.fixture(autouse=True)

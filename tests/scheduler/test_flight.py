@@ -10,7 +10,9 @@ import pytest
 from ramify.runtime.protocol.sampling import Constraint, LogprobParams
 from ramify.runtime.scheduler.plan import PENDING, ForwardPlan
 
-from .harness import EOS, Runtime, assert_equal, generate, sequential
+from .harness import Runtime, generate
+from .make_believe import EOS
+from .sequential import assert_equal, sequential
 
 
 def following(plan: ForwardPlan) -> list[str]:

@@ -18,7 +18,8 @@ from ramify.runtime.protocol.sampling import Constraint
 from ramify.runtime.replay import Difference, replay, what_if
 from ramify.runtime.scheduler.plan_log import MAX_BYTES, Entry, Header, LoggingScheduler, PlanLog, Planned, read_log
 
-from .harness import VOCABULARY, Runtime, generate
+from .harness import Runtime, generate
+from .make_believe import VOCABULARY
 
 
 class RealGrammars:

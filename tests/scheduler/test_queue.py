@@ -15,7 +15,9 @@ from ramify.runtime.scheduler.queue import FRONT, PATIENCE, Queue
 from ramify.runtime.scheduler.request import Request
 from ramify.runtime.scheduler.stops import StopRules
 
-from .harness import VOCABULARY, Runtime, assert_equal, generate, sequential
+from .harness import Runtime, generate
+from .make_believe import VOCABULARY
+from .sequential import assert_equal, sequential
 
 NAMES: list[OrderName] = ["fcfs", "lpm", "dfs", "program"]
 

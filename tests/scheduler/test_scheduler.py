@@ -10,7 +10,10 @@ from ramify.runtime.protocol.errors import RequestError
 from ramify.runtime.protocol.sampling import Constraint, LogprobParams
 from ramify.runtime.scheduler.queue import PATIENCE
 
-from .harness import EOS, FakeMatcher, Runtime, assert_equal, generate, sequential
+from .fake_grammars import FakeMatcher
+from .harness import Runtime, generate
+from .make_believe import EOS
+from .sequential import assert_equal, sequential
 
 FREE: dict[str, Any] = {"ignore_eos": True}  # runs to max_new_tokens
 

@@ -7,7 +7,7 @@ from ramify.runtime.protocol.core import Finish
 from ramify.runtime.protocol.sampling import Constraint, SamplingParams
 from ramify.runtime.scheduler.stops import StopRules, StopStrings
 
-from .harness import EOS, VOCABULARY
+from .make_believe import EOS, VOCABULARY
 
 
 @given(

@@ -6,14 +6,12 @@ EAGLE-1 and EAGLE-2 (Li et al. 2024, arXiv 2401.15077 and 2406.16858) share one 
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from ...models.config import ModelConfig
-from ...models.errors import CheckpointError
-from ...models.fields import Fields
+from ...models.fields import Fields, read_object
 from ...models.rope_config import RopeConfig, parse_rope
 
 HeadKind = Literal["eagle", "eagle3"]
@@ -59,12 +57,7 @@ def read_head_config(path: Path, kind: HeadKind, target: ModelConfig) -> HeadCon
     made for another target.
     """
     file = path / "config.json"
-    try:
-        raw = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise CheckpointError(file, f"not readable as JSON: {error}") from None
-    if not isinstance(raw, dict):
-        raise CheckpointError(file, f"must hold a JSON object, got {type(raw).__name__}")
+    raw = read_object(file)
     config = parse_head_config(raw, file, kind, target)
     _check_fit(config, target, Fields(raw, file))
     return config

@@ -24,6 +24,7 @@ class Entry:
     input: list[dict[str, Any]]
     previous: Entry | None = None
     task: asyncio.Task[None] | None = None  # while it is made in the background
+    num_holders: int = 0  # in a store: its own name, and the stored ones that go on from it
     num_bytes: int = 0
     expires: float = field(default=0.0)
 
@@ -57,10 +58,9 @@ class ResponseStore:
     def put(self, entry: Entry) -> None:
         """Keep it, or its new state; the oldest go when there is no room."""
         self.remove(entry.response["id"])
-        entry.num_bytes = len(msgspec.json.encode((entry.response, entry.input)))
         entry.expires = self._clock() + self._seconds
         self._entries[entry.response["id"]] = entry
-        self._num_bytes += entry.num_bytes
+        self._hold(entry)
         self._forget_old()
 
     def get(self, response_id: str) -> Entry | None:
@@ -70,8 +70,26 @@ class ResponseStore:
     def remove(self, response_id: str) -> Entry | None:
         entry = self._entries.pop(response_id, None)
         if entry is not None:
-            self._num_bytes -= entry.num_bytes
+            self._release(entry)
         return entry
+
+    def _hold(self, entry: Entry | None) -> None:
+        """It is kept alive once more, and by it those before it: what is forgotten by name still takes room."""
+        while entry is not None:
+            entry.num_holders += 1
+            if entry.num_holders > 1:
+                return
+            entry.num_bytes = len(msgspec.json.encode((entry.response, entry.input)))
+            self._num_bytes += entry.num_bytes
+            entry = entry.previous
+
+    def _release(self, entry: Entry | None) -> None:
+        while entry is not None:
+            entry.num_holders -= 1
+            if entry.num_holders:
+                return
+            self._num_bytes -= entry.num_bytes
+            entry = entry.previous
 
     def _forget_old(self) -> None:
         now = self._clock()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
@@ -18,11 +19,13 @@ from ..openapi import STREAMS
 from .conversation import Conversations
 from .response_body import ResponseBody
 from .response_compact import CompactBody, Compactor
-from .response_maker import ResponseMaker
+from .response_maker import ResponseMaker, fail
 from .response_output import Event, new_id
 from .response_sharing import SharedResponses
 from .response_socket import ResponseSocket
 from .response_store import Entry
+
+logger = logging.getLogger("ramify.frontend")
 
 
 class ResponsesApi:
@@ -120,6 +123,9 @@ class ResponsesApi:
             raise
         except RamifyError:
             return  # the entry says so
+        except Exception as bug:
+            logger.exception("a response in the background failed on an error of ours")
+            fail(entry, bug)
 
 
 async def _exhaust(events: AsyncGenerator[Event]) -> None:

@@ -17,7 +17,8 @@ import pytest
 import ramify
 from ramify.runtime.protocol.keys import make_keys
 
-from .processes import CHECKED, QUESTIONS, SOON, all_children, ask, children, wait_until_dead
+from .processes import SOON, all_children, children, wait_until_dead
+from .questions import CHECKED, QUESTIONS, ask
 
 RAMIFY = str(Path(sys.executable).parent / "ramify")
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import os
 import signal
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,8 @@ import transformers
 
 import ramify
 
-from .processes import CHECKED, QUESTIONS, SOON, all_children, ask, children, wait_until_dead
+from .processes import SOON, all_children, children, wait_until_dead
+from .questions import CHECKED, QUESTIONS, ask
 
 DIVIDED: list[dict[str, Any]] = [
     {"tp": 2},
@@ -38,15 +38,6 @@ def branches(s: ramify.ProgramState) -> None:
 @ramify.function
 def endless(s: ramify.ProgramState) -> None:
     s += "Tell me everything." + ramify.gen("x", max_tokens=1900, ignore_eos=True, temperature=1.0)
-
-
-@pytest.fixture
-def own_tmp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder of its own for sockets, so that what is left behind can be seen. Short: a socket's path is limited."""
-    folder = Path(tempfile.mkdtemp(prefix="rt", dir="/tmp"))
-    monkeypatch.setenv("TMPDIR", str(folder))
-    monkeypatch.setattr(tempfile, "tempdir", None)
-    return folder
 
 
 @pytest.fixture(scope="module", params=DIVIDED, ids=str)

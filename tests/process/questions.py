@@ -1,16 +1,12 @@
-"""Processes of a runtime, by their ids, and questions that a runtime of several must answer as one of one does."""
+"""Questions that a runtime of several processes must answer as one of one does."""
 
 from __future__ import annotations
 
 import json
-import os
-import select
-from pathlib import Path
 from typing import Any
 
 import httpx
 
-SOON = 2.0  # seconds within which a dead process takes the others along
 CHECKED = {"dtype": "float32", "num_pages": 512, "port": 0, "log_level": "error"}
 SCHEMA = {
     "type": "object",
@@ -25,29 +21,6 @@ QUESTIONS: list[dict[str, Any]] = [
     {"max_new_tokens": 60, "json_schema": json.dumps(SCHEMA)},
     {"max_new_tokens": 20, "regex": r"( [a-z]{2,7}){3}\.", "frequency_penalty": 0.5},
 ]
-
-
-def children(pid: int) -> list[int]:
-    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-
-
-def all_children(pid: int) -> list[int]:
-    """Of any thread of the process: whoever starts a child is its parent by thread."""
-    found: list[int] = []
-    for task in Path(f"/proc/{pid}/task").iterdir():
-        found += [int(child) for child in (task / "children").read_text().split()]
-    return found
-
-
-def wait_until_dead(pid: int, timeout: float) -> bool:
-    try:
-        descriptor = os.pidfd_open(pid)
-    except ProcessLookupError:
-        return True
-    try:
-        return bool(select.select([descriptor], [], [], timeout)[0])
-    finally:
-        os.close(descriptor)
 
 
 def ask(url: str | None, **params: Any) -> Any:

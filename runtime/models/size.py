@@ -1,0 +1,69 @@
+"""How many numbers a model has, from its config alone, and how many of them a stage of it holds. Knows no formats, in
+which they may take more or fewer bytes.
+
+Legend: E hidden size, H query heads, K key/value heads, D head size.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .config import ModelConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSize:
+    """Counts of numbers."""
+
+    linear: int  # the layers' matrices and their biases: what quantisation makes smaller
+    embedding: int  # looked up, not read whole
+    head: int  # read whole for each token; the embedding itself when tied
+    norms: int  # and the routers of mixtures: what no format makes smaller
+    tied: bool
+    experts: int = 0  # those of `linear` that are a mixture's; a token meets `chosen_share` of them
+    chosen_share: float = 1.0
+
+    @property
+    def num_parameters(self) -> int:
+        return self.linear + self.ends + self.norms
+
+    @property
+    def ends(self) -> int:
+        """Embedding and head, which count once when they are the same."""
+        return self.embedding if self.tied else self.embedding + self.head
+
+    @property
+    def active_linear(self) -> float:
+        """Those of `linear` that one token is multiplied with."""
+        return self.linear - self.experts * (1 - self.chosen_share)
+
+    @property
+    def num_active(self) -> float:
+        """Of all parameters, those that one token has to do with."""
+        return self.num_parameters - self.linear + self.active_linear
+
+
+def model_size(config: ModelConfig, *, has_ends: bool = True) -> ModelSize:
+    """Of the layers of `config`, and without `has_ends` of nothing else: neither embedding nor final norm nor head."""
+    E, H, K, D = config.hidden_size, config.num_heads, config.num_kv_heads, config.head_dim
+    attention = E * (H + 2 * K) * D + H * D * E
+    biases = config.qkv_bias * (H + 2 * K) * D + config.o_bias * E
+    mixture = config.experts
+    num_mixtures = sum(mixture.layers) if mixture is not None else 0
+    dense = 3 * E * config.intermediate_size + config.mlp_bias * (2 * config.intermediate_size + E)
+    experts = shared = routers = 0
+    if mixture is not None:
+        experts = num_mixtures * mixture.num_experts * 3 * E * mixture.intermediate_size
+        shared = num_mixtures * 3 * E * (mixture.shared_size or 0)
+        routers = num_mixtures * E * (mixture.num_experts + (mixture.shared_size is not None))
+    mlps = (config.num_layers - num_mixtures) * dense + shared + experts
+    end = config.vocab_size * E if has_ends else 0
+    return ModelSize(
+        linear=config.num_layers * (attention + biases) + mlps,
+        embedding=end,
+        head=end,
+        norms=config.num_layers * (2 * E + 2 * D * config.qk_norm) + E * has_ends + routers,
+        tied=config.tied_embeddings,
+        experts=experts,
+        chosen_share=1.0 if mixture is None else mixture.num_per_token / mixture.num_experts,
+    )

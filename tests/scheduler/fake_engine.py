@@ -1,0 +1,174 @@
+"""A make-believe engine whose KV is what was written to it.
+
+Its "model" is a pure function of the whole history that it reads from the pages, so a wrong page table, a copy too few
+or a page freed too early gives another output, or trips an assertion at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import msgspec
+import numpy as np
+
+from ramify.runtime.scheduler.plan import PENDING, ForwardPlan, ForwardResult, Row, RowResult, SamplingPlan
+from ramify.runtime.speculation.tree import DraftTree
+
+from .make_believe import VOCABULARY, choose, hidden, logprob, number
+
+
+class FakeEngine:
+    def __init__(self, page_size: int) -> None:
+        self.page_size = page_size
+        self.kv: dict[int, tuple[int, ...]] = {}  # slot -> the sequence up to and with its token
+        self.num_computed = 0
+        self.now = 0.0  # seconds, made up
+        self.num_in_flight = 0
+        self.open = False  # the plan launched last has not been told all that it samples
+        self.sampled: list[tuple[str, int | None]] = []  # by row of the plan that sampled last
+
+    def slots(self, row: Row) -> list[int]:
+        end = row.first_position + len(row.tokens)
+        assert len(row.pages) == -(-end // self.page_size)
+        return [row.pages[p // self.page_size] * self.page_size + p % self.page_size for p in range(end)]
+
+    def tokens(self, row: Row) -> list[int]:
+        if row.follows is None:
+            assert PENDING not in row.tokens
+            return row.tokens[: row.num_committed]
+        assert row.tokens == [PENDING]
+        assert row.sample is row.mask is row.score is row.pool_from is row.parents is row.draft is None
+        followed, token = self.sampled[row.follows]
+        assert followed == row.rid, "another request's token"
+        assert token is not None, "nothing was sampled there"
+        return [token]
+
+    def launch(self, plan: ForwardPlan) -> FakeLaunched:
+        """As on a stream: copies and keys are in place before the next plan's, whenever that is launched."""
+        assert self.num_in_flight < 2, "one plan is in flight at most while the next one is launched"
+        assert not (self.num_in_flight and self.open), "the plan before was never told what to sample"
+        for copy in plan.copies:
+            for offset in range(copy.num_tokens):
+                self.kv[copy.target * self.page_size + offset] = self.kv[copy.source * self.page_size + offset]
+        histories, written = [], []
+        for row in plan.rows:
+            slots = self.slots(row)
+            past, new = slots[: row.first_position], slots[row.first_position :]
+            history = self.kv[past[-1]] if past else ()
+            assert len(history) == row.first_position
+            assert all(self.kv[slot] == history[: p + 1] for p, slot in enumerate(past)), "a page holds something else"
+            histories.append((*history, *self.tokens(row)))
+            written.append(new)
+        assert len({row.rid for row in plan.rows}) == len(plan.rows)
+        assert len({slot for new in written for slot in new}) == plan.num_tokens, "two rows write to one slot"
+        for row, history, new in zip(plan.rows, histories, written, strict=True):
+            for offset, slot in enumerate(new[: row.num_committed]):
+                self.kv[slot] = history[: row.first_position + offset + 1]
+            for slot in new[row.num_committed :]:
+                self.kv[slot] = (-1,)  # a guess's: nobody may read it
+        self.num_computed += plan.num_tokens
+        self.num_in_flight += 1
+        self.open = plan.is_open
+        launched = FakeLaunched(self, plan, histories, written)
+        if not self.open:
+            launched.decide(plan.rows)
+        return launched
+
+    def draft(self, row: Row, history: tuple[int, ...]) -> DraftTree | None:
+        """Any tree at all of the shape wanted, part of it right more often than not."""
+        if row.draft is None or number(history, "none") % 5 == 0:
+            return None
+        tokens: list[int] = []
+        parents: list[int] = []
+        depth = [0]
+        for node in range(1 + number(history, "size") % row.draft.num_tokens):
+            parent = number(history, node, "parent") % (node + 1) - 1
+            siblings = {tokens[other] for other in range(node) if parents[other] == parent}
+            token = number(history, node, "token") % VOCABULARY.vocab_size
+            if token in siblings or len(siblings) == row.draft.top_k or depth[parent + 1] == row.draft.steps:
+                break
+            tokens.append(token)
+            parents.append(parent)
+            depth.append(depth[parent + 1] + 1)
+        return DraftTree(tokens, parents, [-0.1 * d for d in depth[1:]]) if tokens else None
+
+    def result(self, row: Row, history: tuple[int, ...]) -> RowResult:
+        scores = []
+        if row.score is not None:
+            for i, target in enumerate(row.score.targets):
+                before = history[: row.first_position + row.score.first + i + 1]
+                scores.append(logprob(before, target, row.score.num_top, row.score.of))
+        pooled = None
+        if row.pool_from is not None:
+            ends = range(row.first_position + row.pool_from, len(history))
+            assert ends, "nothing to pool"
+            pooled = sum((hidden(history[: end + 1]) for end in ends), np.zeros(3, "<f4")).tobytes()
+        if row.sample is None:
+            return RowResult(scores=scores, pooled=pooled)
+        sample, mask, node = row.sample, row.mask, -1
+        penalties, wanted = sample.penalties, sample.num_top_logprobs
+        if penalties is not None:
+            assert (*penalties.prompt, *penalties.output) == history
+        guesses = row.tokens[row.num_committed :]
+        assert len(guesses) == len(row.nodes) == len(row.parents or ())
+        children = {edge: n for n, edge in enumerate(zip(row.parents or (), guesses, strict=True))}
+        assert len(children) == len(guesses), "siblings of the same token"
+        token_draw, tokens, logprobs = sample.draw, [], []
+        while True:
+            allowed: Iterable[int] = range(VOCABULARY.vocab_size)
+            if mask is not None:
+                words = np.frombuffer(mask, "<i4")
+                allowed = [t for t in allowed if words[t // 32] >> (t % 32) & 1]
+            num_output = None if penalties is None else len(penalties.output) + len(tokens)
+            token = choose(history, allowed, (sample.temperature, token_draw, num_output))
+            logprobs += [] if wanted is None else [logprob(history, token, wanted, sample.logprobs_of)]
+            tokens.append(token)
+            history = (*history, token)
+            if (node, token) not in children:
+                break
+            node = children[node, token]
+            mask, token_draw = row.nodes[node].mask, row.nodes[node].draw
+        return RowResult(tokens=tokens, logprobs=logprobs, scores=scores, draft=self.draft(row, history))
+
+
+class FakeLaunched:
+    """What is computed, up to the sampling."""
+
+    def __init__(
+        self, engine: FakeEngine, plan: ForwardPlan, histories: list[tuple[int, ...]], written: list[list[int]]
+    ) -> None:
+        self.engine = engine
+        self.plan = plan
+        self.histories = histories
+        self.written = written
+        self.results: list[RowResult] = []
+
+    def sample(self, sampling: SamplingPlan) -> None:
+        assert self.engine.open
+        assert sampling.step == self.plan.step
+        to_come = iter(sampling.rows)
+        rows = []
+        for row in self.plan.rows:
+            if row.follows is None:
+                rows.append(row)
+            elif (own := next(to_come)) is None:
+                rows.append(msgspec.structs.replace(row, tokens=self.engine.tokens(row), follows=None))
+            else:
+                rows.append(msgspec.structs.replace(row, sample=own.sample, mask=own.mask))
+        assert next(to_come, None) is None
+        self.decide(rows)
+
+    def decide(self, rows: Sequence[Row]) -> None:
+        self.engine.open = False
+        for row, history, new in zip(rows, self.histories, self.written, strict=True):
+            result = self.engine.result(row, history)
+            for offset in range(len(result.tokens) - 1):  # what proved right is moved to the front
+                right = (*history, *result.tokens[: offset + 1])
+                self.engine.kv[new[row.num_committed + offset]] = right
+            self.results.append(result)
+        self.engine.sampled = [(row.rid, result.token) for row, result in zip(rows, self.results, strict=True)]
+
+    def wait(self) -> ForwardResult:
+        self.engine.num_in_flight -= 1
+        self.engine.now += 1e-3 * (10 + self.plan.num_tokens + number(self.plan.step) % 5)
+        return ForwardResult(step=self.plan.step, rows=self.results)

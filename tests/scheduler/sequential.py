@@ -1,0 +1,100 @@
+"""The sequential run that every schedule must equal: one request alone, in a loop that knows no pages or chunks."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import numpy as np
+
+from ramify.runtime.protocol.core import Finish, Generate
+from ramify.runtime.protocol.sampling import SamplingParams
+from ramify.runtime.scheduler.sampling_draw import draw
+
+from .fake_grammars import next_in
+from .harness import Answer
+from .make_believe import EOS, TOKEN_BYTES, VOCABULARY, choose, hidden, logprob
+
+
+def language_of(params: SamplingParams) -> list[list[int]] | None:
+    return None if params.constraint is None else json.loads(params.constraint.source)
+
+
+def sequential(message: Generate, *, context_length: int = 200, num_slots: int = 1 << 30) -> Answer:
+    """What the request gives alone, in a loop that knows nothing of pages, chunks or increments."""
+    params = message.sampling
+    prompt = list(message.tokens)
+    answer = Answer(finish=Finish("length"))
+    num_top, of = (0, ()) if message.logprobs is None else (message.logprobs.num_top, message.logprobs.of)
+    if message.logprobs is not None:
+        answer.logprobs = []
+        start = message.logprobs.prompt_from
+        if start is not None:
+            positions = range(start, len(prompt))
+            answer.prompt_logprobs = [logprob(prompt[:p], prompt[p], num_top, of) if p else None for p in positions]
+    if message.pooling is not None:
+        states = [hidden(prompt[: place + 1]) for place in range(len(prompt))]
+        pooled = sum(states, np.zeros(3, "<f4")) / len(states) if message.pooling == "mean" else states[-1]
+        answer.embedding = pooled.astype("<f4").tolist()
+    language = language_of(params)
+    eos = set() if params.ignore_eos else {EOS}
+    while len(answer.ids) < params.max_new_tokens and len(prompt) + len(answer.ids) < min(context_length, num_slots):
+        history = prompt + answer.ids
+        young = len(answer.ids) < params.min_new_tokens
+        base = set(range(VOCABULARY.vocab_size)) if language is None else next_in(language, answer.ids)
+        avoided = eos | set(params.stop_token_ids) if young else set()
+        avoided |= {EOS} if language is not None and params.ignore_eos else set()
+        how = (
+            params.temperature,
+            0 if params.seed is None else draw(params.seed, len(history)),
+            len(answer.ids) if params.penalised else None,
+        )
+        token = choose(history, base - avoided or base, how)
+        if answer.logprobs is not None:
+            answer.logprobs.append(logprob(history, token, num_top, of))
+        answer.ids.append(token)
+        if language is not None and token == EOS:
+            answer.finish = Finish("stop", EOS)
+            return answer
+        if young:
+            continue
+        if token in eos | set(params.stop_token_ids):
+            answer.finish = Finish("stop", token)
+            return answer
+        stop = first_stop(answer.ids, params)
+        if stop is not None:
+            answer.finish = Finish("stop", stop)
+            return answer
+    return answer
+
+
+def first_stop(ids: list[int], params: SamplingParams) -> str | None:
+    """The stop string or match that ends first in the last token, searched in the whole output."""
+    between = b"" if params.skip_special_tokens else b"\xff"
+    pieces = [between if TOKEN_BYTES[t] is None else TOKEN_BYTES[t] or b"" for t in ids]
+    text = b"".join(pieces)
+    for end in range(len(text) - len(pieces[-1]) + 1, len(text) + 1):
+        ending = [stop for stop in params.stop if text[:end].endswith(stop.encode())]
+        ending += [
+            found
+            for start in range(end)
+            if (found := _text(text[start:end])) and any(re.fullmatch(p, found) for p in params.stop_regex)
+        ]
+        if ending:
+            return max(ending, key=lambda stop: len(stop.encode()))
+    return None
+
+
+def _text(data: bytes) -> str | None:
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return None
+
+
+def assert_equal(answer: Answer, expected: Answer) -> None:
+    assert answer.error is None
+    assert (answer.ids, answer.finish) == (expected.ids, expected.finish)
+    assert answer.logprobs == expected.logprobs
+    assert answer.prompt_logprobs == expected.prompt_logprobs
+    assert answer.embedding == expected.embedding

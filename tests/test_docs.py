@@ -1,0 +1,30 @@
+"""What the pages name is there: files, folders and other pages."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+import ramify
+
+ROOT = Path(ramify.__file__).parent
+PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")]
+PAGES += sorted([*(ROOT / "docs").rglob("*.md"), *(ROOT / "bench/results").glob("*.md")])
+FILES = {
+    path.relative_to(ROOT).as_posix()
+    for folder in ("bench", "constrained", "docs", "examples", "kernels", "lang", "radix", "runtime", "tests")
+    for path in (ROOT / folder).rglob("*.*")
+} | {path.name for path in ROOT.glob("*.*")}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_the_modules_and_pages_that_a_page_names_exist(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    links = re.findall(r"\]\((?!https?:)([^)#]+)", text)
+    missing = [link for link in links if not (page.parent / link).exists()]
+    for name in re.findall(r"(?:`|-P )([\w/]+\.py)\b", text):
+        if not any(file == name or file.endswith(f"/{name}") for file in FILES):
+            missing.append(name)
+    assert not missing
