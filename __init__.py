@@ -31,6 +31,7 @@ from .lang.choices import (
 )
 from .lang.decide import pick, predicate, rate
 from .lang.fork import ForkGroup
+from .lang.media import image, video
 from .lang.plan import Plan
 from .lang.primitives import gen, gen_int, gen_string, select, separate_reasoning
 from .lang.program import Program, function
@@ -75,6 +76,7 @@ __all__ = [
     "gen_string",
     "get_server_info",
     "greedy_token_selection",
+    "image",
     "pick",
     "predicate",
     "rate",
@@ -91,6 +93,7 @@ __all__ = [
     "user",
     "user_begin",
     "user_end",
+    "video",
 ]
 
 

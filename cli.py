@@ -232,14 +232,12 @@ def chat(
 @with_settings(*MODEL_SETTINGS, *LOG_SETTINGS)
 def info(model: ModelArgument = None, address: AddressOption = None, keys: KeysOption = None, **settings: Any) -> None:
     """Print the facts of a model, its cache and its device, as a runtime sees them."""
+    from .lang.backend import RuntimeEndpoint
     from .runtime.launch import Runtime
-    from .runtime.protocol.client import Connection
-    from .runtime.protocol.keys import keys_for
 
     if address is not None:
-        connection = Connection(address, keys_for(address, keys))
-        _print_info(connection)
-        connection.close()
+        with RuntimeEndpoint(address, keys) as endpoint:
+            _print_info(endpoint.connection())
         return
     with Runtime(model, **settings) as runtime:
         _print_info(runtime.connection())

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
@@ -17,8 +18,10 @@ from ..runtime.protocol.session import Reply, ToFrontend
 
 if TYPE_CHECKING:
     from ..runtime.protocol.client import Connection, Listener
+    from .backends.channel import LocalChannel
 
 ADDRESS_VARIABLE = "RAMIFY_ADDRESS"  # set by `ramify run --address`
+API_KEY_VARIABLE = "RAMIFY_API_KEY"
 KEYS_VARIABLE = "RAMIFY_KEYS"  # set by `ramify run --keys`
 
 
@@ -49,42 +52,43 @@ class RuntimeEndpoint:
     """A runtime that runs already, reached by its address. Connects when first used.
 
     An address of TCP needs `keys`, a folder as `ramify keys` makes it; by default that of the variable RAMIFY_KEYS.
+    An HTTP address may need `api_key`, by default that of the variable RAMIFY_API_KEY; a runtime of this machine tells
+    there where programs come, and is then reached as by that address, any other as by `HttpRuntime`.
     Raises RuntimeFailed when it connects and nothing listens there, or what does is not whom the keys name.
     """
 
-    def __init__(self, address: str, keys: str | os.PathLike[str] | None = None) -> None:
-        if not address.startswith(("ipc://", "tcp://", "inproc://")):
+    def __init__(self, address: str, keys: str | os.PathLike[str] | None = None, *, api_key: str | None = None) -> None:
+        if not address.startswith(("ipc://", "tcp://", "inproc://", "http://", "https://")):
             raise RequestError(
-                f"{address!r} is not an address; `ramify serve` prints one, such as ipc:///tmp/ramify-x/frontend",
+                f"{address!r} is not an address; `ramify serve` prints two, such as http://127.0.0.1:30000 and "
+                "ipc:///tmp/ramify-x/frontend",
                 param="address",
                 code="invalid_address",
             )
         self.address = address
         self.keys = os.environ.get(KEYS_VARIABLE) if keys is None else keys
+        self.api_key = os.environ.get(API_KEY_VARIABLE) if api_key is None else api_key
         self._lock = threading.Lock()
-        self._connection: Connection | None = None
+        self._reached: tuple[Connection | LocalChannel, Callable[[], None]] | None = None
 
-    def connection(self) -> Connection:
-        from ..runtime.protocol.client import Connection
-        from ..runtime.protocol.keys import keys_for
-
+    def connection(self) -> Connection | LocalChannel:
         with self._lock:
-            if self._connection is None:
-                connection = Connection(self.address, keys_for(self.address, self.keys))
-                try:
-                    connection.connect()
-                except BaseException:
-                    connection.close()
-                    raise
-                self._connection = connection
-            return self._connection
+            if self._reached is None:
+                if self.address.startswith("http"):
+                    from .backends.nearby import reach
+
+                    self._reached = reach(self.address, self.api_key)
+                else:
+                    connection = connected(self.address, self.keys)
+                    self._reached = connection, connection.close
+            return self._reached[0]
 
     def close(self) -> None:
         """Leave; the runtime goes on. Calling it again does nothing."""
         with self._lock:
-            if self._connection is not None:
-                self._connection.close()
-                self._connection = None
+            if self._reached is not None:
+                self._reached[1]()
+                self._reached = None
 
     def __enter__(self) -> RuntimeEndpoint:
         return self
@@ -93,6 +97,20 @@ class RuntimeEndpoint:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def connected(address: str, keys: str | os.PathLike[str] | None = None) -> Connection:
+    """A connection to the runtime that listens at an address of ZMQ. Raises RuntimeFailed when none does."""
+    from ..runtime.protocol.client import Connection
+    from ..runtime.protocol.keys import keys_for
+
+    connection = Connection(address, keys_for(address, keys))
+    try:
+        connection.connect()
+    except BaseException:
+        connection.close()
+        raise
+    return connection
 
 
 _default: Backend | None = None

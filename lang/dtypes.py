@@ -93,6 +93,11 @@ def json_schema_text(schema: str | Mapping[str, Any]) -> str:
     """The schema as JSON text, its key order kept."""
     if isinstance(schema, str):
         return schema
+    if isinstance(schema, type):
+        raise RequestError(
+            f"json_schema must be JSON text or a dict; of the type {schema.__name__} say schema={schema.__name__}",
+            param="json_schema",
+        )
     try:
         return json.dumps(schema)
     except (TypeError, ValueError) as error:

@@ -45,7 +45,7 @@ class Program:
             inspect.Parameter.POSITIONAL_OR_KEYWORD,
         ):
             raise RequestError(f"a program's first argument is its state; {function!r} takes none", param="function")
-        self.function = function
+        self.function = self.func = function  # `func` is what SGLang calls it
         self.parameters = tuple(parameter.name for parameter in parameters[1:])
         self.is_async = inspect.iscoroutinefunction(function)
         self.plan = plan  # once compiled

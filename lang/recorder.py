@@ -77,6 +77,16 @@ class Recorder:
                 done = log.wait_for(index)
                 yield log.operations[index], done
 
+    def text_so_far(self) -> str:
+        """What is answered, and what is streamed of the answer after it; waits for nothing and never raises."""
+        pieces = []
+        for log, end in self.segments():
+            with log.changed:
+                pieces += [done.text for done in log.done[:end]]
+                if len(log.done) < end:
+                    return "".join([*pieces, log.partial])
+        return "".join(pieces)
+
     def settle(self) -> RamifyError | None:
         """Wait until everything recorded is answered, in this state and where it came from; the error, if any."""
         for log, end in self.segments():

@@ -58,6 +58,10 @@ class ProgramState:
         self._concatenated: list[Recorder] = []  # to be kept until they are appended
         self._error_seen = False
 
+    def __repr__(self) -> str:
+        """The text that is there, without waiting for more; never raises, so that notebooks and debuggers may ask."""
+        return f"ProgramState({self._recorder.text_so_far()})"
+
     # Appending
 
     def __iadd__(self, other: Expr | str) -> ProgramState:
@@ -217,28 +221,28 @@ class ProgramState:
 
     # Following the text as it comes
 
-    def text_iter(self, var: str | None = None) -> Iterator[str]:
+    def text_iter(self, var_name: str | None = None) -> Iterator[str]:
         """New text as it comes, of the variable or of the whole state. Raises what fails, after what came before it.
 
         In pieces if the program was run with `stream=True`; otherwise each operation's text at once.
         """
-        return drive(self._reader.follow(var))
+        return drive(self._reader.follow(var_name))
 
-    async def text_async_iter(self, var: str | None = None, return_meta_data: bool = False) -> AsyncIterator[Any]:
+    async def text_async_iter(self, var_name: str | None = None, return_meta_data: bool = False) -> AsyncIterator[Any]:
         """`text_iter` for event loops. With meta data, pairs of text and meta info: what `get_meta_info` gives once the
         variable is complete, `{"finish_reason": None}` before."""
         if not return_meta_data:
-            async for piece in drive_async(self._reader.follow(var)):
+            async for piece in drive_async(self._reader.follow(var_name)):
                 yield piece
             return
-        if var is None:
+        if var_name is None:
             raise RequestError("meta data are a variable's: name it", param="return_meta_data")
         meta: Any = None
-        async for piece in drive_async(self._reader.follow(var)):
-            meta = self._reader.meta_if_complete(var)
+        async for piece in drive_async(self._reader.follow(var_name)):
+            meta = self._reader.meta_if_complete(var_name)
             yield piece, {"finish_reason": None} if meta is None else meta
         if meta is None:
-            yield "", self._reader.meta_if_complete(var)
+            yield "", self._reader.meta_if_complete(var_name)
 
     # For the language's other modules
 

@@ -58,6 +58,11 @@ class HttpRuntime:
         self._channel.close()
         self._http.close()
 
+    def server_info(self) -> dict[str, Any]:
+        """What `/get_server_info` says. Raises RequestError where there is no such route, RuntimeFailed as calls do."""
+        facts = self._http.get("/get_server_info")
+        return facts if isinstance(facts, dict) else {}
+
     # As a model
 
     def begin_role(self, role: str) -> str:

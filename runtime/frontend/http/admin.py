@@ -15,8 +15,9 @@ from .connection import json_response, unless_client_leaves
 
 
 class AdminApi:
-    def __init__(self, generator: Generator) -> None:
+    def __init__(self, generator: Generator, program_address: str) -> None:
         self._generator = generator
+        self._program_address = program_address
         self._core = generator.core
 
     @property
@@ -65,10 +66,14 @@ class AdminApi:
         )
 
     async def server_info(self) -> Response:
-        """What is served, how much fits, and the load right now."""
+        """What is served, how much fits, the load right now, and where programs of this machine come."""
         info = self._core.require_info()
         stats = await self._core.stats()
-        facts: dict[str, Any] = {"model_path": info.path, "max_total_num_tokens": info.num_slots}
+        facts: dict[str, Any] = {
+            "model_path": info.path,
+            "max_total_num_tokens": info.num_slots,
+            "program_address": self._program_address,
+        }
         shares = {"cache_hit_rate": stats.cache_hit_rate, "kv_use": stats.kv_use}
         return json_response({**facts, **msgspec.structs.asdict(info), **msgspec.structs.asdict(stats), **shares})
 

@@ -44,7 +44,7 @@ def create_app(
     )
     for api in (
         NativeApi(generator, siblings),
-        AdminApi(generator),
+        AdminApi(generator, config.client_address),
         TokensApi(generator),
         ModelsApi(generator),
         CompletionsApi(generator),

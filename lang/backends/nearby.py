@@ -1,0 +1,59 @@
+"""A runtime given by its HTTP address: by ZMQ when it runs on this machine, as it tells itself, else over HTTP.
+
+Over ZMQ a program's states live in the runtime and messages have the model's chat template, so that is tried first.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+from ...runtime.protocol.errors import RequestError
+from ...runtime.protocol.version import __version__
+from ..backend import connected
+from .channel import LocalChannel
+from .http_runtime import HttpRuntime
+
+if TYPE_CHECKING:
+    from ...runtime.protocol.client import Connection
+
+_SCHEME = "ipc://"
+_HERE = frozenset({"localhost", "127.0.0.1", "::1"})
+
+
+def reach(url: str, api_key: str | None) -> tuple[Connection | LocalChannel, Callable[[], None]]:
+    """A channel, and what leaves it. Raises RequestError for a `url` that is none or a wrong key, RuntimeFailed when nothing answers there."""
+    over_http = HttpRuntime(url, api_key)
+    try:
+        address = _address_of_programs(over_http) if urlsplit(url).hostname in _HERE else None
+        if address is not None:
+            connection = connected(address)
+            over_http.close()
+            return connection, connection.close
+    except BaseException:
+        over_http.close()
+        raise
+    return over_http.connection(), over_http.close
+
+
+def _address_of_programs(runtime: HttpRuntime) -> str | None:
+    """None when it tells none, as other servers do, or one that cannot be reached from here: a forwarded port, a
+    container, another user's runtime, another version."""
+    try:
+        facts = runtime.server_info()
+    except RequestError as error:
+        if error.code == "invalid_api_key":
+            raise
+        return None
+    address = facts.get("program_address")
+    if not isinstance(address, str) or not address.startswith(_SCHEME) or facts.get("version") != __version__:
+        return None
+    path = address.removeprefix(_SCHEME)
+    try:
+        is_socket = stat.S_ISSOCK(os.stat(path).st_mode)
+    except OSError:
+        return None
+    return address if is_socket and os.access(path, os.R_OK | os.W_OK) else None
