@@ -25,7 +25,9 @@ from .messages import FromNode, Join, Leave, NodeFailed, NodeReady, Rendezvous, 
 from .node_link import MAX_PLAN_BYTES, MAX_REPORT_BYTES, Doorman, logger, prepare, watch
 
 JOINING = 300.0  # seconds that the nodes may take to come
-_LAST_WORDS_MS = 200  # that a report may come later than the news that its sender is gone
+# A report may come later than the news that its sender is gone. Looks, and not one wait: a machine that stands still
+# meanwhile takes one of them.
+_LAST_LOOKS, _LOOK_MS = 4, 50
 _FAREWELL = 1.0  # seconds for the nodes to leave when they are asked to
 
 
@@ -167,7 +169,8 @@ class Nodes:
             raise RequestError(f"node {join.node} waits for plans with an unknown key", param="node_keys")
 
     def _lost(self, identity: bytes, poller: zmq.Poller) -> None:
-        while self._control.poll(_LAST_WORDS_MS):
-            self._receive(poller)
+        for _ in range(_LAST_LOOKS):
+            while self._control.poll(_LOOK_MS):
+                self._receive(poller)
         join = self._joined[identity]
         self._on_gone(RuntimeFailed(f"node {join.node} ({join.address}) is gone; the runtime is down"))

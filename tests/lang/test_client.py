@@ -29,7 +29,7 @@ class Heard:
 
     def wait_for(self, count: int) -> list[Any]:
         with self.changed:
-            assert self.changed.wait_for(lambda: len(self.messages) >= count, timeout=30)
+            assert self.changed.wait_for(lambda: len(self.messages) >= count, timeout=120)
             return self.messages
 
 

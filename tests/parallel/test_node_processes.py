@@ -90,7 +90,7 @@ def test_ranks_of_two_nodes_answer_as_one_until_one_is_lost(
             state["x"]
         for pid in (core, first.pid, *ranks):
             assert wait_until_dead(pid, SOON)
-        assert node.wait(10) != 0
+        assert node.wait(120) != 0
         said = node.communicate()[1]
     assert end is end_the_node or "the runtime is down" in said
     assert "Traceback" not in capfd.readouterr().err + said
@@ -101,7 +101,7 @@ def test_nodes_end_together(meeting: dict[str, Any], capfd: pytest.CaptureFixtur
     with other_node(settings) as node:
         with ramify.Runtime(**settings):
             [rank] = all_children(node.pid)
-        assert node.wait(10) == 0
+        assert node.wait(120) == 0
         assert wait_until_dead(rank, SOON)
         assert node.communicate()[1] == ""
     assert capfd.readouterr().err == ""
@@ -113,6 +113,6 @@ def test_a_killed_core_takes_the_other_node_along(meeting: dict[str, Any]) -> No
         [core] = children(first.pid)
         [rank] = all_children(node.pid)
         os.kill(core, signal.SIGKILL)
-        assert node.wait(10) == 1
+        assert node.wait(120) == 1
         assert wait_until_dead(rank, SOON)
         assert f"node 0 at {meeting['master']} is gone; the runtime is down" in node.communicate()[1]

@@ -27,7 +27,7 @@ from ramify.runtime.protocol.config import CoreConfig, RuntimeConfig, ServeConfi
 from ramify.runtime.protocol.errors import ErrorInfo, RamifyError, RequestError, RuntimeFailed
 from ramify.runtime.protocol.keys import make_keys
 
-PATIENCE = 30.0
+PATIENCE = 120.0
 RENDEZVOUS = Rendezvous("127.0.0.1", 1234, "prefix")
 
 

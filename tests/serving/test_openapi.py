@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-SECONDS = 150
+SECONDS = 500
 
 
 def with_model(described: Any, model: str) -> Any:
