@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import json
 import os
 import select
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +51,14 @@ def wait_until_dead(pid: int, timeout: float) -> bool:
         return bool(select.select([descriptor], [], [], timeout)[0])
     finally:
         os.close(descriptor)
+
+
+def free_port() -> int:
+    """Below those that the system gives to whoever asks for any: until it is used nobody else comes upon it."""
+    for port in itertools.chain(range(20_000 + os.getpid() % 9_000, 30_000), range(20_000, 30_000)):
+        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
+    raise AssertionError("no port is free")
 
 
 def ask(url: str | None, **params: Any) -> Any:

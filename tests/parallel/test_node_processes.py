@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -17,7 +16,7 @@ import pytest
 import ramify
 from ramify.runtime.protocol.keys import make_keys
 
-from .processes import CHECKED, QUESTIONS, SOON, all_children, ask, children, wait_until_dead
+from .processes import CHECKED, QUESTIONS, SOON, all_children, ask, children, free_port, wait_until_dead
 
 RAMIFY = str(Path(sys.executable).parent / "ramify")
 
@@ -26,9 +25,7 @@ RAMIFY = str(Path(sys.executable).parent / "ramify")
 def meeting(tmp_path: Path) -> dict[str, Any]:
     """Settings that all nodes share."""
     make_keys(tmp_path / "keys", "node")
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    return {"nnodes": 2, "master": f"127.0.0.1:{port}", "node_keys": str(tmp_path / "keys")}
+    return {"nnodes": 2, "master": f"127.0.0.1:{free_port()}", "node_keys": str(tmp_path / "keys")}
 
 
 @contextmanager
