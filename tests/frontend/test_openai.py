@@ -224,8 +224,9 @@ def test_a_socket_needs_a_key_and_its_end_aborts_what_it_makes() -> None:
         async with house(lambda request: None, http=True, api_key="key") as built:
             address = built.url.replace("http", "ws", 1) + "/v1/responses"
             with pytest.raises(InvalidStatus):
-                await connect(address)
-            async with connect(address, additional_headers={"authorization": "Bearer key"}) as socket:
+                await connect(address, open_timeout=120)
+            headers = {"authorization": "Bearer key"}
+            async with connect(address, additional_headers=headers, open_timeout=120) as socket:
                 await socket.send(json.dumps({"type": "response.create", "model": "fake", "input": "a"}))
                 await built.core.until(lambda: bool(built.core.requests))
             await built.core.until(lambda: [request.rid for request in built.core.requests] == built.core.aborted)

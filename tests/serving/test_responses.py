@@ -240,7 +240,7 @@ def test_a_socket_makes_responses_one_after_another(client: OpenAI, model: str) 
                 return events
         raise AssertionError("the connection ended")
 
-    with client.responses.connect() as connection:
+    with client.responses.connect(websocket_connection_options={"open_timeout": 120}) as connection:
         first = answer(connection, input="My name is Ada.", store=False)
         kinds = [event.type for event in first]
         assert kinds[:3] == ["response.created", "response.in_progress", "response.output_item.added"]
@@ -263,7 +263,7 @@ def test_a_socket_makes_responses_one_after_another(client: OpenAI, model: str) 
 def test_what_is_no_request_on_a_socket_is_an_error_event(url: str, model: str) -> None:
     from websockets.sync.client import connect
 
-    with connect(url.replace("http", "ws", 1) + "/v1/responses") as socket:
+    with connect(url.replace("http", "ws", 1) + "/v1/responses", open_timeout=120) as socket:
         for message in ("", "{", "[]", '{"type": "response.cancel"}', "[" * 100_000, '{"type": "response.create"}'):
             socket.send(message)
             event = json.loads(socket.recv(timeout=120))
