@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from typing import NoReturn
 
-from .budget import Budget
+from .budget import GRAMMAR_CPU_SECONDS, Budget
 from .cfg import Cfg
 from .charset import ALL, MAX_CODE_POINT, CharSet, charset, complement
 from .errors import GrammarError
@@ -33,7 +33,7 @@ def gbnf_grammar(text: str, start: str = "root") -> Cfg:
     if len(text) > MAX_TEXT:
         raise GrammarError(f"the grammar is longer than {MAX_TEXT} characters")
     try:
-        return grammar_of(_Parser(text).rules(start), start, Budget())
+        return grammar_of(_Parser(text).rules(start), start, Budget(max_cpu_seconds=GRAMMAR_CPU_SECONDS))
     except RecursionError:
         raise GrammarError("the grammar is nested too deeply") from None
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
-from .budget import Budget
+from .budget import GRAMMAR_CPU_SECONDS, Budget
 from .cfg import MAX_RULES, Cfg, Symbol, Terminal
 from .dfa import START
 from .encode import encoded
@@ -42,7 +42,7 @@ def lark_grammar(text: str, start: str = "start") -> Cfg:
             raise GrammarError.in_pattern("imports are from Lark's own grammars only", text, found.start(2))
     read = _read(text)
     try:
-        return _Translator(read, Budget()).translate(start)
+        return _Translator(read, Budget(max_cpu_seconds=GRAMMAR_CPU_SECONDS)).translate(start)
     except RecursionError:
         raise GrammarError("the grammar is nested too deeply") from None
 

@@ -24,7 +24,7 @@ from .subset import char_dfa
 MAX_PLACES = 1000  # of all patterns together: states between characters, hence steps a byte
 MAX_STATES = 4000  # of each automaton over characters on the way
 MAX_BYTE_STATES = 10_000  # of a pattern
-MAX_CPU_SECONDS = 0.25  # of a pattern
+MAX_CPU_SECONDS = 0.5  # of a pattern
 _SHOWN = 80  # characters of a pattern in a message
 
 

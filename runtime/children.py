@@ -11,7 +11,7 @@ from . import lifeline
 from .protocol.config import RuntimeConfig
 from .protocol.errors import RuntimeFailed
 
-GRACE = 2.0  # seconds a child may take to leave before it is killed
+GRACE = 10.0  # seconds a child may take to leave before it is killed; one that is stuck leaves by itself sooner
 
 
 class Child:

@@ -59,7 +59,7 @@ GRAMMAR_POLL_MS = 2  # how often to look again while the only work is a grammar 
 # Seconds that a thread may keep the interpreter when another waits for it. A step lets go of it and takes it back
 # dozens of times; at Python's 5 ms each, a grammar that compiles for a second would make everybody wait that second.
 SWITCH_INTERVAL = 1e-4
-GOODBYE_MS = 2000  # how long a core that cannot start waits for somebody to tell
+GOODBYE_MS = 10_000  # how long a core that cannot start waits for somebody to tell
 
 
 class Link:

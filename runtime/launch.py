@@ -23,7 +23,7 @@ from .protocol.start import Started, StartFailed, StartReport
 from .protocol.transport import check_bind
 
 MAX_TMPDIR = 80  # characters: the kernel allows 107 bytes for the path of a socket
-GRACE = 5.0  # seconds the processes may take to leave before they are killed
+GRACE = 30.0  # seconds the processes may take to leave before they are killed; stuck ones leave by themselves sooner
 
 T = TypeVar("T")
 

@@ -12,7 +12,6 @@ import gc
 import shutil
 import signal
 import sys
-import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -25,12 +24,14 @@ from .checkpoint import find_checkpoint
 from .children import Child
 from .frontend.http.listening import forget, listen
 from .frontend.process import Frontend
+from .pause import pause
 from .protocol.config import RuntimeConfig
 from .protocol.core import ModelInfo
 from .protocol.errors import ErrorInfo, RamifyError
 from .protocol.start import Started, StartFailed, StartReport
 from .tokenizer import load_tokenizer
 
+LAST_WORDS = 5.0  # seconds that a core's reason not to start may come after the news of its end
 STUCK = 10.0  # seconds after which a frontend that was to end does so, whatever it is busy with
 
 
@@ -108,7 +109,7 @@ async def _supervise(
         await asyncio.wait({*deaths, ended, drained, ready}, return_when=asyncio.FIRST_COMPLETED)
         if any(death.done() for death in deaths):
             # A core that fails says why before it leaves; the message may still be on its way.
-            await asyncio.wait({ready}, timeout=1.0)
+            await asyncio.wait({ready}, timeout=LAST_WORDS)
         if ready.done():
             gc.collect()
             gc.freeze()  # what is there now stays: collections between tokens need not walk it
@@ -119,6 +120,7 @@ async def _supervise(
             await asyncio.wait({*deaths, ended, emptied}, return_when=asyncio.FIRST_COMPLETED)
         for death in deaths:
             if death.done() and not ended.done():
+                await frontend.hear_last_words()
                 raise death.result()
         if emptied is not None and emptied.done():
             emptied.result()
@@ -152,7 +154,7 @@ async def _child(config: RuntimeConfig) -> int:
         if not asked:
             print("ramify frontend: the program that started it is gone; leaving", file=sys.stderr, flush=True)
         loop.call_soon_threadsafe(signals.end.set)
-        time.sleep(STUCK)
+        pause(STUCK)
         lifeline.leave(1)  # the event loop does not look up; the core follows by its own lifeline
 
     lifeline.watch(sys.stdin.buffer, on_end)

@@ -11,13 +11,13 @@ import gc
 import signal
 import socket
 import sys
-import time
 import traceback
 from typing import NoReturn
 
 from . import lifeline, logs
 from .checkpoint import find_checkpoint
 from .frontend.process import Frontend
+from .pause import pause
 from .protocol.config import RuntimeConfig
 from .protocol.errors import RamifyError
 from .tokenizer import load_tokenizer
@@ -34,7 +34,7 @@ async def _serve(config: RuntimeConfig, index: int, listener: socket.socket | No
         if not asked:
             print(f"ramify frontend {index}: the first frontend is gone; leaving", file=sys.stderr, flush=True)
         loop.call_soon_threadsafe(end.set)
-        time.sleep(STUCK)
+        pause(STUCK)
         lifeline.leave(0 if asked else 1)
 
     lifeline.watch(sys.stdin.buffer, on_end)

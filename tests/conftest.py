@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # chosen when Triton is first imported, which other libraries may do
@@ -15,8 +15,9 @@ if not torch.cuda.is_available():
 import ramify
 
 # The same examples in every run, however slow the machine; HYPOTHESIS_PROFILE=explore looks for new ones.
-settings.register_profile("same", derandomize=True, deadline=None)
-settings.register_profile("explore", deadline=None)
+unhurried = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("same", unhurried, derandomize=True)
+settings.register_profile("explore", unhurried)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
 
 

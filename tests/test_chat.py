@@ -29,7 +29,7 @@ def test_an_answer_is_what_the_server_says_and_the_next_one_knows_it(url: str) -
     assert [turn["role"] for turn in turns] == ["user", "assistant"] * 2
     body = {"model": "ramify-demo", "temperature": 0, "max_tokens": 12}
     for index in (1, 3):
-        answer = httpx.post(f"{url}/v1/chat/completions", json={**body, "messages": turns[:index]}, timeout=60).json()
+        answer = httpx.post(f"{url}/v1/chat/completions", json={**body, "messages": turns[:index]}, timeout=120).json()
         assert turns[index]["content"] == answer["choices"][0]["message"]["content"]
         assert turns[index]["content"] in shown
 
@@ -67,7 +67,7 @@ def test_mistakes_are_said_and_the_conversation_goes_on(url: str, tmp_path: Path
 def test_the_command_talks_with_a_model_of_its_own(tmp_path: Path) -> None:
     typed = f"/max_tokens 4\nHello \\\nagain\n/save {tmp_path / 't.json'}\n"
     done = subprocess.run(
-        [RAMIFY, "chat", "--num-pages", "64", "--system", "S"], input=typed, capture_output=True, text=True, timeout=60
+        [RAMIFY, "chat", "--num-pages", "64", "--system", "S"], input=typed, capture_output=True, text=True, timeout=120
     )
     assert done.returncode == 0, done.stderr
     saved = json.loads((tmp_path / "t.json").read_text())
@@ -77,7 +77,7 @@ def test_the_command_talks_with_a_model_of_its_own(tmp_path: Path) -> None:
 
 
 def test_a_server_that_is_not_there_is_one_line() -> None:
-    done = subprocess.run([RAMIFY, "chat", "--url", "http://127.0.0.1:9"], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([RAMIFY, "chat", "--url", "http://127.0.0.1:9"], capture_output=True, text=True, timeout=120)
     assert done.returncode == 1
     [line] = done.stderr.splitlines()
     assert "nothing listens" in line

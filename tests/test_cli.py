@@ -166,7 +166,9 @@ def test_the_version_is_the_same_everywhere() -> None:
 
 
 def test_info_shows_the_model_and_the_cache() -> None:
-    done = subprocess.run([RAMIFY, "info", "--num-pages", "64"], capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run(
+        [RAMIFY, "info", "--num-pages", "64"], capture_output=True, text=True, check=True, timeout=120
+    )
     for fact in ("LlamaForCausalLM", "num_free_pages", "float32", "context_length"):
         assert fact in done.stdout
 
@@ -180,7 +182,7 @@ def test_run_gives_the_script_its_arguments_and_its_folder(tmp_path: Path) -> No
         "print(sys.argv[1:], type(ask.run()['answer']).__name__)\n"
     )
     done = subprocess.run(
-        [RAMIFY, "run", str(tmp_path / "script.py"), "--verbose", "7"], capture_output=True, text=True, timeout=60
+        [RAMIFY, "run", str(tmp_path / "script.py"), "--verbose", "7"], capture_output=True, text=True, timeout=120
     )
     assert done.stdout == "['--verbose', '7'] str\n", done.stderr
 
@@ -198,17 +200,17 @@ def test_trace_runs_a_script_and_shows_a_saved_trace(tmp_path: Path) -> None:
         "ask.run('Peru', backend=ramify.Scripted([' Lima.', ' Cusco.']))\n"
     )
     command = [RAMIFY, "trace", str(tmp_path / "script.py"), "--address", "ipc:///unused", "--save", "t.json"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=tmp_path)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     for fact in ("ask: 3 states", "branch 1", "' Paris'", "' Cusco'", "script.py:6"):
         assert fact in done.stdout
-    again = subprocess.run([RAMIFY, "trace", "t.json"], capture_output=True, text=True, timeout=60, cwd=tmp_path)
+    again = subprocess.run([RAMIFY, "trace", "t.json"], capture_output=True, text=True, timeout=120, cwd=tmp_path)
     assert again.stdout == done.stdout
 
 
 def test_what_is_no_trace_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "x.json").write_text("[]")
-    done = subprocess.run([RAMIFY, "trace", "x.json"], capture_output=True, text=True, timeout=60, cwd=tmp_path)
+    done = subprocess.run([RAMIFY, "trace", "x.json"], capture_output=True, text=True, timeout=120, cwd=tmp_path)
     assert (done.returncode, len(done.stderr.splitlines())) == (1, 1)
     assert "x.json" in done.stderr
 
@@ -227,7 +229,7 @@ def test_what_is_no_trace_is_one_line(tmp_path: Path) -> None:
     ],
 )
 def test_a_bad_setting_is_one_line(setting: list[str], message: str) -> None:
-    done = subprocess.run([RAMIFY, "info", *setting], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([RAMIFY, "info", *setting], capture_output=True, text=True, timeout=120)
     assert done.returncode == 1
     [line] = done.stderr.splitlines()
     assert message in line

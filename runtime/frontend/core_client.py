@@ -183,6 +183,10 @@ class CoreClient:
         """Requests whose last token has not come."""
         return len(self._answers)
 
+    @property
+    def has_failed(self) -> bool:
+        return self._failure is not None
+
     def fail(self, error: ErrorInfo) -> None:
         """The core is gone: end everything that waits, and everything to come, with `error`. The first call counts."""
         if self._failure is not None:

@@ -11,6 +11,7 @@ import time
 
 import zmq.asyncio
 
+from ..pause import STEP, pause_until
 from ..protocol.config import RuntimeConfig
 from ..protocol.core import ModelInfo
 from ..protocol.errors import ErrorInfo, RuntimeFailed
@@ -27,8 +28,8 @@ from .siblings import Siblings
 from .watch import Watcher
 
 SHUT_DOWN = ErrorInfo.of(RuntimeFailed("the runtime was shut down"))
-QUIET = 0.3  # seconds without a request after which programs count as done: they compute between requests
-DRAIN_POLL = 0.05  # seconds
+QUIET = 0.5  # seconds without a request after which programs count as done: they compute between requests
+LAST_WORDS = 0.3  # seconds that the core's may take to come after the news of its end
 
 
 class Frontend:
@@ -95,6 +96,10 @@ class Frontend:
         """What the core serves, once it does. Raises RamifyError when it could not start."""
         return await self._core.ready()
 
+    async def hear_last_words(self) -> None:
+        """The core has ended: why it did may still be on its way."""
+        await pause_until(lambda: self._core.has_failed, LAST_WORDS)
+
     def siblings_ready(self) -> None:
         """The other frontends answer: programs may be sent on to them."""
         self._service.share()
@@ -105,18 +110,18 @@ class Frontend:
         if self._remote is not None:
             self._remote.service.close_door()
         deadline = time.monotonic() + seconds
-        http = None if self._http is None else asyncio.create_task(self._http.stop(seconds + GRACE))
-        quiet_since = time.monotonic()
-        while (now := time.monotonic()) < deadline:
-            if self._core.num_live:
-                quiet_since = now
-            elif now - quiet_since >= QUIET:
+        if self._http is not None:
+            self._http.close_door()
+        num_quiet = 0  # looks in a row: time may go on while everything stands still
+        while time.monotonic() < deadline:
+            num_quiet = 0 if self._core.num_live else num_quiet + 1
+            if num_quiet * STEP >= QUIET:
                 break
-            await asyncio.sleep(DRAIN_POLL)
+            await asyncio.sleep(STEP)
         else:
             self._core.fail(SHUT_DOWN)
-        if http is not None:
-            await http
+        if self._http is not None:  # who reads slowly may do so for the rest of the time
+            await self._http.stop(max(0.0, deadline - time.monotonic()) + GRACE)
 
     async def stop(self, error: ErrorInfo | None = None) -> None:
         """Tell everybody who waits that it is over, and why, then close. Calling it again does nothing."""

@@ -21,7 +21,7 @@ from ..protocol.measures import FrontendMeasures, total
 
 logger = logging.getLogger("ramify.frontend")
 
-PATIENCE = 2.0  # seconds for a sibling that is busy
+PATIENCE = 30.0  # seconds for a sibling that is busy, or stands still; one that has died ends the runtime
 
 Kind = Literal["measures", "abort", "find_response", "remove_response", "cancel_response"]
 T = TypeVar("T")

@@ -17,7 +17,7 @@ from ..protocol.core import Generate
 from ..protocol.errors import ErrorInfo, RamifyError
 from ..protocol.measures import Outcome
 
-FLUSH_MS = 2000  # what a frontend that ends gives the collector
+FLUSH_MS = 5000  # what a frontend that ends gives the collector
 
 
 class Traces:

@@ -30,6 +30,7 @@ from .ranks import Ranks
 from .rendezvous import write_rendezvous
 from .start import Place, place_of
 
+_CAUSE = 3.0  # seconds that the end of a rank may be heard of later than the collective that it broke
 _LOOK = 0.1  # seconds between looks at the other ranks while all of them meet
 
 
@@ -39,7 +40,7 @@ def _cause_of_failure(ranks: Ranks) -> Iterator[None]:
     try:
         yield
     except RuntimeError:
-        ranks.check(seconds=1.0)
+        ranks.check(seconds=_CAUSE)
         raise
 
 
@@ -142,6 +143,6 @@ def _meet(place: Place, config: RuntimeConfig, ranks: Ranks) -> ProcessGroup:
         thread.join(timeout=0)
     (result,) = met
     if isinstance(result, BaseException):
-        ranks.check(seconds=1.0)
+        ranks.check(seconds=_CAUSE)
         raise result
     return result

@@ -161,5 +161,5 @@ def _relay(link: NodeLink, ranks: Ranks, master: str, told_to_end: int) -> None:
             if message.error is not None:
                 raise message.error.to_exception()
             return
-        if link.monitor in come:
+        if link.monitor in come and not link.control.poll(0):  # what was said last counts
             raise RuntimeFailed(f"{master} is gone; the runtime is down")

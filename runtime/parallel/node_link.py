@@ -22,7 +22,7 @@ MAX_PLAN_BYTES = 1 << 28
 MAX_REPORT_BYTES = 1 << 20
 _KEEP_ALIVE = {zmq.TCP_KEEPALIVE: 1, zmq.TCP_KEEPALIVE_IDLE: 4, zmq.TCP_KEEPALIVE_INTVL: 2, zmq.TCP_KEEPALIVE_CNT: 3}
 _UNANSWERED_MS = 10_000  # that bytes may be on their way
-_HANDSHAKE_MS = 5_000
+_HANDSHAKE_MS = 15_000
 
 
 def prepare(socket: zmq.Socket[bytes], own: tuple[bytes, bytes], *, server: bytes | None, most: int) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -25,8 +24,10 @@ from .messages import FromNode, Join, Leave, NodeFailed, NodeReady, Rendezvous, 
 from .node_link import MAX_PLAN_BYTES, MAX_REPORT_BYTES, Doorman, logger, prepare, watch
 
 JOINING = 300.0  # seconds that the nodes may take to come
-_LAST_WORDS_MS = 200  # that a report may come later than the news that its sender is gone
-_FAREWELL = 1.0  # seconds for the nodes to leave when they are asked to
+# A report may come later than the news that its sender is gone. Looks, and not one wait: a machine that stands still
+# meanwhile takes one of them.
+_LAST_LOOKS, _LOOK_MS = 4, 50
+_FAREWELL_LOOKS = 20  # for the nodes to leave when they are asked to
 
 
 class Nodes:
@@ -96,7 +97,7 @@ class Nodes:
     def quit(self) -> None:
         """Ask all for a quiet end, and wait a moment for it."""
         self.end(None)
-        self._left.wait(_FAREWELL)
+        any(self._left.wait(_LOOK_MS / 1000) for _ in range(2 * _FAREWELL_LOOKS))
 
     def _run(self) -> None:
         poller = zmq.Poller()
@@ -111,9 +112,9 @@ class Nodes:
                 self._lost(self._monitors.pop(monitor), poller)
         for identity in self._joined:
             self._control.send_multipart([identity, wire.encode(self._end)])
-        last = time.monotonic() + _FAREWELL
-        for monitor in self._monitors:
-            monitor.poll(max(0, last - time.monotonic()) * 1000)
+        staying = set(self._monitors)
+        for _ in range(_FAREWELL_LOOKS):
+            staying -= {monitor for monitor in staying if monitor.poll(max(1, _LOOK_MS // len(staying)))}
         self._left.set()
 
     def _receive(self, poller: zmq.Poller) -> None:
@@ -167,7 +168,8 @@ class Nodes:
             raise RequestError(f"node {join.node} waits for plans with an unknown key", param="node_keys")
 
     def _lost(self, identity: bytes, poller: zmq.Poller) -> None:
-        while self._control.poll(_LAST_WORDS_MS):
-            self._receive(poller)
+        for _ in range(_LAST_LOOKS):
+            while self._control.poll(_LOOK_MS):
+                self._receive(poller)
         join = self._joined[identity]
         self._on_gone(RuntimeFailed(f"node {join.node} ({join.address}) is gone; the runtime is down"))

@@ -12,17 +12,18 @@ import os
 import subprocess
 import sys
 import threading
-import time
 
 import msgspec
 import zmq
 
 from .. import lifeline
+from ..pause import pause
 from ..protocol.config import RuntimeConfig
 from ..protocol.errors import ErrorInfo, RamifyError, RuntimeFailed
 from .messages import RankFailed, RankReady, RankReport, Rendezvous, ToRank, plan_address
 from .nodes import Nodes
 
+_CAUSE = 0.2  # seconds that the end of another, which made a rank fail, may be heard of later than the failure
 GRACE = 1.2  # seconds that rank 0 has to tell its clients when a rank is gone, whatever it is waiting for
 
 
@@ -143,6 +144,8 @@ class Ranks:
                 case RankFailed(error=error):
                     failed = error
         status = child.wait()
+        if failed is not None and failed.kind != "request":
+            pause(_CAUSE)
         who = f"rank {rank} (process {child.pid}{self._where})"
         if failed is not None and failed.kind == "request":
             self._gone(failed.to_exception())  # a setting that does not fit this rank either
@@ -162,6 +165,6 @@ class Ranks:
         if self._nodes is not None:
             self._nodes.end(ErrorInfo.of(error))
         if self._serving:
-            time.sleep(GRACE)
+            pause(GRACE)
             print(f"ramify core: {error}", file=sys.stderr)
             lifeline.leave(1)

@@ -8,7 +8,6 @@ its KV and the last step's tokens, which follow from the plans and from the toke
 from __future__ import annotations
 
 import sys
-import time
 import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from ..checkpoint import find_checkpoint
 from ..engine import build_engine
 from ..engine.launched import Launched
 from ..models.decoder import Decoder
+from ..pause import pause
 from ..protocol.config import RuntimeConfig
 from ..protocol.errors import ErrorInfo, RamifyError
 from ..scheduler.plan import PageCopy
@@ -96,7 +96,7 @@ def main() -> int:
         serve(config, rank)
     except Exception as error:
         if not isinstance(error, RamifyError):
-            time.sleep(_SECOND)
+            pause(_SECOND)
             traceback.print_exc()
         _report(RankFailed(ErrorInfo.of(error)))
     return 1

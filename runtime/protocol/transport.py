@@ -17,7 +17,7 @@ from .keys import ProgramKeys, ServerKeys, server_keys
 
 HEARTBEAT_MS = 2_000
 SILENCE_MS = 10_000  # after which the peer counts as gone
-HANDSHAKE_MS = 5_000  # that a peer may take to show its keys
+HANDSHAKE_MS = 15_000  # that a peer may take to show its keys
 
 
 def secure_server(socket: zmq.Socket[Any], keys: ServerKeys) -> None:

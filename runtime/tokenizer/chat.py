@@ -23,7 +23,7 @@ from ..protocol.errors import RequestError
 from .errors import TokenizerError
 
 MAX_CHARACTERS = 16 << 20
-MAX_SECONDS = 10.0
+MAX_CPU_SECONDS = 10.0
 
 
 class ChatTemplate:
@@ -53,18 +53,18 @@ class ChatTemplate:
         """The conversation as text. `kwargs` are further variables of the template, e.g. `enable_thinking`.
 
         Raises RequestError (param "messages") with the template's own words when it refuses the messages, and when
-        its text or time goes beyond MAX_CHARACTERS or MAX_SECONDS (looked at whenever it writes).
+        its text or time goes beyond MAX_CHARACTERS or MAX_CPU_SECONDS (looked at whenever it writes).
         """
         variables = self._variables | kwargs
         variables |= {"messages": messages, "tools": tools, "add_generation_prompt": add_generation_prompt}
-        deadline = time.monotonic() + MAX_SECONDS
+        deadline = time.thread_time() + MAX_CPU_SECONDS
         parts: list[str] = []
         num_characters = 0
         try:
             for part in self._choose(tools).generate({"documents": None} | variables):
                 parts.append(part)
                 num_characters += len(part)
-                if num_characters > MAX_CHARACTERS or time.monotonic() > deadline:
+                if num_characters > MAX_CHARACTERS or time.thread_time() > deadline:
                     raise RequestError("the chat template writes without end", param="messages")
         except jinja2.TemplateError as error:
             raise RequestError(f"the chat template refuses the messages: {error}", param="messages") from None

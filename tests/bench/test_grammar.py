@@ -114,7 +114,7 @@ def folder(tmp_path: Path) -> Path:
 def test_the_command_runs_engines_side_by_side(folder: Path) -> None:
     command = [sys.executable, "-P", str(BENCH / "grammar.py"), str(folder), "--engines", "native,llguidance"]
     command += ["--tokenizer", str(SHIPPED_MODEL / "tokenizer.json"), "--list-failures", "--forced", "--jobs", "2"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=150)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=500)
     assert done.returncode == 0, done.stderr
     rows = {line.split(" | ")[0].strip("| "): line.split(" | ")[1:] for line in done.stdout.splitlines()}
     assert rows["native"][:4] == ["66.7 % (2)", "66.7 % (2)", "0", "0"]

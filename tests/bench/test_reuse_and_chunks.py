@@ -15,7 +15,7 @@ BENCH = Path(ramify.__file__).parent / "bench"
 
 def run(path: Path, script: str, *arguments: str) -> tuple[str, dict[str, Any]]:
     command = [sys.executable, "-P", str(BENCH / script), *arguments, "--json", str(path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=150)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=500)
     assert done.returncode == 0, done.stderr
     return done.stdout, json.loads(path.read_text())
 

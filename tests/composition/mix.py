@@ -48,7 +48,7 @@ FORCED: list[dict[str, Any]] = [
     {"regex": r" The river in spring lies under the blue lamps, near seven spiders\.", "stop": ["er the bl", "zz"]},
     {"regex": r"(maybe|perhaps)( The river in spring lies under the blue lamps){4}", "frequency_penalty": 0.5},
 ]
-PATIENCE = 60.0  # seconds until a runtime that should have nothing to do is taken for stuck
+PATIENCE = 120.0  # seconds until a runtime that should have nothing to do is taken for stuck
 
 
 class Target:

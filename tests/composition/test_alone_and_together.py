@@ -61,7 +61,7 @@ def test_32_mixed_requests_answer_as_they_do_alone(url: str) -> None:
 
 
 def test_a_follow_up_turn_reuses_all_but_one_token(url: str) -> None:
-    with httpx.Client(base_url=url, timeout=60) as client:
+    with httpx.Client(base_url=url, timeout=120) as client:
         client.post("/flush_cache")
         ids = client.post("/tokenize", json={"prompt": "Question: What is the capital of France?\nAnswer:"}).json()[
             "tokens"

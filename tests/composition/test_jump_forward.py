@@ -49,7 +49,7 @@ def plain() -> Iterator[ramify.Runtime]:
 def ask(runtime: ramify.Runtime, params: dict[str, Any], **fields: Any) -> httpx.Response:
     sampling = {"temperature": 0.0, "max_new_tokens": 60, **params}
     body = {"text": PROMPT, "sampling_params": sampling, **fields}
-    return httpx.post(f"{runtime.url}/generate", json=body, timeout=60)
+    return httpx.post(f"{runtime.url}/generate", json=body, timeout=120)
 
 
 def texts(response: httpx.Response) -> list[str]:
@@ -59,7 +59,7 @@ def texts(response: httpx.Response) -> list[str]:
 
 
 def stats(runtime: ramify.Runtime) -> dict[str, Any]:
-    figures: dict[str, Any] = httpx.get(f"{runtime.url}/get_server_info").json()
+    figures: dict[str, Any] = httpx.get(f"{runtime.url}/get_server_info", timeout=120).json()
     return figures
 
 
@@ -125,14 +125,14 @@ def test_forced_tokens_have_the_log_probabilities_of_a_prompt(request: pytest.Fi
     runtime = request.getfixturevalue({"whole": "runtime", "cut": "cramped"}[chunks])
     answer = ask(runtime, FORCED[0], return_logprob=True).json()
     found = [entry[0] for entry in answer["meta_info"]["output_token_logprobs"]]
-    ids = httpx.post(f"{runtime.url}/tokenize", json={"prompt": PROMPT}).json()["tokens"]
+    ids = httpx.post(f"{runtime.url}/tokenize", json={"prompt": PROMPT}, timeout=120).json()["tokens"]
     whole = {
         "input_ids": ids + answer["output_ids"],
         "sampling_params": {"max_new_tokens": 0},
         "return_logprob": True,
         "logprob_start_len": len(ids),
     }
-    scored = httpx.post(f"{runtime.url}/generate", json=whole, timeout=60).json()["meta_info"]["input_token_logprobs"]
+    scored = httpx.post(f"{runtime.url}/generate", json=whole, timeout=120).json()["meta_info"]["input_token_logprobs"]
     assert found == pytest.approx([entry[0] for entry in scored], abs=1e-3)
     assert stats(runtime)["num_forced_tokens"] > 0
 

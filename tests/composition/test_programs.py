@@ -20,7 +20,7 @@ TEXT = "Question: What is the capital of France?\nAnswer:"
 def complete(url: str, ids: list[int], **params: object) -> dict[str, object]:
     """The native route's answer to token ids, as a second opinion."""
     sampling = {"temperature": 0.0, "max_new_tokens": 12} | params
-    answer = httpx.post(f"{url}/generate", json={"input_ids": ids, "sampling_params": sampling}, timeout=60)
+    answer = httpx.post(f"{url}/generate", json={"input_ids": ids, "sampling_params": sampling}, timeout=120)
     assert answer.status_code == 200, answer.text
     return answer.json()
 
@@ -118,7 +118,7 @@ def test_select_takes_the_likeliest_choice(url: str, method: str) -> None:
             "return_logprob": True,
             "logprob_start_len": start,
         }
-        answer = httpx.post(f"{url}/generate", json=body, timeout=60).json()
+        answer = httpx.post(f"{url}/generate", json=body, timeout=120).json()
         logprobs = [entry[0] for entry in answer["meta_info"]["input_token_logprobs"]]
         assert len(logprobs) == len(ids) - start
         means.append(sum(logprobs) / len(logprobs))
@@ -191,11 +191,11 @@ def test_stop_patterns_end_the_text_across_tokens(patterns: list[str], url: str)
 
     params = {"max_new_tokens": 60, "temperature": 0, "ignore_eos": True, "stop_regex": patterns}
     body = {"text": "Ada lives in", "sampling_params": params}
-    answer = httpx.post(f"{url}/generate", json=body, timeout=60).json()
+    answer = httpx.post(f"{url}/generate", json=body, timeout=120).json()
     assert answer["text"] == text
     assert answer["meta_info"]["finish_reason"] == {"type": "stop", "matched": matched}
     params["no_stop_trim"] = True
-    assert httpx.post(f"{url}/generate", json=body, timeout=60).json()["text"].startswith(text + matched)
+    assert httpx.post(f"{url}/generate", json=body, timeout=120).json()["text"].startswith(text + matched)
 
 
 def test_what_a_stop_cut_off_is_not_in_the_state() -> None:

@@ -31,7 +31,7 @@ from ramify.runtime.scheduler.plan import ForwardPlan, ForwardResult, SamplingPl
 from ramify.runtime.speculation.source import DraftSource
 
 T = TypeVar("T")
-PATIENCE = 60.0  # seconds until ranks that ask different things of each other are told so
+PATIENCE = 120.0  # seconds until ranks that ask different things of each other are told so
 
 
 class Meeting:

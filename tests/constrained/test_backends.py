@@ -11,7 +11,7 @@ import pytest
 from ramify.constrained import Choices, Constraint, Grammar, GrammarError, JsonSchema, Regex, StructuralTag
 from ramify.constrained.backends import BackendName, Compile, backend
 
-from .walks import EOS, VOCABULARY
+from .walks import EOS, shared_vocabulary
 
 SCHEMA = JsonSchema(
     {"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"], "additionalProperties": False}
@@ -43,7 +43,7 @@ def compiler(name: BackendName) -> Compile:
     if name in PACKAGES:
         pytest.importorskip(PACKAGES[name], exc_type=ImportError)  # the extra `backends`
     if name not in _backends:
-        _backends[name] = backend(name, VOCABULARY, whitespace="compact")
+        _backends[name] = backend(name, shared_vocabulary(), whitespace="compact")
     return _backends[name]
 
 
@@ -53,7 +53,7 @@ def compiler(name: BackendName) -> Compile:
 def test_a_peers_masks_are_ours(name: BackendName, constraint: Constraint, text: str, seed: int) -> None:
     ours, theirs = (compiler(each)(constraint, "any").matcher() for each in ("native", name))
     rng = random.Random(seed)
-    masks = np.zeros((2, VOCABULARY.num_words), np.int32)
+    masks = np.zeros((2, shared_vocabulary().num_words), np.int32)
     for byte in [*text.encode()][: rng.randrange(len(text.encode()) + 1)]:
         assert ours.accept(byte) == theirs.accept(byte) is True
     for _ in range(8):
@@ -76,7 +76,7 @@ def test_a_peers_masks_are_ours(name: BackendName, constraint: Constraint, text:
 def test_a_step_back_is_as_if_never_taken(name: BackendName, constraint: Constraint, text: str) -> None:
     matcher = compiler(name)(constraint, "any").matcher()
     data = text.encode()
-    before = np.zeros((len(data) + 1, VOCABULARY.num_words), np.int32)
+    before = np.zeros((len(data) + 1, shared_vocabulary().num_words), np.int32)
     for position, byte in enumerate(data):
         matcher.mask(before[position])
         assert matcher.accept(byte)
@@ -84,7 +84,7 @@ def test_a_step_back_is_as_if_never_taken(name: BackendName, constraint: Constra
     assert matcher.is_accepting()
     assert matcher.accept(EOS)
     assert not matcher.accept(data[0])
-    after = np.ones(VOCABULARY.num_words, np.int32)
+    after = np.ones(shared_vocabulary().num_words, np.int32)
     matcher.mask(after)
     assert not after.any()
     matcher.rollback(3)
@@ -125,4 +125,4 @@ def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "outlines_core", None)
     monkeypatch.delitem(sys.modules, "ramify.constrained.backend_outlines", raising=False)
     with pytest.raises(ImportError, match="outlines_core"):
-        backend("outlines", VOCABULARY)
+        backend("outlines", shared_vocabulary())

@@ -18,7 +18,7 @@ from ramify.runtime.checkpoint import SHIPPED_MODEL
 from ramify.runtime.tokenizer import load_tokenizer
 
 from .oracle_llguidance import Judge, json_grammar, regex_grammar, schema_grammar
-from .walks import VOCABULARY, accepts
+from .walks import accepts, shared_vocabulary
 
 Whitespace = Literal["compact", "any"]
 DRAFT_4 = "http://json-schema.org/draft-04/schema#"  # where 1.0 is no integer, as for llguidance
@@ -35,11 +35,11 @@ def model_judge() -> tuple[Vocabulary, Judge]:
 @cache
 def byte_judge() -> Judge:
     """Over the tests' vocabulary, whose tokens cross every boundary of JSON; cut byte by byte."""
-    return Judge(VOCABULARY, lambda text: list(text.encode()))
+    return Judge(shared_vocabulary(), lambda text: list(text.encode()))
 
 
 def judges() -> list[tuple[Vocabulary, Judge]]:
-    return [model_judge(), (VOCABULARY, byte_judge())]
+    return [model_judge(), (shared_vocabulary(), byte_judge())]
 
 
 @pytest.mark.parametrize("whitespace", ["compact", "any"])
@@ -118,7 +118,7 @@ def test_a_simple_schema_in_its_order_is_masked_as_llguidance_does(
 def test_integers_between_bounds_are_masked_as_llguidance_does(low: int, width: int, seed: int) -> None:
     assume(not low <= 0 <= low + width)  # it refuses -0
     schema = {"type": "integer", "minimum": low, "maximum": low + width}
-    grammar = compile_constraint(JsonSchema({"$schema": DRAFT_4, **schema}), VOCABULARY)
+    grammar = compile_constraint(JsonSchema({"$schema": DRAFT_4, **schema}), shared_vocabulary())
     rng = random.Random(seed)
     for _ in range(5):
         byte_judge().walk(grammar, schema_grammar(schema, spaced=False), rng, num_tokens=20)
@@ -169,7 +169,7 @@ def test_a_regular_expression_accepts_the_short_texts_that_re_does(pattern: str)
         assume(False)
     expected = {text for text in SHORT if judge.fullmatch(text)}
     assume(expected)
-    assert _language(compile_constraint(Regex(pattern), VOCABULARY)) == expected
+    assert _language(compile_constraint(Regex(pattern), shared_vocabulary())) == expected
 
 
 def _language(grammar: CompiledGrammar) -> set[str]:
@@ -200,11 +200,11 @@ def test_a_pattern_accepts_the_strings_in_which_re_finds_it(pattern: str, anchor
     expected = {text for text in texts if judge.search(text)}
     assume(expected)
     schema = {"type": "string", "pattern": f"{anchors[0]}(?:{pattern}){anchors[1]}"}
-    grammar = compile_constraint(JsonSchema(schema), VOCABULARY)
+    grammar = compile_constraint(JsonSchema(schema), shared_vocabulary())
     assert {text for text in texts if accepts(grammar, json.dumps(text).encode())} == expected
 
 
 def test_a_walk_notices_a_mask_that_differs() -> None:
-    grammar = compile_constraint(Regex("[ab]c?"), VOCABULARY)
+    grammar = compile_constraint(Regex("[ab]c?"), shared_vocabulary())
     with pytest.raises(AssertionError, match="after"):
         byte_judge().walk(grammar, regex_grammar("[ab]c"), random.Random(0), num_tokens=5)

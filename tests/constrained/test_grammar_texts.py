@@ -16,7 +16,7 @@ from ramify.constrained.grammar_gbnf import gbnf_grammar
 from ramify.constrained.grammar_lark import lark_grammar
 
 from .grammar_texts import GBNF, LARK
-from .walks import TOKENS, VOCABULARY, accepts, allowed
+from .walks import TOKENS, accepts, allowed, shared_vocabulary
 
 CASES = [("lark", name) for name in LARK] + [("gbnf", name) for name in GBNF]
 _compiled: dict[tuple[str, str], tuple[CompiledGrammar, Lark]] = {}
@@ -30,7 +30,7 @@ def grammar_and_judge(syntax: str, name: str) -> tuple[CompiledGrammar, Lark]:
         else:
             text, judged = GBNF[name][:2]
             judge = Lark(judged, parser="earley", lexer="dynamic_complete")
-        grammar = compile_constraint(Grammar(text, "lark" if syntax == "lark" else "gbnf"), VOCABULARY)
+        grammar = compile_constraint(Grammar(text, "lark" if syntax == "lark" else "gbnf"), shared_vocabulary())
         _compiled[syntax, name] = grammar, judge
     return _compiled[syntax, name]
 
@@ -90,7 +90,7 @@ def test_a_mask_holds_the_tokens_whose_bytes_lead_on(syntax: str, name: str, see
     for _ in range(4):
         expected = []
         for number, token in enumerate(TOKENS):
-            if not token or number in VOCABULARY.eos_ids:
+            if not token or number in shared_vocabulary().eos_ids:
                 continue
             steps = 0
             while steps < len(token) and matcher.accept(token[steps]):
@@ -98,8 +98,8 @@ def test_a_mask_holds_the_tokens_whose_bytes_lead_on(syntax: str, name: str, see
             matcher.rollback(steps)
             if steps == len(token):
                 expected.append(number)
-        ends = sorted(VOCABULARY.eos_ids) if matcher.is_accepting() else []
-        assert allowed(matcher, VOCABULARY) == sorted(expected + ends)
+        ends = sorted(shared_vocabulary().eos_ids) if matcher.is_accepting() else []
+        assert allowed(matcher, shared_vocabulary()) == sorted(expected + ends)
         if not expected:
             break
         assert matcher.accept(rng.choice(expected))
@@ -113,11 +113,11 @@ def test_what_is_drawn_from_the_masks_parses(syntax: str, name: str, seed: int) 
     rng = random.Random(seed)
     matcher, output, last = grammar.matcher(), b"", b"" if grammar.matcher().is_accepting() else None
     for _ in range(25):
-        tokens = allowed(matcher, VOCABULARY)
+        tokens = allowed(matcher, shared_vocabulary())
         assert tokens, output
         token = rng.choice(tokens)
         assert matcher.accept(token)
-        if token in VOCABULARY.eos_ids:
+        if token in shared_vocabulary().eos_ids:
             break
         output += TOKENS[token] or b""
         if matcher.is_accepting():
@@ -158,7 +158,7 @@ def test_what_is_drawn_from_the_masks_parses(syntax: str, name: str, seed: int) 
 )  # fmt: skip
 def test_mistakes_are_refused_where_they_are(text: str, syntax: str, position: int | None, words: list[str]) -> None:
     with pytest.raises(GrammarError) as caught:
-        compile_constraint(Grammar(text, "lark" if syntax == "lark" else "gbnf"), VOCABULARY)
+        compile_constraint(Grammar(text, "lark" if syntax == "lark" else "gbnf"), shared_vocabulary())
     assert caught.value.position == position
     assert all(word in str(caught.value) for word in words), str(caught.value)
 
@@ -199,6 +199,6 @@ def test_regular_grammars_are_finite_automata() -> None:
 def test_an_ambiguous_text_is_read_in_polynomial_time_or_refused() -> None:
     grammar, _ = grammar_and_judge("lark", "left recursive and ambiguous")
     assert accepts(grammar, b"a+aa" * 20)
-    hopeless = compile_constraint(Grammar('start: start start start | start start | "a"'), VOCABULARY)
+    hopeless = compile_constraint(Grammar('start: start start start | start start | "a"'), shared_vocabulary())
     with pytest.raises(GrammarError, match="too ambiguous"):
         accepts(hopeless, b"a" * 500)

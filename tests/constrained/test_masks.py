@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from ramify.constrained import Choices, GrammarError, JsonSchema, Regex, Vocabulary, compile_constraint
 
-from .walks import EOS, TOKENS, VOCABULARY, allowed, sample
+from .walks import EOS, TOKENS, allowed, sample, shared_vocabulary
 
 WORDS = st.lists(st.text(st.sampled_from('ab"é東🙂:'), max_size=5), min_size=1, max_size=6)
 VOCABULARIES = st.lists(
@@ -73,7 +73,7 @@ def test_a_token_is_allowed_when_some_text_goes_on_with_it(
 
 @given(words=WORDS, data=st.data())
 def test_forced_bytes_are_what_all_texts_share(words: list[str], data: st.DataObject) -> None:
-    grammar = compile_constraint(Choices(words), VOCABULARY)
+    grammar = compile_constraint(Choices(words), shared_vocabulary())
     texts = {word.encode() for word in words}
     text = data.draw(st.sampled_from(sorted(texts)))
     taken = data.draw(st.integers(0, len(text)))
@@ -89,23 +89,23 @@ def test_forced_bytes_are_what_all_texts_share(words: list[str], data: st.DataOb
 @given(seed=st.integers(0, 2**32), back=st.integers(0, 5))
 def test_rollback_undoes_any_number_of_tokens_even_the_end(seed: int, back: int) -> None:
     rng = random.Random(seed)
-    matcher = compile_constraint(JsonSchema({"enum": ["abc", 12, None, [True]]}), VOCABULARY).matcher()
-    seen = [allowed(matcher, VOCABULARY)]
+    matcher = compile_constraint(JsonSchema({"enum": ["abc", 12, None, [True]]}), shared_vocabulary()).matcher()
+    seen = [allowed(matcher, shared_vocabulary())]
     while seen[-1]:
         assert matcher.accept(rng.choice(seen[-1]))
-        seen.append(allowed(matcher, VOCABULARY))
+        seen.append(allowed(matcher, shared_vocabulary()))
     back = min(back, len(seen) - 1)
     matcher.rollback(back)
-    assert allowed(matcher, VOCABULARY) == seen[len(seen) - 1 - back]
+    assert allowed(matcher, shared_vocabulary()) == seen[len(seen) - 1 - back]
     with pytest.raises(AssertionError):
         matcher.rollback(len(seen))
 
 
 def test_special_and_unknown_tokens_are_never_accepted() -> None:
-    matcher = compile_constraint(Regex(r"[\s\S]*"), VOCABULARY).matcher()
+    matcher = compile_constraint(Regex(r"[\s\S]*"), shared_vocabulary()).matcher()
     assert not matcher.accept(len(TOKENS))
     assert not matcher.accept(-1)
-    assert allowed(matcher, VOCABULARY) == [
+    assert allowed(matcher, shared_vocabulary()) == [
         number
         for number, token in enumerate(TOKENS)
         if number == EOS or (token and b"\xff" not in token and _begins_text(token))
@@ -133,7 +133,7 @@ def test_many_ends_of_sequence_are_allowed_together() -> None:
 
 
 def test_masks_are_written_over_whatever_was_there_and_shared_by_outputs() -> None:
-    grammar = compile_constraint(Regex("a+"), VOCABULARY)
+    grammar = compile_constraint(Regex("a+"), shared_vocabulary())
     first, second = grammar.matcher(), grammar.matcher()
     out = np.full(-(-len(TOKENS) // 32), -1, np.int32)
     first.mask(out)

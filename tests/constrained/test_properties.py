@@ -26,7 +26,7 @@ from .oracle_schemas import (
     schemas,
     spelled,
 )
-from .walks import EOS, VOCABULARY, allowed
+from .walks import EOS, allowed, shared_vocabulary
 
 WHITESPACE = st.sampled_from(["compact", "bounded", "any"])
 DRAFTS = st.sampled_from(get_args(Draft))
@@ -42,7 +42,7 @@ SLOW = settings(
 def compiled(schema: Any, whitespace: Whitespace, order: str = "any") -> CompiledGrammar | None:
     """None when no value is valid. Schemas that are too complex for us are no examples."""
     try:
-        return compile_constraint(JsonSchema(schema), VOCABULARY, whitespace=whitespace, order=order)
+        return compile_constraint(JsonSchema(schema), shared_vocabulary(), whitespace=whitespace, order=order)
     except GrammarError as error:
         if "no text at all" in str(error):
             return None
@@ -96,7 +96,7 @@ def drawn(grammar: CompiledGrammar, rng: random.Random, patience: int = 12) -> b
     names = [b'"%s":' % name.encode() for name in NAMES]
     moves = [b"}", b"]", b'"', b"0", b"1", b"null", b"{}", b"[]", b'""', b'"a"', b"true", b",", *names]
     for step in range(400):
-        tokens = allowed(matcher, VOCABULARY)
+        tokens = allowed(matcher, shared_vocabulary())
         assert tokens, f"a mask is empty after {output!r}"
         assert matcher.is_accepting() == (EOS in tokens)
         if EOS in tokens and (step >= patience or rng.random() < 0.2):
@@ -106,10 +106,10 @@ def drawn(grammar: CompiledGrammar, rng: random.Random, patience: int = 12) -> b
         taken = next((move for move in wanted if move and rng.random() < 0.8 and _takes(matcher, move)), None)
         if taken is None:
             token = rng.choice([token for token in tokens if token != EOS] or tokens)
-            assert matcher.accept(token), (output, VOCABULARY.tokens[token])
+            assert matcher.accept(token), (output, shared_vocabulary().tokens[token])
             if token == EOS:
                 return output
-            taken = VOCABULARY.tokens[token] or b""
+            taken = shared_vocabulary().tokens[token] or b""
         output += taken
     return None
 
@@ -133,32 +133,32 @@ def test_masks_steps_ends_forced_bytes_and_rollback_agree(
     assume(grammar is not None)
     rng, matcher, fresh = random.Random(seed), grammar.matcher(), grammar.matcher()
     tokens: list[int] = []
-    masks = [allowed(matcher, VOCABULARY)]
+    masks = [allowed(matcher, shared_vocabulary())]
     for back in [*backs, 0, 0]:
         for _ in range(4):
             if not masks[-1]:
                 break
             may = set(masks[-1])
-            for token in rng.sample(range(len(VOCABULARY)), 40):
+            for token in rng.sample(range(len(shared_vocabulary())), 40):
                 assert matcher.accept(token) == (token in may)
                 if token in may:
                     matcher.rollback(1)
             forced = matcher.forced()
             for token in may - {EOS}:
-                data = VOCABULARY.tokens[token] or b""
+                data = shared_vocabulary().tokens[token] or b""
                 assert forced.startswith(data) or data.startswith(forced)
             assert not (forced and matcher.is_accepting())
             token = rng.choice(masks[-1])
             assert matcher.accept(token)
             tokens.append(token)
-            masks.append(allowed(matcher, VOCABULARY))
+            masks.append(allowed(matcher, shared_vocabulary()))
         back = min(back, len(tokens))
         matcher.rollback(back)
         del tokens[len(tokens) - back :], masks[len(masks) - back :]
-        assert allowed(matcher, VOCABULARY) == masks[-1]
+        assert allowed(matcher, shared_vocabulary()) == masks[-1]
     assert all(fresh.accept(token) for token in tokens)
-    assert allowed(fresh, VOCABULARY) == masks[-1]
-    out = np.zeros((3, VOCABULARY.num_words), np.int32)
+    assert allowed(fresh, shared_vocabulary()) == masks[-1]
+    out = np.zeros((3, shared_vocabulary().num_words), np.int32)
     single = np.zeros_like(out[0])
     fill_batch([matcher, None, fresh], out)
     matcher.mask(single)
@@ -177,7 +177,7 @@ def test_what_a_format_leaves_out_is_not_let_in_by_its_negation(name: str, text:
     written = json.dumps(text, ensure_ascii=False)
     assert not is_valid(judge(shapes[around]), written)
     try:
-        grammar = compile_constraint(JsonSchema(shapes[around]), VOCABULARY)
+        grammar = compile_constraint(JsonSchema(shapes[around]), shared_vocabulary())
     except GrammarError:
         return
     assert not accepted(grammar, written.encode())

@@ -18,7 +18,7 @@ from ramify.constrained.automaton import Automaton
 from ramify.constrained.schema import schema_start
 
 from .schemas import SCHEMAS, instances
-from .walks import VOCABULARY, accepts, compiled_or_none, sample
+from .walks import accepts, compiled_or_none, sample, shared_vocabulary
 
 CHECKER = jsonschema.Draft202012Validator.FORMAT_CHECKER
 
@@ -31,7 +31,7 @@ def valid(value: Any, schema: Any) -> bool:
 @given(schema=SCHEMAS, seed=st.integers(0, 2**32), whitespace=st.sampled_from(["compact", "bounded", "any"]))
 def test_whatever_masks_allow_is_valid(schema: Any, seed: int, whitespace: WhitespacePolicy) -> None:
     # In the schema's order, for chance alone may never write a name that is required.
-    grammar = compiled_or_none(JsonSchema(schema), VOCABULARY, whitespace=whitespace, order="schema")
+    grammar = compiled_or_none(JsonSchema(schema), shared_vocabulary(), whitespace=whitespace, order="schema")
     if grammar is None:
         return
     rng = random.Random(seed)
@@ -56,7 +56,7 @@ def test_valid_values_are_accepted_as_json_dumps_writes_them(data: st.DataObject
     ]
     whitespace, kwargs = data.draw(st.sampled_from(ways))
     text = json.dumps(value, ensure_ascii=data.draw(st.booleans()), **kwargs)
-    grammar = compile_constraint(JsonSchema(schema), VOCABULARY, whitespace=whitespace)
+    grammar = compile_constraint(JsonSchema(schema), shared_vocabulary(), whitespace=whitespace)
     assert accepts(grammar, text.encode()), text
 
 
@@ -93,7 +93,7 @@ def test_valid_values_are_accepted_as_json_dumps_writes_them(data: st.DataObject
 )
 def test_what_is_not_supported_is_refused_with_its_pointer(schema: Any, pointer: str) -> None:
     with pytest.raises(GrammarError) as caught:
-        compile_constraint(JsonSchema(schema), VOCABULARY)
+        compile_constraint(JsonSchema(schema), shared_vocabulary())
     assert caught.value.pointer == pointer
     assert (pointer or "the root") in str(caught.value)
 
@@ -119,14 +119,14 @@ def test_what_is_not_supported_is_refused_with_its_pointer(schema: Any, pointer:
 )
 def test_a_schema_that_nothing_satisfies_is_refused(schema: Any) -> None:
     with pytest.raises(GrammarError, match="no text at all"):
-        compile_constraint(JsonSchema(schema), VOCABULARY)
+        compile_constraint(JsonSchema(schema), shared_vocabulary())
 
 
 @pytest.mark.parametrize("keyword", ["allOf", "anyOf", "oneOf"])
 def test_a_schema_that_doubles_at_every_reference_is_worked_out_where_a_text_comes_to_it(keyword: str) -> None:
     defs = {f"d{n}": {"type": "array", "prefixItems": [{"$ref": f"#/$defs/d{n + 1}"}] * 2} for n in range(24)}
     schema = {keyword: [{"$ref": "#/$defs/d0"}], "$defs": defs | {"d24": {"type": "integer"}}}
-    grammar = compile_constraint(JsonSchema(schema), VOCABULARY)
+    grammar = compile_constraint(JsonSchema(schema), shared_vocabulary())
     assert accepts(grammar, b"[" * 24 + b"1" + b"]" * 24)
     assert not accepts(grammar, b"[" * 24 + b"x" + b"]" * 24)
 
@@ -137,11 +137,11 @@ def test_deep_nesting_ends_in_an_error_not_in_a_crash() -> None:
         for _ in range(450):
             schema = {keyword: schema}
         with pytest.raises(GrammarError, match="nested"):
-            compile_constraint(JsonSchema(schema), VOCABULARY)
+            compile_constraint(JsonSchema(schema), shared_vocabulary())
 
 
 def test_values_nest_deep_but_not_for_ever() -> None:
-    grammar = compile_constraint(JsonSchema(True), VOCABULARY)
+    grammar = compile_constraint(JsonSchema(True), shared_vocabulary())
     assert accepts(grammar, b"[" * 200 + b"]" * 200)
     assert not accepts(grammar, b"[" * 300 + b"]" * 300)
 
@@ -150,7 +150,7 @@ def test_nesting_that_is_allowed_compiles() -> None:
     schema: dict[str, Any] = {"type": "string", "pattern": "(" * 60 + "a" + ")" * 60}
     for _ in range(24):
         schema = {"type": "object", "properties": {"a": {"type": "array", "items": schema}}}
-    assert compile_constraint(JsonSchema(schema), VOCABULARY).matcher().forced() == b"{"
+    assert compile_constraint(JsonSchema(schema), shared_vocabulary()).matcher().forced() == b"{"
 
 
 OVERLAPS = [
@@ -197,7 +197,7 @@ def test_schemas_together_are_what_their_keyword_says(schemas: list[Any], keywor
         {"a": 1, "b": 1},
         [2],
     ]:
-        grammar = compiled_or_none(JsonSchema(schema), VOCABULARY)
+        grammar = compiled_or_none(JsonSchema(schema), shared_vocabulary())
         assert (grammar is not None and accepts(grammar, json.dumps(value).encode())) == valid(value, schema), value
 
 
@@ -206,7 +206,7 @@ def test_schemas_together_are_what_their_keyword_says(schemas: list[Any], keywor
 )
 def test_formats_are_what_the_format_checkers_say(name: str) -> None:
     schema = {"type": "string", "format": name}
-    grammar = compile_constraint(JsonSchema(schema), VOCABULARY)
+    grammar = compile_constraint(JsonSchema(schema), shared_vocabulary())
     for seed in range(40):
         value = json.loads(sample(grammar, random.Random(seed), patience=20))
         assert valid(value, schema), value
@@ -225,7 +225,7 @@ def test_formats_are_what_the_format_checkers_say(name: str) -> None:
     ],
 )
 def test_texts_that_must_be_accepted(schema: Any, text: str) -> None:
-    assert accepts(compile_constraint(JsonSchema(schema), VOCABULARY), text.encode())
+    assert accepts(compile_constraint(JsonSchema(schema), shared_vocabulary()), text.encode())
 
 
 @pytest.mark.parametrize(
@@ -246,7 +246,7 @@ def test_texts_that_must_be_accepted(schema: Any, text: str) -> None:
     ],
 )
 def test_texts_that_must_not_be_accepted(schema: Any, text: str) -> None:
-    assert not accepts(compile_constraint(JsonSchema(schema), VOCABULARY), text.encode())
+    assert not accepts(compile_constraint(JsonSchema(schema), shared_vocabulary()), text.encode())
 
 
 def test_a_schema_that_nobody_holds_is_freed() -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import json
 import random
+from functools import cache
 from typing import Any
 
 from hypothesis import HealthCheck, given, settings
@@ -20,9 +21,6 @@ from .oracle_schemas import is_valid, judge
 from .walks import allowed, compiled_or_none
 
 LETTERS = '{}[]",:abc01.truefalsn'
-VOCABULARY = Vocabulary.from_tokens(
-    [*(letter.encode() for letter in dict.fromkeys(LETTERS)), None], [len(set(LETTERS))]
-)
 EOS = len(set(LETTERS))
 NAMES = ["a", "b", "c", "ab"]
 MANY = settings(
@@ -31,6 +29,12 @@ MANY = settings(
     max_examples=250,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large],
 )
+
+
+@cache
+def letters() -> Vocabulary:
+    return Vocabulary.from_tokens([*(letter.encode() for letter in dict.fromkeys(LETTERS)), None], [EOS])
+
 
 _count = st.integers(0, 3)
 _names = st.lists(st.sampled_from(NAMES), max_size=2, unique=True)
@@ -84,7 +88,7 @@ OBJECTS = _combined(_some(_object_keywords(_value | _objects.map(lambda s: {"typ
 
 def compiled(schema: Any, order: PropertyOrder = "any") -> CompiledGrammar | None:
     """None when no value is valid. None of these schemas is too complex."""
-    return compiled_or_none(JsonSchema(schema), VOCABULARY, "compact", order)
+    return compiled_or_none(JsonSchema(schema), letters(), "compact", order)
 
 
 def walked(grammar: CompiledGrammar, rng: random.Random, patience: int) -> str | None:
@@ -92,7 +96,7 @@ def walked(grammar: CompiledGrammar, rng: random.Random, patience: int) -> str |
     matcher, output = grammar.matcher(), ""
     letters = list(dict.fromkeys(LETTERS))
     for step in range(400):
-        tokens = allowed(matcher, VOCABULARY)
+        tokens = allowed(matcher, letters())
         assert tokens, f"a mask is empty after {output}"
         assert matcher.is_accepting() == (EOS in tokens)
         if step > patience and rng.random() < 0.8:

@@ -12,7 +12,7 @@ import pytest
 
 from ramify.constrained import GrammarError, JsonSchema, compile_constraint
 
-from .walks import VOCABULARY, accepts
+from .walks import accepts, shared_vocabulary
 
 DRAFT3 = "http://json-schema.org/draft-03/schema#"
 NAMES_LONGER_THAN_OURS = "a" * 10 + "." + "b" * 50
@@ -42,7 +42,7 @@ def test_what_may_be_of_a_format_is_not_taken_for_what_is_not(name: str, text: s
     }
     value: Any = {text: 1} if around == "name" else text
     try:
-        grammar = compile_constraint(JsonSchema(schemas[around]), VOCABULARY)
+        grammar = compile_constraint(JsonSchema(schemas[around]), shared_vocabulary())
     except GrammarError:
         return  # nothing would be left
     assert not accepts(grammar, json.dumps(value).encode())
@@ -50,7 +50,7 @@ def test_what_may_be_of_a_format_is_not_taken_for_what_is_not(name: str, text: s
 
 def test_what_is_certainly_not_of_a_format_may_come_where_it_is_negated() -> None:
     schema = {"type": "string", "not": {"format": "idn-hostname"}}
-    grammar = compile_constraint(JsonSchema(schema), VOCABULARY)
+    grammar = compile_constraint(JsonSchema(schema), shared_vocabulary())
     for text in ("two words", "a@b", "a!"):
         assert not FORMAT_CHECKER.conforms(text, "idn-hostname")
         assert accepts(grammar, json.dumps(text).encode())
@@ -58,7 +58,7 @@ def test_what_is_certainly_not_of_a_format_may_come_where_it_is_negated() -> Non
 
 def test_draft_3_marks_required_properties_where_they_stand() -> None:
     schema = {"$schema": DRAFT3, "properties": {"a": {"required": True}, "b": {"type": "string"}}}
-    grammar = compile_constraint(JsonSchema(schema), VOCABULARY)
+    grammar = compile_constraint(JsonSchema(schema), shared_vocabulary())
     judge = jsonschema.Draft3Validator(schema)
     for value in ({}, {"a": 1}, {"b": "x"}, {"a": 1, "b": "x"}, {"a": 1, "b": 2}, 3):
         assert accepts(grammar, json.dumps(value).encode()) == judge.is_valid(value), value
@@ -68,13 +68,13 @@ def test_draft_3_marks_required_properties_where_they_stand() -> None:
 def test_what_draft_3_demands_and_we_do_not_enforce_is_refused(keyword: str) -> None:
     schema = {"$schema": DRAFT3, "properties": {"a": {keyword: {"type": "string"}}}}
     with pytest.raises(GrammarError, match=keyword) as caught:
-        compile_constraint(JsonSchema(schema), VOCABULARY)
+        compile_constraint(JsonSchema(schema), shared_vocabulary())
     assert caught.value.pointer == f"/properties/a/{keyword}"
 
 
 def test_a_recursive_reference_is_refused_with_its_pointer() -> None:
     with pytest.raises(GrammarError) as caught:
-        compile_constraint(JsonSchema({"properties": {"a": {"$recursiveRef": "#"}}}), VOCABULARY)
+        compile_constraint(JsonSchema({"properties": {"a": {"$recursiveRef": "#"}}}), shared_vocabulary())
     assert caught.value.pointer == "/properties/a/$recursiveRef"
 
 
@@ -85,7 +85,7 @@ def test_what_is_too_complex_is_not_called_unsatisfiable() -> None:
     schema = {"type": "string", "allOf": [{"not": {"pattern": pattern}} for pattern in patterns]}
     assert jsonschema.Draft202012Validator(schema).is_valid("")
     with pytest.raises(GrammarError, match="complex") as caught:
-        compile_constraint(JsonSchema({"properties": {"a": schema}, "required": ["a"]}), VOCABULARY)
+        compile_constraint(JsonSchema({"properties": {"a": schema}, "required": ["a"]}), shared_vocabulary())
     pointers = {f"/properties/a/allOf/{number}/not/pattern" for number in range(len(patterns))}
     assert caught.value.pointer in pointers
 
@@ -93,7 +93,7 @@ def test_what_is_too_complex_is_not_called_unsatisfiable() -> None:
 @pytest.mark.parametrize("least", [0, 2])
 def test_items_are_different_however_their_slashes_are_written(least: int) -> None:
     schema = {"type": "array", "items": {"type": "string", "minLength": least}, "uniqueItems": True}
-    grammar = compile_constraint(JsonSchema(schema), VOCABULARY)
+    grammar = compile_constraint(JsonSchema(schema), shared_vocabulary())
     judge, rng = jsonschema.Draft202012Validator(schema), random.Random(least)
     texts = ["", "/", "a", "a/", "//", "ab", "a/b", "a/b/c", "é/", "abc"]
     outcomes = set()

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from ramify.constrained import GrammarError, JsonSchema, compile_constraint
 
-from .walks import VOCABULARY, accepts, allowed, compiled_or_none
+from .walks import accepts, allowed, compiled_or_none, shared_vocabulary
 
 NAMES = st.sampled_from(["a", "b", "ab", "c/d", "é", ""])
 SCALARS = st.sampled_from([None, True, False, 0, 1, 2, 3, 1.5, -1, 1.0, "", "a", "b", "ab", "é", "c/d", "1"])
@@ -80,7 +80,7 @@ SCHEMAS = st.recursive(st.booleans() | st.fixed_dictionaries({"type": TYPES}), s
 @given(schema=SCHEMAS, values=st.lists(VALUES, min_size=1, max_size=6), spaced=st.booleans())
 def test_a_value_is_accepted_exactly_when_it_is_valid(schema: Any, values: list[Any], spaced: bool) -> None:
     judge = jsonschema.Draft202012Validator(schema)
-    grammar = compiled_or_none(JsonSchema(schema), VOCABULARY)
+    grammar = compiled_or_none(JsonSchema(schema), shared_vocabulary())
     for value in values:
         text = json.dumps(value, ensure_ascii=spaced, separators=None if spaced else (",", ":"))
         accepted = grammar is not None and accepts(grammar, text.encode())
@@ -90,7 +90,7 @@ def test_a_value_is_accepted_exactly_when_it_is_valid(schema: Any, values: list[
 @settings(deadline=None, max_examples=100, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(schema=SCHEMAS, seed=st.integers(0, 2**32))
 def test_where_an_output_may_end_it_is_valid(schema: Any, seed: int) -> None:
-    grammar = compiled_or_none(JsonSchema(schema), VOCABULARY)
+    grammar = compiled_or_none(JsonSchema(schema), shared_vocabulary())
     if grammar is None:
         return
     judge, rng = jsonschema.Draft202012Validator(schema), random.Random(seed)
@@ -98,12 +98,12 @@ def test_where_an_output_may_end_it_is_valid(schema: Any, seed: int) -> None:
     for _ in range(60):
         if matcher.is_accepting():
             assert judge.is_valid(json.loads(output)), output
-        tokens = [token for token in allowed(matcher, VOCABULARY) if token not in VOCABULARY.eos_ids]
+        tokens = [token for token in allowed(matcher, shared_vocabulary()) if token not in shared_vocabulary().eos_ids]
         if not tokens:
             break
         token = rng.choice(tokens)
         assert matcher.accept(token)
-        output += VOCABULARY.tokens[token] or b""
+        output += shared_vocabulary().tokens[token] or b""
 
 
 DRAFT_4 = {"$schema": "http://json-schema.org/draft-04/schema#"}
@@ -127,18 +127,18 @@ DRAFT_7 = {"$schema": "http://json-schema.org/draft-07/schema#"}
     ],
 )
 def test_dialects_and_references(schema: Any, valid: list[str], invalid: list[str]) -> None:
-    grammar = compile_constraint(JsonSchema(schema), VOCABULARY)
+    grammar = compile_constraint(JsonSchema(schema), shared_vocabulary())
     assert [text for text in valid + invalid if accepts(grammar, text.encode())] == valid
 
 
 def test_properties_come_in_the_schemas_order_when_it_is_asked_for() -> None:
     schema = {"properties": {"b": {}, "a": {}, "c": {}}, "required": ["a"], "type": "object"}
-    grammar = compile_constraint(JsonSchema(schema), VOCABULARY, order="schema")
+    grammar = compile_constraint(JsonSchema(schema), shared_vocabulary(), order="schema")
     assert accepts(grammar, b'{"a":1}')
     assert accepts(grammar, b'{"b":1,"a":1,"c":2,"z":3}')
     for text in (b'{"a":1,"b":1}', b'{"c":1,"a":1}', b'{"z":1,"a":1}', b'{"a":1,"z":1,"c":1}'):
         assert not accepts(grammar, text)
-        assert accepts(compile_constraint(JsonSchema(schema), VOCABULARY), text)
+        assert accepts(compile_constraint(JsonSchema(schema), shared_vocabulary()), text)
 
 
 def test_every_alternative_can_be_taken_in_the_schemas_order() -> None:
@@ -147,7 +147,7 @@ def test_every_alternative_can_be_taken_in_the_schemas_order() -> None:
         return {"type": "object", "properties": of, "required": list(names), "additionalProperties": False}
 
     schema = {"anyOf": [closed("a", "b"), closed("c"), closed("d", "a"), closed("e")]}
-    grammar = compile_constraint(JsonSchema(schema), VOCABULARY, order="schema")
+    grammar = compile_constraint(JsonSchema(schema), shared_vocabulary(), order="schema")
     for text in (b'{"a":null,"b":null}', b'{"c":null}', b'{"e":null}'):
         assert accepts(grammar, text), text
     assert any(accepts(grammar, text) for text in (b'{"d":null,"a":null}', b'{"a":null,"d":null}'))
@@ -156,14 +156,14 @@ def test_every_alternative_can_be_taken_in_the_schemas_order() -> None:
 
 
 def test_a_name_that_a_schema_mentions_comes_once() -> None:
-    grammar = compile_constraint(JsonSchema({"properties": {"a": {}}}), VOCABULARY)
+    grammar = compile_constraint(JsonSchema({"properties": {"a": {}}}), shared_vocabulary())
     assert not accepts(grammar, b'{"a":1,"a":2}')
-    assert not accepts(compile_constraint(JsonSchema({"minProperties": 2}), VOCABULARY), b'{"x":1,"x":2}')
+    assert not accepts(compile_constraint(JsonSchema({"minProperties": 2}), shared_vocabulary()), b'{"x":1,"x":2}')
 
 
 def test_items_are_compared_by_value_at_every_depth() -> None:
     unique = {"uniqueItems": True}
-    grammar = compile_constraint(JsonSchema({**unique, "items": {**unique, "items": unique}}), VOCABULARY)
+    grammar = compile_constraint(JsonSchema({**unique, "items": {**unique, "items": unique}}), shared_vocabulary())
     for text in (b"[[0],[],{}]", b"[[[1],[2]],[[1]]]", b'[{"a":1},{"a":2}]'):
         assert accepts(grammar, text), text
     for text in (b"[[0],[0.0]]", b'[{"a":1,"b":2},{"b":2,"a":1}]', b'["a","\\u00e9","\xc3\xa9"]', b"[[[1],[1]]]"):
@@ -173,14 +173,14 @@ def test_items_are_compared_by_value_at_every_depth() -> None:
 def test_too_many_combinations_of_what_is_unevaluated_are_refused() -> None:
     branches = [{"properties": {f"p{n}": {"type": "integer"}}, "required": [f"p{n}"]} for n in range(12)]
     with pytest.raises(GrammarError, match="too many combinations") as caught:
-        compile_constraint(JsonSchema({"anyOf": branches, "unevaluatedProperties": False}), VOCABULARY)
+        compile_constraint(JsonSchema({"anyOf": branches, "unevaluatedProperties": False}), shared_vocabulary())
     assert caught.value.pointer == "/unevaluatedProperties"
 
 
 def test_a_large_schema_costs_where_a_text_comes_to_it() -> None:
     branches = [{"properties": {"kind": {"const": f"k{n}"}, f"p{n}": {"type": "integer"}}} for n in range(60)]
     schema = {"type": "object", "required": ["kind"], "oneOf": [{**b, "additionalProperties": False} for b in branches]}
-    grammar = compile_constraint(JsonSchema(schema), VOCABULARY)
+    grammar = compile_constraint(JsonSchema(schema), shared_vocabulary())
     assert accepts(grammar, b'{"kind":"k7","p7":1}')
     assert accepts(grammar, b'{"p7":1,"kind":"k7"}')
     assert not accepts(grammar, b'{"kind":"k7","p8":1}')
@@ -189,5 +189,5 @@ def test_a_large_schema_costs_where_a_text_comes_to_it() -> None:
 @pytest.mark.parametrize("seed", range(4))
 def test_the_schema_comes_as_an_object_or_as_its_text(seed: int) -> None:
     schema = {"type": "array", "items": {"const": seed}}
-    assert accepts(compile_constraint(JsonSchema(schema), VOCABULARY), f"[{seed}]".encode())
-    assert accepts(compile_constraint(JsonSchema(json.dumps(schema)), VOCABULARY), f"[{seed}]".encode())
+    assert accepts(compile_constraint(JsonSchema(schema), shared_vocabulary()), f"[{seed}]".encode())
+    assert accepts(compile_constraint(JsonSchema(json.dumps(schema)), shared_vocabulary()), f"[{seed}]".encode())

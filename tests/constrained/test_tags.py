@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import re
+from functools import cache
 from typing import Any
 
 import jsonschema
@@ -12,10 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ramify.constrained import GrammarError, StructuralTag, compile_constraint
+from ramify.constrained import CompiledGrammar, GrammarError, StructuralTag, compile_constraint
 from ramify.constrained.schema_numbers import AFTER
 
-from .walks import TOKENS, VOCABULARY, accepts, allowed
+from .walks import TOKENS, accepts, allowed, shared_vocabulary
 
 WEATHER = {
     "type": "object",
@@ -76,38 +77,40 @@ def reads(text: str, spec: dict[str, Any]) -> bool:
         text = text[length + len(tag["end"]) :]
 
 
-CALL_GRAMMAR = compile_constraint(StructuralTag(CALLS), VOCABULARY)
+@cache
+def call_grammar() -> CompiledGrammar:
+    return compile_constraint(StructuralTag(CALLS), shared_vocabulary())
 
 
 @settings(max_examples=300, deadline=None, derandomize=True)
 @given(pieces=st.lists(st.sampled_from(PIECES), max_size=8))
 def test_triggers_begin_tags_in_free_text(pieces: list[str]) -> None:
     text = "".join(pieces)
-    assert accepts(CALL_GRAMMAR, text.encode()) == reads(text, CALLS), text
+    assert accepts(call_grammar(), text.encode()) == reads(text, CALLS), text
 
 
 @settings(max_examples=30, deadline=None, derandomize=True)
 @given(seed=st.integers(0, 2**32), prefix=st.sampled_from(["", "x<", "<f=", "<f=a>{", "<f=ab>true", "<g>[", "é<<f"]))
 def test_masks_lead_to_texts_that_read(seed: int, prefix: str) -> None:
-    rng = random.Random(seed)
-    matcher, output = CALL_GRAMMAR.matcher(), prefix.encode()
+    rng, eos_ids = random.Random(seed), shared_vocabulary().eos_ids
+    matcher, output = call_grammar().matcher(), prefix.encode()
     assert all(matcher.accept(byte) for byte in output)
     for _ in range(30):
-        tokens = allowed(matcher, VOCABULARY)
+        tokens = allowed(matcher, shared_vocabulary())
         expected = []
         for number, token in enumerate(TOKENS):
             steps = 0
-            while token and number not in VOCABULARY.eos_ids and steps < len(token) and matcher.accept(token[steps]):
+            while token and number not in eos_ids and steps < len(token) and matcher.accept(token[steps]):
                 steps += 1
             matcher.rollback(steps)
             if token and steps == len(token):
                 expected.append(number)
-        ends = sorted(VOCABULARY.eos_ids) if matcher.is_accepting() else []
+        ends = sorted(eos_ids) if matcher.is_accepting() else []
         assert tokens == sorted(expected + ends)
         # What begins a tag is rare among free tokens, so it is preferred.
         token = rng.choice([t for t in tokens if (TOKENS[t] or b"") in (b"<", b"f", b"=", b"a", b">")] or tokens)
         assert matcher.accept(token)
-        if token in VOCABULARY.eos_ids:
+        if token in eos_ids:
             break
         output += TOKENS[token] or b""
     if matcher.is_accepting():
@@ -176,14 +179,14 @@ TEXTS = st.lists(st.sampled_from([*WORDS, '{"a":1}']), max_size=7).map("".join)
 @settings(max_examples=150, deadline=None, derandomize=True)
 @given(text=TEXTS)
 def test_formats_are_what_their_pattern_says(format: dict[str, Any], pattern: str, text: str) -> None:
-    grammar = compile_constraint(format_of(**format), VOCABULARY)
+    grammar = compile_constraint(format_of(**format), shared_vocabulary())
     assert accepts(grammar, text.encode()) == bool(re.fullmatch(pattern, text)), text
 
 
 def test_thinking_then_calls() -> None:
     think = tag("<think>", {"type": "any_text"}, "</think>")
     calls = {"type": "triggered_tags", "triggers": ["<n>"], "tags": [NUMBER]}
-    grammar = compile_constraint(format_of(type="sequence", elements=[think, calls]), VOCABULARY)
+    grammar = compile_constraint(format_of(type="sequence", elements=[think, calls]), shared_vocabulary())
     assert accepts(grammar, b"<think>a <n>x</think>so <n>1</n>.")
     assert not accepts(grammar, b"<think>a")
     assert not accepts(grammar, b"<think></think><n>x")
@@ -195,12 +198,12 @@ def test_thinking_then_calls() -> None:
 def test_a_number_ends_before_its_end_string_or_is_refused(end: str) -> None:
     spec = {"structures": [{"begin": "<n>", "schema": {"type": "number"}, "end": end}], "triggers": ["<n>"]}
     if end[:1].encode() and end.encode()[0] in AFTER:
-        grammar = compile_constraint(StructuralTag(spec), VOCABULARY)
+        grammar = compile_constraint(StructuralTag(spec), shared_vocabulary())
         assert accepts(grammar, f"<n>-1.5{end} and <n>2{end}".encode())
         assert not accepts(grammar, b"<n>1")
     else:
         with pytest.raises(GrammarError) as caught:
-            compile_constraint(StructuralTag(spec), VOCABULARY)
+            compile_constraint(StructuralTag(spec), shared_vocabulary())
         assert caught.value.pointer == "/structures/0/end"
 
 
@@ -247,6 +250,6 @@ def test_a_number_ends_before_its_end_string_or_is_refused(end: str) -> None:
 )
 def test_mistakes_have_a_pointer(spec: Any, pointer: str | None, words: str) -> None:
     with pytest.raises(GrammarError) as caught:
-        compile_constraint(StructuralTag(spec), VOCABULARY)
+        compile_constraint(StructuralTag(spec), shared_vocabulary())
     assert caught.value.pointer == pointer, str(caught.value)
     assert words in str(caught.value)

@@ -21,7 +21,7 @@ def run_example(runtime: ramify.Runtime, name: str, *arguments: str, typed: str 
         [RAMIFY, "run", "--address", runtime.address, str(ROOT / "examples/agents" / name), *arguments],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=500,
         input=typed,
     )
     assert done.returncode == 0, done.stderr
@@ -196,7 +196,7 @@ def test_every_agent_is_short_and_tested() -> None:
 def test_the_readme_program_runs_as_printed(runtime: ramify.Runtime) -> None:
     program = re.search(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
     assert program is not None
-    done = subprocess.run([sys.executable, "-P", "-c", program[1]], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, "-P", "-c", program[1]], capture_output=True, text=True, timeout=500)
     assert done.returncode == 0, done.stderr
     capital, europe, ada = done.stdout.splitlines()
     assert (capital.strip(), europe.strip()) == ("Paris", "yes")

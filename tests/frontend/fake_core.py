@@ -98,7 +98,7 @@ class FakeCore:
 
     async def until(self, condition: Callable[[], bool]) -> None:
         """Wait for something that messages bring about."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while not condition():
                 self._changed.clear()
                 await self._changed.wait()

@@ -32,7 +32,7 @@ def shipped_tokenizer() -> Tokenizer:
 
 def run(main: Coroutine[Any, Any, None]) -> None:
     async def bounded() -> None:
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(300):
             await main
 
     asyncio.run(bounded())
@@ -62,7 +62,7 @@ class Client:
     async def receive(self) -> Any:
         """The next message; what came together one by one."""
         while not self._received:
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(60):
                 message = wire.decode(self._decoder, await self.socket.recv())
             self._received.extend(message.answers if isinstance(message, Answers) else [message])
         return self._received.popleft()

@@ -35,7 +35,7 @@ FINE = TOKENIZER.encode(" fine.", continues=True)
 async def served(script: Script | None = None, **options: Any) -> AsyncIterator[tuple[House, httpx.AsyncClient]]:
     async with (
         house(script, http=True, **options) as built,
-        httpx.AsyncClient(base_url=built.url, timeout=20) as client,
+        httpx.AsyncClient(base_url=built.url, timeout=120) as client,
     ):
         yield built, client
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -23,6 +24,31 @@ def silent(request: Generate) -> None:
     """A model that says nothing until it is aborted."""
 
 
+class Clock:
+    """Of one request's time, which is over when the test says so."""
+
+    def __init__(self) -> None:
+        self.seconds: float | None = None
+        self._limit: asyncio.Timeout | None = None
+
+    def timeout(self, seconds: float | None) -> asyncio.Timeout:
+        limit = asyncio.timeout(None)
+        if seconds != limits.BODY_PAUSE:
+            self.seconds, self._limit = seconds, limit
+        return limit
+
+    def expire(self) -> None:
+        assert self._limit is not None
+        self._limit.reschedule(asyncio.get_running_loop().time())
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(limits, "asyncio", SimpleNamespace(timeout=clock.timeout))
+    return clock
+
+
 def bearer(key: str) -> dict[str, str]:
     return {"authorization": f"Bearer {key}"}
 
@@ -31,7 +57,7 @@ def test_a_key_has_so_many_requests_at_once_and_no_more() -> None:
     async def main() -> None:
         async with (
             house(silent, http=True, api_key="first,second", max_requests_per_key=2) as built,
-            httpx.AsyncClient(base_url=built.url, timeout=20) as client,
+            httpx.AsyncClient(base_url=built.url, timeout=120) as client,
         ):
 
             async def ask(key: str) -> httpx.Response:
@@ -59,7 +85,7 @@ def test_a_key_has_so_many_requests_at_once_and_no_more() -> None:
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/generate"])
-def test_an_answer_that_takes_too_long_is_a_504_and_aborted(path: str) -> None:
+def test_an_answer_that_takes_too_long_is_a_504_and_aborted(path: str, clock: Clock) -> None:
     bodies: dict[str, dict[str, Any]] = {
         "/v1/completions": BODY,
         "/v1/chat/completions": {"model": "fake", "messages": [{"role": "user", "content": "a"}]},
@@ -72,10 +98,14 @@ def test_an_answer_that_takes_too_long_is_a_504_and_aborted(path: str) -> None:
 
         async with (
             house(script, http=True, request_timeout=0.5) as built,
-            httpx.AsyncClient(base_url=built.url, timeout=20) as client,
+            httpx.AsyncClient(base_url=built.url, timeout=120) as client,
         ):
             assert (await client.post(path, json=bodies[path])).status_code == 200
-            response = await client.post(path, json=bodies[path])
+            asking = asyncio.create_task(client.post(path, json=bodies[path]))
+            await built.core.until(lambda: len(built.core.requests) == 2)
+            assert clock.seconds == 0.5
+            clock.expire()
+            response = await asking
             assert response.status_code == 504
             assert (response.json()["error"]["type"], response.json()["error"]["code"]) == ("timeout_error", "timeout")
             _, request = built.core.requests
@@ -84,18 +114,21 @@ def test_an_answer_that_takes_too_long_is_a_504_and_aborted(path: str) -> None:
     run(main())
 
 
-def test_a_stream_that_takes_too_long_ends_with_an_event_that_says_so() -> None:
+def test_a_stream_that_takes_too_long_ends_with_an_event_that_says_so(clock: Clock) -> None:
     async def main() -> None:
         def script(request: Generate) -> list[int] | None:
             return FINE if len(built.core.requests) == 1 else None
 
         async with (
             house(script, http=True, request_timeout=0.5) as built,
-            httpx.AsyncClient(base_url=built.url, timeout=20) as client,
+            httpx.AsyncClient(base_url=built.url, timeout=120) as client,
         ):
-            response = await client.post("/v1/completions", json=BODY | {"n": 2, "stream": True})
-            assert response.status_code == 200
-            *_, last, done, empty = response.text.split("\n\n")
+            async with client.stream("POST", "/v1/completions", json=BODY | {"n": 2, "stream": True}) as response:
+                assert response.status_code == 200
+                await built.core.until(lambda: len(built.core.requests) == 2)
+                clock.expire()
+                text = (await response.aread()).decode()
+            *_, last, done, empty = text.split("\n\n")
             assert (done, empty) == ("data: [DONE]", "")
             assert json.loads(last.removeprefix("data: "))["error"]["code"] == "timeout"
             await built.core.until(lambda: bool(built.core.aborted))
@@ -126,7 +159,7 @@ def test_an_error_of_ours_is_a_500_in_the_same_shape_with_the_requests_id(monkey
     async def main() -> None:
         async with (
             house(http=True) as built,
-            httpx.AsyncClient(base_url=built.url, timeout=20) as client,
+            httpx.AsyncClient(base_url=built.url, timeout=120) as client,
         ):
             response = await client.get("/v1/models", headers={"x-request-id": "mine"})
             assert response.status_code == 500

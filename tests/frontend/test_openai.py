@@ -35,7 +35,7 @@ WHOLE_ROUTES: list[tuple[str, dict[str, Any]]] = [
 
 
 def official(built: House, key: str = "none") -> AsyncOpenAI:
-    return AsyncOpenAI(base_url=f"{built.url}/v1", api_key=key, max_retries=0, timeout=20)
+    return AsyncOpenAI(base_url=f"{built.url}/v1", api_key=key, max_retries=0, timeout=120)
 
 
 def ids(value: Any) -> str:
@@ -49,7 +49,7 @@ def test_a_client_that_leaves_before_the_answer_has_it_aborted(path: str, body: 
     async def main() -> None:
         async with (
             house(lambda request: None, http=True) as built,
-            httpx.AsyncClient(base_url=built.url, timeout=20) as client,
+            httpx.AsyncClient(base_url=built.url, timeout=120) as client,
         ):
             asking = asyncio.create_task(client.post(path, json=body))
             await built.core.until(lambda: bool(built.core.requests))
@@ -68,7 +68,7 @@ def test_a_client_that_leaves_a_stream_has_the_rest_aborted(path: str, body: dic
         def script(request: Any) -> list[int] | None:
             return FINE if len(built.core.requests) == 1 else None
 
-        async with house(script, http=True) as built, httpx.AsyncClient(base_url=built.url, timeout=20) as client:
+        async with house(script, http=True) as built, httpx.AsyncClient(base_url=built.url, timeout=120) as client:
             async with client.stream("POST", path, json=body | {"stream": True}) as response:
                 assert await anext(response.aiter_bytes())
                 await built.core.until(lambda: len(built.core.requests) > 1)
@@ -121,7 +121,10 @@ def test_an_error_in_the_middle_of_a_stream_is_raised_and_ends_it() -> None:
 
 def test_a_response_that_fails_on_the_way_says_so() -> None:
     async def main() -> None:
-        async with house(lambda request: None, http=True) as built, httpx.AsyncClient(base_url=built.url) as client:
+        async with (
+            house(lambda request: None, http=True) as built,
+            httpx.AsyncClient(base_url=built.url, timeout=120) as client,
+        ):
             body = {"model": "fake", "input": "a", "background": True}
             made = (await client.post("/v1/responses", json=body)).json()
             assert made["status"] in ("queued", "in_progress")
@@ -155,7 +158,7 @@ def test_other_origins_may_ask_only_when_allowed() -> None:
         for settings, allowed in (({}, None), ({"cors_origins": "http://page.example, http://b"}, asked["origin"])):
             async with (
                 house(http=True, api_key="key", **settings) as built,
-                httpx.AsyncClient(base_url=built.url) as client,
+                httpx.AsyncClient(base_url=built.url, timeout=120) as client,
             ):
                 preflight = await client.options("/v1/chat/completions", headers=asked)
                 assert preflight.headers.get("access-control-allow-origin") == allowed
@@ -185,7 +188,7 @@ def test_other_origins_may_ask_only_when_allowed() -> None:
 )
 def test_bodies_that_are_no_request_are_a_400(data: bytes) -> None:
     async def main() -> None:
-        async with house(says("."), http=True) as built, httpx.AsyncClient(base_url=built.url) as client:
+        async with house(says("."), http=True) as built, httpx.AsyncClient(base_url=built.url, timeout=120) as client:
             for path in ("completions", "chat/completions", "responses", "decisions", "embeddings", "score"):
                 headers = {"content-type": "application/json"}
                 response = await client.post(f"/v1/{path}", content=data, headers=headers)
@@ -203,7 +206,7 @@ def test_deep_schemas_and_messages_are_answered() -> None:
         deep = {"type": "array", "items": deep}
 
     async def main() -> None:
-        async with house(says("."), http=True) as built, httpx.AsyncClient(base_url=built.url) as client:
+        async with house(says("."), http=True) as built, httpx.AsyncClient(base_url=built.url, timeout=120) as client:
             format_ = {"type": "json_schema", "json_schema": {"name": "d", "schema": deep}}
             body = {"model": "fake", "messages": MESSAGES, "response_format": format_}
             response = await client.post("/v1/chat/completions", content=json.dumps(body))
@@ -221,8 +224,9 @@ def test_a_socket_needs_a_key_and_its_end_aborts_what_it_makes() -> None:
         async with house(lambda request: None, http=True, api_key="key") as built:
             address = built.url.replace("http", "ws", 1) + "/v1/responses"
             with pytest.raises(InvalidStatus):
-                await connect(address)
-            async with connect(address, additional_headers={"authorization": "Bearer key"}) as socket:
+                await connect(address, open_timeout=120)
+            headers = {"authorization": "Bearer key"}
+            async with connect(address, additional_headers=headers, open_timeout=120) as socket:
                 await socket.send(json.dumps({"type": "response.create", "model": "fake", "input": "a"}))
                 await built.core.until(lambda: bool(built.core.requests))
             await built.core.until(lambda: [request.rid for request in built.core.requests] == built.core.aborted)

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
+from collections.abc import Callable
+from types import SimpleNamespace
 
+import pytest
+
+from ramify.runtime.frontend import program as programs
 from ramify.runtime.protocol.core import Outlook
 from ramify.runtime.protocol.errors import ErrorInfo
 from ramify.runtime.protocol.sampling import LogprobParams, SamplingParams
@@ -34,6 +38,28 @@ GEN = Gen(sampling=SAMPLING)
 
 def encode(text: str) -> list[int]:
     return shipped_tokenizer().encode(text, continues=True)
+
+
+class Timer:
+    """In the place of the event loop's: the time is over when the test says so."""
+
+    def __init__(self) -> None:
+        self.seconds: float | None = None
+        self.expire: Callable[[], None] | None = None  # None: not set, or cancelled
+
+    def call_later(self, seconds: float, callback: Callable[[], None]) -> Timer:
+        self.seconds, self.expire = seconds, callback
+        return self
+
+    def cancel(self) -> None:
+        self.expire = None
+
+
+@pytest.fixture
+def timer(monkeypatch: pytest.MonkeyPatch) -> Timer:
+    timer = Timer()
+    monkeypatch.setattr(programs, "asyncio", SimpleNamespace(get_running_loop=lambda: timer))
+    return timer
 
 
 async def answered(built: House) -> None:
@@ -192,7 +218,7 @@ def test_closing_a_program_closes_all_its_states_and_frees_what_they_run() -> No
     run(main())
 
 
-def test_a_program_whose_time_is_up_is_lost_and_named_and_others_go_on() -> None:
+def test_a_program_whose_time_is_up_is_lost_and_named_and_others_go_on(timer: Timer) -> None:
     async def main() -> None:
         async with house(lambda request: None) as built:
             client = built.client()
@@ -200,6 +226,10 @@ def test_a_program_whose_time_is_up_is_lost_and_named_and_others_go_on() -> None
             await client.append(1, Text("a"), Fork((3,)), GEN)
             await client.append(3, GEN)
             await client.answers(2)
+            await built.core.until(lambda: len(built.core.requests) == 2)
+            assert timer.seconds == 0.05
+            assert timer.expire is not None
+            timer.expire()
             lost = await client.receive()
             assert isinstance(lost, Lost)
             assert set(lost.states) == {1, 3}
@@ -212,16 +242,17 @@ def test_a_program_whose_time_is_up_is_lost_and_named_and_others_go_on() -> None
     run(main())
 
 
-def test_a_program_that_ends_in_time_is_not_lost_later() -> None:
+def test_a_program_that_ends_in_time_is_not_lost_later(timer: Timer) -> None:
     async def main() -> None:
         async with house() as built:
             client = built.client()
             await client.send(Open(1, 1, Budget(seconds=0.01)))
             await client.send(Close((1,)))
             await client.open(2)
-            await asyncio.sleep(0.05)  # past the deadline of what has ended
             [done] = await client.play(2, Sync())
             assert isinstance(done, Done)
+            assert timer.seconds == 0.01
+            assert timer.expire is None
 
     run(main())
 

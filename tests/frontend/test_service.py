@@ -121,7 +121,7 @@ def test_garbage_is_answered_and_harms_nobody() -> None:
         async def example() -> None:
             await client.socket.send_multipart(frames or [b""])
             await client.send(Call(1, "info"))
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(60):
                 while not isinstance(message := await client.receive(), Reply):
                     assert isinstance(message, Malformed | Failed | Done)
 
@@ -190,9 +190,10 @@ def test_a_client_that_is_gone_leaves_nothing_running(way: str) -> None:
             if way == "bye":
                 await client.send(Bye())
             else:
-                service.forget_silent(time.monotonic() + SILENCE - 1)
+                [heard] = [one.last_heard for one in service._clients.values()]
+                service.forget_silent(heard + SILENCE)
                 assert service.num_clients == 1
-                service.forget_silent(time.monotonic() + SILENCE + 1)
+                service.forget_silent(heard + SILENCE + 1)
             await built.core.until(lambda: len(built.core.aborted) == 2)
             assert service.num_clients == 0
             if way == "silence":  # it may be alive, and wait

@@ -88,7 +88,7 @@ def serving(
     async def main() -> None:
         async with (
             house(scripted(say), http=True, **settings) as built,
-            httpx.AsyncClient(base_url=built.url, timeout=20) as client,
+            httpx.AsyncClient(base_url=built.url, timeout=120) as client,
         ):
             await check(built, client)
 
@@ -243,7 +243,7 @@ def test_a_call_whose_schema_cannot_be_compiled_is_read_as_it_is_written_unless_
     async def main() -> None:
         async with (
             house(script, http=True) as built,
-            httpx.AsyncClient(base_url=built.url, timeout=20) as client,
+            httpx.AsyncClient(base_url=built.url, timeout=120) as client,
         ):
             whole, _ = await both(client, {"tools": [tool("a"), tool("b")]})
             assert (whole["content"], whole["tool_calls"]) == ("Look:", [["a", '{"x": "free"}']])

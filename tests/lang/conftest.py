@@ -99,7 +99,7 @@ class FakeFrontend:
 
     def wait_until(self, condition: Callable[[], bool]) -> None:
         with self.changed:
-            assert self.changed.wait_for(condition, timeout=30)
+            assert self.changed.wait_for(condition, timeout=120)
 
     def do(self, command: Callable[[], None]) -> None:
         """Run on the frontend's thread."""

@@ -121,7 +121,7 @@ def test_a_script_that_ends_without_closing_anything_ends(frontend: Any) -> None
     )
     environment = {"RAMIFY_ADDRESS": frontend.address}
     done = subprocess.run(
-        [sys.executable, "-P", "-c", code], capture_output=True, text=True, timeout=60, env=environment
+        [sys.executable, "-P", "-c", code], capture_output=True, text=True, timeout=120, env=environment
     )
     assert (done.stdout, done.stderr, done.returncode) == ("<1>\n", "", 0)
     frontend.wait_until(lambda: frontend.messages(session.Bye))

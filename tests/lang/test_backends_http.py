@@ -149,11 +149,13 @@ def test_decisions_are_refused(over_http: HttpRuntime) -> None:
 def test_a_cancelled_program_ends_in_the_runtime(backend: ramify.Runtime, over_http: HttpRuntime) -> None:
     @ramify.function
     def long(s: ProgramState) -> None:
-        s += "Once" + gen("x", max_tokens=400, ignore_eos=True)
+        branches = s.fork(16)  # so that it takes many seconds, also for a client that stands still for some
+        branches += "Once" + gen("x", max_tokens=1900, ignore_eos=True)
+        branches.join()
 
     with pytest.raises(RequestError, match="did not end within"):
         long.run(backend=over_http, timeout=0.1)
-    while get_server_info(backend)["num_running"]:
+    while (load := get_server_info(backend))["num_running"] or load["num_waiting"]:
         pass  # the test's own timeout ends this
 
 

@@ -223,7 +223,7 @@ def test_a_call_that_was_cut_off_is_an_error_and_no_call(frontend: Any) -> None:
 
 
 def test_tools_in_branches_work_at_the_same_time(frontend: Any) -> None:
-    together = threading.Barrier(3, timeout=30)
+    together = threading.Barrier(3, timeout=120)
     frontend.script = lambda text, operation: CALL % ("meet", json.dumps({"who": text}))
 
     def meet(who: str) -> str:

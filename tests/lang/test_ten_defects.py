@@ -28,7 +28,6 @@ def failing(frontend: Any) -> Any:
     return frontend
 
 
-@pytest.mark.timeout(20)
 def test_1_after_an_error_appends_and_reads_raise_and_nothing_hangs(failing: Any) -> None:
     def body(s: ProgramState, read: str) -> Any:
         s += "bad" + gen("x")
@@ -54,7 +53,6 @@ def test_2_an_error_at_the_end_is_raised_by_run_and_is_no_key_error(failing: Any
         state["x"]
 
 
-@pytest.mark.timeout(20)
 def test_3_branches_are_concatenated() -> None:
     def body(s: ProgramState) -> None:
         s += "a"

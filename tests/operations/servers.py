@@ -25,7 +25,7 @@ class Server:
     def pid(self) -> int:
         return self.process.pid
 
-    def end(self, timeout: float = 30) -> tuple[int, str]:
+    def end(self, timeout: float = 120) -> tuple[int, str]:
         """Its status, and what it said on standard error."""
         assert self.process.stderr is not None
         return self.process.wait(timeout), self.process.stderr.read()
@@ -52,6 +52,6 @@ def serving(*options: str) -> Iterator[Server]:
             finally:
                 if process.poll() is None:
                     process.send_signal(signal.SIGINT)
-                    process.wait(30)
+                    process.wait(120)
         if process.returncode == 0:
             assert not any("ramify-" in name for name in os.listdir(folder))

@@ -21,7 +21,7 @@ DASHBOARD = Path(ramify.__file__).parent / "docs" / "grafana-dashboard.json"
 
 @pytest.fixture
 def client(url: str) -> Any:
-    with httpx.Client(base_url=url, timeout=60) as made:
+    with httpx.Client(base_url=url, timeout=120) as made:
         yield made
 
 
@@ -61,25 +61,30 @@ def test_tokens_and_times_are_those_of_the_answers(client: httpx.Client) -> None
 def test_gauges_are_zero_when_nothing_runs_and_say_what_holds_pages_when_something_does(client: httpx.Client) -> None:
     body = {
         "text": "Tell me everything.",
-        "sampling_params": {"max_new_tokens": 1500, "ignore_eos": True, "temperature": 1},
+        "sampling_params": {
+            "max_new_tokens": 1500,
+            "ignore_eos": True,
+            "temperature": 1,
+            "n": 8,
+        },  # runs for many seconds
         "stream": True,
     }
     scrape(client)  # whose connection is there then
     with (
-        httpx.Client(base_url=client.base_url, timeout=60) as asking,
+        httpx.Client(base_url=client.base_url, timeout=120) as asking,
         asking.stream("POST", "/generate", json=body) as response,
     ):
         lines = response.iter_lines()  # kept: httpx hangs up when it is collected
         next(lines)
         during = scrape(client)
-    assert during("ramify_requests_running") == 1
+    assert during("ramify_requests_running") + during("ramify_requests_waiting") == 8
     assert during("ramify_kv_held") > 0
     # The stream was left: the request ends at once, though not before its step.
-    while (after := scrape(client))("ramify_requests_running"):
+    while (after := scrape(client))("ramify_requests_running") + after("ramify_requests_waiting"):
         continue
     assert after("ramify_kv_held") == after("vllm:kv_cache_usage_perc") == after("ramify_requests_waiting") == 0
-    assert after.since(during)("ramify_request_outcomes_total", finished_reason="abort") == 1
-    assert after.since(during)("ramify_requests_aborted_total") == 1
+    assert after.since(during)("ramify_request_outcomes_total", finished_reason="abort") == 8
+    assert after.since(during)("ramify_requests_aborted_total") == 8
 
 
 def test_grammars_are_timed_once_each_and_masks_where_there_is_a_choice(client: httpx.Client) -> None:
@@ -183,7 +188,7 @@ def test_the_dashboard_shows_only_what_is_exported(client: httpx.Client) -> None
 def test_guesses_are_counted_as_the_answers_say() -> None:
     with (
         ramify.Runtime(port=0, speculative="ngram", speculative_adaptive=False, num_pages=256) as runtime,
-        httpx.Client(base_url=runtime.url, timeout=60) as client,
+        httpx.Client(base_url=runtime.url, timeout=120) as client,
     ):
         answers = [generate(client, text, max_new_tokens=200) for text in ("One two three", "Text: ", "A list:")]
         asked = scrape(client)

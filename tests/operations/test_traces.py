@@ -66,7 +66,7 @@ def attributes(span: Any) -> dict[str, Any]:
 def test_a_request_is_a_span_of_the_caller_s_trace_and_its_sequences_are_spans_of_it() -> None:
     with collecting() as (endpoint, spans), ramify.Runtime(port=0, num_pages=256, otlp_endpoint=endpoint) as runtime:
         assert runtime.url is not None
-        with httpx.Client(base_url=runtime.url, timeout=60) as client:
+        with httpx.Client(base_url=runtime.url, timeout=120) as client:
             headers = {"traceparent": f"00-{TRACE}-{PARENT}-01"}
             body = {"model": "ramify-demo", "prompt": "One two", "max_tokens": 5, "n": 2, "ignore_eos": True}
             answer = client.post("/v1/completions", json=body, headers=headers).json()
@@ -101,4 +101,4 @@ def test_a_request_is_a_span_of_the_caller_s_trace_and_its_sequences_are_spans_o
 def test_a_collector_that_is_gone_harms_nobody() -> None:
     with ramify.Runtime(port=0, num_pages=256, otlp_endpoint="http://127.0.0.1:9") as runtime:
         assert runtime.url is not None
-        assert httpx.post(f"{runtime.url}/generate", json={"text": "x"}, timeout=60).status_code == 200
+        assert httpx.post(f"{runtime.url}/generate", json={"text": "x"}, timeout=120).status_code == 200

@@ -26,8 +26,9 @@ from ramify.runtime.parallel.nodes import Nodes
 from ramify.runtime.protocol.config import CoreConfig, RuntimeConfig, ServeConfig
 from ramify.runtime.protocol.errors import ErrorInfo, RamifyError, RequestError, RuntimeFailed
 from ramify.runtime.protocol.keys import make_keys
+from ramify.tests.process.processes import free_port
 
-PATIENCE = 30.0
+PATIENCE = 120.0
 RENDEZVOUS = Rendezvous("127.0.0.1", 1234, "prefix")
 
 
@@ -40,9 +41,7 @@ def keys(tmp_path: Path) -> Path:
 @pytest.fixture
 def first(keys: Path) -> CoreConfig:
     """Node 0 of three."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        master = f"127.0.0.1:{free.getsockname()[1]}"
-    return CoreConfig(tp=3, nnodes=3, master=master, node_keys=str(keys))
+    return CoreConfig(tp=3, nnodes=3, master=f"127.0.0.1:{free_port()}", node_keys=str(keys))
 
 
 class House:

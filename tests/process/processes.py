@@ -1,12 +1,15 @@
-"""Processes by their ids: whose children there are, and whether they live."""
+"""Processes by their ids: whose children there are, and whether they live. And ports for them."""
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import os
 import select
+import socket
 from pathlib import Path
 
-SOON = 2.0  # seconds within which a dead process takes the others along
+SOON = 60.0  # seconds; far more than it takes
 
 
 def children(pid: int) -> list[int]:
@@ -38,3 +41,11 @@ def wait_until_dead(pid: int, timeout: float) -> bool:
         return bool(select.select([descriptor], [], [], timeout)[0])
     finally:
         os.close(descriptor)
+
+
+def free_port() -> int:
+    """Below those that the system gives to whoever asks for any: until it is used nobody else comes upon it."""
+    for port in itertools.chain(range(20_000 + os.getpid() % 9_000, 30_000), range(20_000, 30_000)):
+        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
+    raise AssertionError("no port is free")

@@ -30,7 +30,7 @@ def ask(url: str | None, **params: Any) -> Any:
         "sampling_params": {"temperature": 0.0, **params},
         "return_logprob": True,
     }
-    answer = httpx.post(f"{url}/generate", json=body, timeout=100)
+    answer = httpx.post(f"{url}/generate", json=body, timeout=120)
     answer.raise_for_status()
     answers = answer.json()
     return [(one["text"], one["output_ids"]) for one in (answers if isinstance(answers, list) else [answers])]

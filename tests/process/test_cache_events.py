@@ -53,7 +53,7 @@ def test_a_subscriber_hears_every_page_and_can_ask_for_what_it_missed() -> None:
 def replayed(context: Any, address: str) -> list[Any]:
     socket = context.socket(zmq.DEALER)
     socket.linger = 0
-    socket.rcvtimeo = 10_000
+    socket.rcvtimeo = 120_000
     socket.connect(address)
     socket.send_multipart([b"", (0).to_bytes(8, "big")])
     batches = []

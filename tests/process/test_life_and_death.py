@@ -20,6 +20,7 @@ from ramify.runtime.protocol.config import CoreConfig, RuntimeConfig, ServeConfi
 
 from .processes import SOON, children, is_alive, wait_until_dead
 
+MANY = 16  # programs that keep a runtime busy for many seconds: the tests may stand still for some
 RAMIFY = str(Path(sys.executable).parent / "ramify")
 
 
@@ -33,7 +34,7 @@ def test_a_killed_core_ends_the_frontend_and_fails_the_program(
 ) -> None:
     with ramify.Runtime() as runtime:
         [core] = children(runtime.pid)
-        states = [endless.run(backend=runtime, stream=True) for _ in range(4)]
+        states = [endless.run(backend=runtime, stream=True) for _ in range(MANY)]
         for state in states:
             next(state.text_iter())
         os.kill(core, signal.SIGKILL)
@@ -50,12 +51,14 @@ def test_a_killed_frontend_ends_the_core_and_fails_the_program(
 ) -> None:
     with ramify.Runtime() as runtime:
         [core] = children(runtime.pid)
-        state = endless.run(backend=runtime, stream=True)
-        next(state.text_iter())
+        states = [endless.run(backend=runtime, stream=True) for _ in range(MANY)]
+        for state in states:
+            next(state.text_iter())
         os.kill(runtime.pid, signal.SIGKILL)
         assert wait_until_dead(core, SOON)
-        with pytest.raises(ramify.RuntimeFailed):
-            state["x"]
+        for state in states:
+            with pytest.raises(ramify.RuntimeFailed):
+                state["x"]
     assert "the frontend is gone" in capfd.readouterr().err
     assert not list(own_tmp.iterdir())
 
@@ -69,7 +72,7 @@ def test_a_killed_program_takes_its_runtime_along(own_tmp: Path) -> None:
         frontend = int(program.stdout.readline())
         [core] = children(frontend)
         program.kill()
-        assert wait_until_dead(frontend, 2 * SOON)
+        assert wait_until_dead(frontend, SOON)
         assert wait_until_dead(core, SOON)
     assert not list(own_tmp.iterdir())
 
@@ -97,10 +100,10 @@ def test_ctrl_c_ends_serve_cleanly(own_tmp: Path) -> None:
         assert server.stderr is not None
         line = server.stdout.readline()
         url = line.split(" at ")[1].strip()
-        assert httpx.get(f"{url}/health").status_code == 200
+        assert httpx.get(f"{url}/health", timeout=120).status_code == 200
         [core] = children(server.pid)
         os.killpg(server.pid, signal.SIGINT)  # as a terminal does: to the whole group
-        assert server.wait(10) == 0
+        assert server.wait(120) == 0
         assert server.stderr.read() == ""
         assert not is_alive(core)
     assert not list(own_tmp.iterdir())
@@ -118,7 +121,7 @@ def test_ctrl_c_ends_serve_cleanly_also_while_the_core_starts(own_tmp: Path) -> 
         while not (cores := children(server.pid)):
             assert server.poll() is None
         os.killpg(server.pid, signal.SIGINT)
-        assert server.wait(10) == 0
+        assert server.wait(120) == 0
         assert server.stderr.read() == ""
         assert wait_until_dead(cores[0], SOON)
     assert not list(own_tmp.iterdir())
@@ -173,7 +176,7 @@ def test_the_end_of_a_program_s_fork_is_not_its_runtime_s() -> None:
         "assert os.waitpid(child, 0)[1] == 0\n"
         "print(r.connection().call('info').info.name)"
     )
-    done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, timeout=120)
     assert done.stdout == "ramify-demo\n", done.stderr
 
 
@@ -187,7 +190,7 @@ def test_a_setting_that_is_no_amount_is_named_before_a_process_starts(own_tmp: P
 
 @pytest.mark.parametrize("command", ["serve", "info"])
 def test_an_unknown_model_is_a_clear_error(command: str) -> None:
-    done = subprocess.run([RAMIFY, command, "/no/such/model"], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([RAMIFY, command, "/no/such/model"], capture_output=True, text=True, timeout=120)
     assert done.returncode == 1
     assert "no model at '/no/such/model'" in done.stderr
     assert "Traceback" not in done.stderr

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -17,7 +16,7 @@ import pytest
 import ramify
 from ramify.runtime.protocol.keys import make_keys
 
-from .processes import SOON, all_children, children, wait_until_dead
+from .processes import SOON, all_children, children, free_port, wait_until_dead
 from .questions import CHECKED, QUESTIONS, ask
 
 RAMIFY = str(Path(sys.executable).parent / "ramify")
@@ -27,9 +26,7 @@ RAMIFY = str(Path(sys.executable).parent / "ramify")
 def meeting(tmp_path: Path) -> dict[str, Any]:
     """Settings that all nodes share."""
     make_keys(tmp_path / "keys", "node")
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    return {"nnodes": 2, "master": f"127.0.0.1:{port}", "node_keys": str(tmp_path / "keys")}
+    return {"nnodes": 2, "master": f"127.0.0.1:{free_port()}", "node_keys": str(tmp_path / "keys")}
 
 
 @contextmanager
@@ -91,7 +88,7 @@ def test_ranks_of_two_nodes_answer_as_one_until_one_is_lost(
             state["x"]
         for pid in (core, first.pid, *ranks):
             assert wait_until_dead(pid, SOON)
-        assert node.wait(10) != 0
+        assert node.wait(120) != 0
         said = node.communicate()[1]
     assert end is end_the_node or "the runtime is down" in said
     assert "Traceback" not in capfd.readouterr().err + said
@@ -102,7 +99,7 @@ def test_nodes_end_together(meeting: dict[str, Any], capfd: pytest.CaptureFixtur
     with other_node(settings) as node:
         with ramify.Runtime(**settings):
             [rank] = all_children(node.pid)
-        assert node.wait(10) == 0
+        assert node.wait(120) == 0
         assert wait_until_dead(rank, SOON)
         assert node.communicate()[1] == ""
     assert capfd.readouterr().err == ""
@@ -114,6 +111,6 @@ def test_a_killed_core_takes_the_other_node_along(meeting: dict[str, Any]) -> No
         [core] = children(first.pid)
         [rank] = all_children(node.pid)
         os.kill(core, signal.SIGKILL)
-        assert node.wait(10) == 1
+        assert node.wait(120) == 1
         assert wait_until_dead(rank, SOON)
         assert f"node 0 at {meeting['master']} is gone; the runtime is down" in node.communicate()[1]

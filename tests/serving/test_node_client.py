@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 SUITES = Path(__file__).parent / "node"
-SECONDS = 150
+SECONDS = 500
 
 
 @pytest.fixture(scope="session")

@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-SECONDS = 150
+SECONDS = 500
 
 
 def with_model(described: Any, model: str) -> Any:
@@ -63,6 +63,7 @@ def test_the_document_says_which_bodies_are_answered(
     checks = CHECKS + ["negative_data_rejection"] * (phase == "coverage")
     command = [Path(sys.executable).parent / "schemathesis", "run", document, "--url", url, *PHASES[phase]]
     command += ["--checks", ",".join(checks), "--max-examples", "8", "--phases", phase, "--seed", "1"]
+    command += ["--request-timeout", "120", "--suppress-health-check", "too_slow"]  # how fast it is is not the question
     done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, cwd=tmp_path)
     assert done.returncode == 0, done.stdout[-6000:]
     assert http.get("/health").status_code == 200

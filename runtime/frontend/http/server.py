@@ -8,11 +8,13 @@ import socket
 import uvicorn
 from fastapi import FastAPI
 
+from ...pause import pause_until
 from ...protocol.config import ServeConfig
 from ...protocol.errors import RamifyError, RequestError
 from .listening import BACKLOG
 
-GRACE = 1  # seconds that running answers may take to end, unless more are granted
+GRACE = 1.0  # seconds that running answers may take to end, unless more are granted
+IDLE = 75  # seconds that a connection may be unused: longer than balancers and clients keep theirs, who then close it
 
 
 class HttpServer:
@@ -33,7 +35,7 @@ class HttpServer:
                 lifespan="off",
                 ws="websockets-sansio",
                 ws_max_size=config.max_body_mib << 20,
-                timeout_graceful_shutdown=GRACE,
+                timeout_keep_alive=IDLE,
                 # Also how many connections are taken at once: of a burst, others who accept shall have their share.
                 backlog=BACKLOG if config.frontends == 1 else 1,
                 ssl_certfile=config.ssl_certfile,
@@ -41,6 +43,7 @@ class HttpServer:
             )
         )
         self._task: asyncio.Task[None] | None = None
+        self._closing: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         """Accept connections from now on. Raises RamifyError when the certificate cannot be used."""
@@ -55,13 +58,27 @@ class HttpServer:
         self._listener.listen(BACKLOG)
         self._task = asyncio.create_task(self._server.main_loop(), name="http server")
 
+    def close_door(self) -> None:
+        """Accept no more; what runs goes on. Calling it again does nothing."""
+        if self._task is not None and self._closing is None:
+            self._closing = asyncio.create_task(self._close(self._task), name="http server's end")
+
     async def stop(self, grace: float = GRACE) -> None:
         """Accept no more, give running answers `grace` seconds to end, and close. Calling it again does nothing."""
-        if self._task is None:
+        self.close_door()
+        if self._closing is None:
             self._listener.close()
             return
-        task, self._task = self._task, None
-        self._server.config.timeout_graceful_shutdown = grace  # type: ignore[assignment]  # a float will do
+        if not await pause_until(self._closing.done, grace):
+            self._server.force_exit = True  # wait for nobody any more
+            for task in list(self._server.server_state.tasks):
+                task.cancel()
+            await asyncio.sleep(0)  # they take leave
+            for connection in list(self._server.server_state.connections):
+                connection.transport.abort()
+        await self._closing
+
+    async def _close(self, serving: asyncio.Task[None]) -> None:
         self._server.should_exit = True
-        await task
+        await serving
         await self._server.shutdown()

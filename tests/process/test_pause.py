@@ -1,0 +1,30 @@
+"""Giving others a moment, on a clock that goes on while nobody runs."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from ramify.runtime import pause as pauses
+from ramify.runtime.pause import STEP, pause, pause_until
+
+
+def test_a_machine_that_stands_still_takes_one_step_of_a_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    slept: list[float] = []
+    monkeypatch.setattr(pauses.time, "sleep", slept.append)
+    pause(1.2)
+    assert sum(slept) == pytest.approx(1.2)
+    assert max(slept) == STEP  # which is all that ends while everything stands still
+
+
+@pytest.mark.parametrize(("looks", "found"), [(0, True), (1, True), (5, True), (6, False)])
+def test_what_comes_true_in_time_is_seen(monkeypatch: pytest.MonkeyPatch, looks: int, found: bool) -> None:
+    slept: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        slept.append(seconds)
+
+    monkeypatch.setattr(pauses.asyncio, "sleep", sleep)
+    assert asyncio.run(pause_until(lambda: len(slept) >= looks, 5 * STEP)) is found
+    assert slept == [STEP] * min(looks, 5)
