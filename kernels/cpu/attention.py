@@ -28,6 +28,11 @@ class Sight(NamedTuple):
     tree_T: Ints  # NO_TREE: none of its places is a node's
     ancestors_T: Bits
 
+    def of_tokens(self, own: slice) -> Sight:
+        """Of some of the tokens."""
+        slots_RL, *by_token = self
+        return Sight(slots_RL, *(value_T[own] for value_T in by_token))
+
 
 @compiled("void(int64[:,::1], int64, int64[:,::1])")
 def find_slots(pages_RP: Ints, page_size: int, slots_RL: Ints) -> None:

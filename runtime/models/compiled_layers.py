@@ -1,37 +1,50 @@
 """A decoder's layers as compiled loops, for steps of few tokens of a small float32 model on a CPU: there Python and
 torch take longer to begin a layer's operators than these take to run.
 
+Tokens of different rows meet in no layer. So a larger step's rows are shared out among threads once, not product by
+product: a thread takes some of them through all layers.
+
 Legend: T tokens of the step, E hidden size, D head size.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
+from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import torch
 
 from ...kernels import Attention, KvCache
-from ...kernels.cpu.compiled import Floats
+from ...kernels.cpu.compiled import Floats, Ints
 from ...kernels.cpu.layers import decoder_layer
 from ...kernels.cpu.ops import PagedTokens, is_plain
 from ...kernels.cpu.panels import Weights, alike
+from ...kernels.cpu.workers import num_threads, share
 from .linear import Linear
 from .mlp import DenseMlp
-from .packed import PackedLinear, are_few
+from .packed import PackedLinear
 from .parameters import DecoderParameters
+
+_MOST = 256  # tokens of a step: beyond it what lies between products leaves the cache
+# Tokens and multiplications that a thread is given at least: it reads all weights for them, and is woken for them.
+_PART_TOKENS, _PART_WORK = 8, 30_000_000
 
 
 class CompiledLayers:
     """Made by `of`."""
 
-    def __init__(self, layers: Sequence[tuple[Any, ...]], eps: float, scale: float) -> None:
-        self._layers, self._eps, self._scale = layers, eps, scale
+    def __init__(self, layers: Sequence[tuple[Any, ...]], eps: float, scale: float, work: int) -> None:
+        """`work`: multiplications of a token."""
+        self._layers, self._eps, self._scale, self._work = layers, eps, scale, work
 
     @classmethod
     def of(cls, parameters: DecoderParameters, eps: float, scale: float) -> CompiledLayers | None:
         """None where a layer's products are others', or it has parts that the loops have not."""
         layers: list[tuple[Any, ...]] = []
+        work = 0
         for layer in parameters.layers:
             if not isinstance(layer.mlp, DenseMlp) or layer.qk_norm_HD is not None:
                 return None
@@ -39,41 +52,56 @@ class CompiledLayers:
             if products is None:
                 return None
             qkv, o, gate_up, down = products
+            work += sum(weights.size for weights, _ in products)
             norms = layer.input_norm_E.numpy(), layer.post_norm_E.numpy()
             layers.append((norms[0], *qkv, *o, norms[1], *gate_up, *down))
-        return cls(layers, eps, scale)
+        return cls(layers, eps, scale, work)
 
-    def serve(self, attentions: Mapping[int | None, Attention], kv: Sequence[KvCache], x_TE: torch.Tensor) -> bool:
+    def serve(self, attentions: Mapping[int | None, Attention], kv: Sequence[KvCache], num_tokens: int) -> bool:
         return (
-            are_few(len(x_TE))
+            num_tokens <= _MOST
             and is_plain(kv[0])
             and all(isinstance(attention, PagedTokens) for attention in attentions.values())
         )
 
-    def add_layer(
+    def go_through(
         self,
-        index: int,
         x_TE: torch.Tensor,
         cos_T1D: torch.Tensor,
         sin_T1D: torch.Tensor,
         slots_T: torch.Tensor,
-        kv: KvCache,
-        attention: Attention,
+        kv: Sequence[KvCache],
+        attentions: Sequence[Attention],
+        captured: Mapping[int, torch.Tensor],
     ) -> None:
-        """What layer `index` adds to `x_TE`, in place; the tokens' keys and values go to their slots."""
-        assert isinstance(attention, PagedTokens)
-        decoder_layer(
-            x_TE.numpy(),
-            *self._layers[index],
-            self._eps,
-            cos_T1D.squeeze(1).numpy(),
-            sin_T1D.squeeze(1).numpy(),
-            slots_T.numpy(),
-            kv.k_SKD.numpy(),
-            kv.v_SKD.numpy(),
-            self._scale,
-            *attention.sight,
-        )
+        """Every layer adds to `x_TE`, in place; the tokens' keys and values go to their slots. There are a memory and an
+        attention for each layer. The tensors `captured`, [T, E], get the inputs of the layers that they are named by."""
+        x, cos_TD, sin_TD, slots = x_TE.numpy(), cos_T1D.squeeze(1).numpy(), sin_T1D.squeeze(1).numpy(), slots_T.numpy()
+        memories = [(layer_kv.k_SKD.numpy(), layer_kv.v_SKD.numpy()) for layer_kv in kv]
+        sights = [attention.sight for attention in attentions if isinstance(attention, PagedTokens)]
+        assert len(sights) == len(self._layers)
+        copies = {place: capture.numpy() for place, capture in captured.items()}
+
+        def compute(own: slice) -> None:
+            own_x, own_cos, own_sin, own_slots = x[own], cos_TD[own], sin_TD[own], slots[own]
+            for place, (layer, memory, sight) in enumerate(zip(self._layers, memories, sights, strict=True)):
+                if place in copies:
+                    copies[place][own] = own_x
+                decoder_layer(
+                    own_x, *layer, self._eps, own_cos, own_sin, own_slots, *memory, self._scale, *sight.of_tokens(own)
+                )
+
+        share([partial(compute, own) for own in self._parts(sights[0].row_T)])
+
+    def _parts(self, row_T: Ints) -> list[slice]:
+        """The step's tokens in parts that go through all layers by themselves, each of whole rows: a row's tokens read
+        what those before them wrote in the same layer, and nothing of other rows."""
+        T = len(row_T)
+        count = min(T // _PART_TOKENS, T * self._work // _PART_WORK) if num_threads() > 1 else 1
+        if count < 2:
+            return [slice(0, T)]
+        bounds = np.searchsorted(row_T, row_T[np.arange(count) * T // count])  # the beginnings of rows
+        return [slice(begin, end) for begin, end in pairwise([*np.unique(bounds).tolist(), T])]
 
 
 def held(linears: Sequence[Linear]) -> list[tuple[Weights, Floats]] | None:

@@ -15,13 +15,13 @@ from ...kernels.cpu.panels import Weights, hold
 from ...kernels.cpu.products import few_rows_product
 from .linear import DenseLinear, Destination, Linear, total_bytes
 
-_FEW = 8, 32  # rows for which plain loops are faster than oneDNN, with many threads and with one; they have one
+_FEW = 8, 64  # rows for which our loops are faster than oneDNN, with many threads and with one; they have one
 _MAX_HELD = 4 << 20  # bytes of a weight that is held twice; beyond it oneDNN reads one row's product as fast
 _NUM_ROWS = 32  # of the products that the order is chosen for; measured, it is no worse for 1 or 1,024
 
 
 def are_few(num_rows: int) -> bool:
-    """Whether the plain loops are to multiply so many rows."""
+    """Whether our loops are to multiply so many rows."""
     most, alone = _FEW
     return num_rows <= most or (num_rows <= alone and torch.get_num_threads() == 1)
 

@@ -10,8 +10,10 @@ import pytest
 import torch
 
 from ramify.kernels import for_device
+from ramify.kernels.cpu import workers
 from ramify.runtime.engine.inputs import decoder_inputs
 from ramify.runtime.engine.kv_pool import KvMemory, KvPool
+from ramify.runtime.models import compiled_layers
 from ramify.runtime.models.compiled_layers import CompiledLayers
 from ramify.runtime.models.decoder import Decoder
 from ramify.runtime.models.load import load_model
@@ -71,6 +73,29 @@ def test_a_small_step_is_what_it_is_elsewhere(
     for got, want in zip(states(ours, STEPS[step], captures), states(slow, STEPS[step], captures), strict=True):
         torch.testing.assert_close(got, want, atol=2e-5, rtol=2e-5)
     assert served[-1], "the step did not go where it was meant to"
+
+
+@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("name", ["llama3", "mistral, window"])
+def test_threads_that_share_a_step_change_no_bit_of_it(
+    name: str, step: str, checkpoint: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = load_model(checkpoint(name), device=CPU, dtype=torch.float32)
+    alone = states(model, STEPS[step], (0, 2, 3))
+    shared: list[int] = []
+    share = workers.share
+    monkeypatch.setattr(compiled_layers, "share", lambda parts: shared.append(len(parts)) or share(parts))
+    monkeypatch.setattr(compiled_layers, "_PART_TOKENS", 1)
+    monkeypatch.setattr(compiled_layers, "_PART_WORK", 1)
+    before = workers.num_threads()
+    workers.use(3)
+    try:
+        together = states(model, STEPS[step], (0, 2, 3))
+    finally:
+        workers.use(before)
+    for got, want in zip(together, alone, strict=True):
+        assert torch.equal(got, want)
+    assert shared[-1] == len(STEPS[step])  # a part for each row, however many tokens it has
 
 
 def test_models_with_other_parts_are_left_to_their_ops(checkpoint: Callable[[str], Path]) -> None:
