@@ -134,21 +134,19 @@ class Log:
             self.touch()
             self._call_back(None)
             orphans = [branch() for operation, branch in self._branches if operation >= failed]
-        for child in orphans:
-            if child is not None:
-                child.inherit_failure(error)
+        while orphans:  # and theirs, however deep
+            if (child := orphans.pop()) is not None:
+                orphans += child._inherit_failure(error)
 
-    def inherit_failure(self, error: ErrorInfo) -> None:
-        """The state this one was to be forked from failed before; the error names the line already."""
+    def _inherit_failure(self, error: ErrorInfo) -> list[Log | None]:
+        """The state this one was to be forked from failed before; the error names the line already. Returns those
+        that were to be forked from this one."""
         with self.changed:
             if self.error is None:
                 self.error = error
                 self.touch()
                 self._call_back(None)
-            orphans = [branch() for _, branch in self._branches]
-        for child in orphans:
-            if child is not None:
-                child.inherit_failure(error)
+            return [branch() for _, branch in self._branches]
 
     def _call_back(self, num_answered: int | None) -> None:
         """Whoever waits for no more than that; everybody for None."""

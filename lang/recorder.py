@@ -64,11 +64,12 @@ class Recorder:
 
     def segments(self) -> list[tuple[Log, int]]:
         """The logs this state's text is made of, oldest first, each with how many of its operations belong to it."""
-        own = (self.log, len(self.log.operations))
-        if self._parent is None:
-            return [own]
-        *older, (log, _) = self._parent.segments()
-        return [*older, (log, self._forked_at), own]
+        segments = [(self.log, len(self.log.operations))]
+        recorder = self
+        while recorder._parent is not None:  # as often as a program forks what was forked
+            segments.append((recorder._parent.log, recorder._forked_at))
+            recorder = recorder._parent
+        return segments[::-1]
 
     def history(self) -> Iterator[tuple[Operation, Done]]:
         """Every operation so far with its answer, waiting for each. Raises the state's error when one has none."""

@@ -31,6 +31,7 @@ class Player:
         self._post = post
         self._listeners = listeners
         self._states: dict[int, State] = {}
+        self._woken: list[State] | None = None  # by the step that is played now
         self._programs: dict[int, Program] = {}
 
     def end_all(self) -> None:
@@ -112,20 +113,39 @@ class Player:
                 self._advance(self._states[number])
 
     def _advance(self, state: State) -> None:
-        """Play what can be played."""
-        while state.steps and state.call is None:
-            op, step = state.steps[0]
-            if state.failure is None and not self._is_ready(state, op, step):
-                return
-            state.steps.popleft()
-            if state.failure is not None:
-                self._refuse(state, op, step, state.failure)
-            elif isinstance(step, _MODEL_STEPS):
-                self._ask_model(state, op, step)
-            else:
-                self._perform(state, op, step)
-        if state.closed and not state.steps and state.call is None:
-            self._forget(state)
+        """Play what can be played: of the state, and as soon as a step lets others go on, of those before it."""
+        if self._woken is not None:
+            self._woken.append(state)
+            return
+        stack = [state]  # as forks of forks may be deep
+        try:
+            while stack:
+                self._woken = []
+                if not self._play_step(stack[-1]):
+                    stack.pop()
+                stack += reversed(self._woken)
+        finally:
+            self._woken = None
+
+    def _play_step(self, state: State) -> bool:
+        """False when there is none that can be played."""
+        if state.call is not None:
+            return False
+        if not state.steps:
+            if state.closed:
+                self._forget(state)
+            return False
+        op, step = state.steps[0]
+        if state.failure is None and not self._is_ready(state, op, step):
+            return False
+        state.steps.popleft()
+        if state.failure is not None:
+            self._refuse(state, op, step, state.failure)
+        elif isinstance(step, _MODEL_STEPS):
+            self._ask_model(state, op, step)
+        else:
+            self._perform(state, op, step)
+        return True
 
     def _is_ready(self, state: State, op: int, step: Step) -> bool:
         if isinstance(step, session.Ask):

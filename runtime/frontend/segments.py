@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import groupby
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from ..tokenizer.interface import Tokenizer
 
-LONG = 1 << 16  # characters above which tokenising would be felt by others on the event loop
+LONG = 1 << 16  # characters, or tokens, above which the work on them would be felt by others on the event loop
+T = TypeVar("T")
 
 
 class Segment(NamedTuple):
@@ -47,11 +48,19 @@ class Encoder:
         return ids
 
     async def encode_aside(self, segments: Sequence[Segment], *, at_start: bool) -> list[int]:
-        """The same; long texts are tokenised in a thread, so that nobody else waits for them."""
-        await asyncio.sleep(0)  # of thousands of short ones, nobody else waits for more than one
-        if sum(len(text) for text, _ in segments) <= LONG:
-            return self.encode(segments, at_start=at_start)
-        return await asyncio.to_thread(self.encode, segments, at_start=at_start)
+        """The same; nobody else waits for it."""
+        return await _aside(sum(len(text) for text, _ in segments), lambda: self.encode(segments, at_start=at_start))
+
+    async def encode_prompt(self, prompt: str, *, with_bos: bool = True) -> list[int]:
+        """The ids of a client's whole prompt, in which special tokens may be named; nobody else waits for it. With
+        `with_bos`, BOS comes first where the tokenizer wants one; without, where the text has it."""
+        if with_bos:
+            return await self.encode_aside([Segment(prompt, trusted=True)], at_start=True)
+        return await _aside(len(prompt), lambda: self._tokenizer.encode(prompt))
+
+    async def decode_aside(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """The text of ids that a client gave; nobody else waits for it."""
+        return await _aside(len(ids), lambda: self._tokenizer.decode(ids, skip_special_tokens=skip_special_tokens))
 
     def _is_harmless(self, stretches: Sequence[Segment]) -> bool:
         if self._special is None or all(trusted for _, trusted in stretches):
@@ -65,6 +74,12 @@ class Encoder:
                 return False
             start = end
         return True
+
+
+async def _aside(size: int, work: Callable[[], T]) -> T:
+    """What is long is done in a thread; of thousands of short ones, nobody else waits for more than one."""
+    await asyncio.sleep(0)
+    return work() if size <= LONG else await asyncio.to_thread(work)
 
 
 def _stretches(segments: Iterable[Segment]) -> list[Segment]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from itertools import pairwise
@@ -16,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ramify.runtime.frontend.http.listening import listen
+from ramify.runtime.frontend.segments import LONG
 from ramify.runtime.protocol.config import ServeConfig
 from ramify.runtime.protocol.core import Generate
 from ramify.runtime.protocol.errors import RamifyError, RequestError, RuntimeFailed
@@ -400,6 +402,38 @@ def test_tokens_there_and_back() -> None:
             assert both.json()["text"] == [text, ""]
             wrong = await client.post("/detokenize", json={"tokens": [TOKENIZER.vocab_size]})
             check_error(wrong, 400, "tokens", str(TOKENIZER.vocab_size))
+
+    run(main())
+
+
+def test_long_texts_are_tokenised_where_nobody_waits_for_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a thread: on the event loop everybody would."""
+    told: list[tuple[str, bool]] = []
+    encode, decode = TOKENIZER.encode, TOKENIZER.decode
+
+    def note(work: Any, name: str) -> Any:
+        def noting(what: Any, **options: Any) -> Any:
+            if len(what) > LONG:
+                told.append((name, threading.current_thread() is threading.main_thread()))
+            return work(what, **options)
+
+        return noting
+
+    monkeypatch.setattr(TOKENIZER, "encode", note(encode, "encode"))
+    monkeypatch.setattr(TOKENIZER, "decode", note(decode, "decode"))
+
+    async def main() -> None:
+        async with served() as (_, client):
+            text = "a b " * LONG
+            for add in (True, False):
+                for path, field in (
+                    ("/tokenize", "prompt"),
+                    ("/v1/completions", "prompt"),
+                    ("/v1/embeddings", "input"),
+                ):
+                    await client.post(path, json={"model": "fake", field: text, "add_special_tokens": add})
+            await client.post("/detokenize", json={"tokens": [1] * (LONG + 1)})
+        assert told == [("encode", False)] * 6 + [("decode", False)]
 
     run(main())
 

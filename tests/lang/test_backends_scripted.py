@@ -243,3 +243,28 @@ def test_operations_on_a_state_that_is_gone_are_answered() -> None:
     [failed] = listener.heard
     assert (failed.op, failed.error.code) == (0, "bad_state")
     channel.close()
+
+
+@pytest.mark.parametrize("answer", [" b", RequestError("no")], ids=["played", "failed"])
+def test_forks_may_be_as_deep_as_a_program_likes(answer: Any) -> None:
+    depth, recorded = 1500, threading.Event()
+
+    def answer_once_all_is_recorded(text: str) -> Any:
+        assert recorded.wait(60)
+        return answer
+
+    def body(s: ProgramState) -> None:
+        s += "a" + gen("first")
+        leaf = s
+        for _ in range(depth):
+            leaf = leaf.fork(1)[0]
+            leaf += "."
+        leaf += gen("last")
+        recorded.set()
+        if isinstance(answer, str):
+            assert leaf.text() == "a b" + "." * depth + " b"
+        else:
+            assert str(leaf.error()).endswith("no")
+            assert str(s.error()).endswith("no")
+
+    run(body, answer_once_all_is_recorded)

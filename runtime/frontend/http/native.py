@@ -17,7 +17,6 @@ from starlette.responses import Response
 from ...protocol.errors import RequestError
 from ..core_client import new_rid
 from ..generation import Generator, Prompt, Sample
-from ..segments import Segment
 from ..siblings import Siblings
 from .answers import answer
 from .bodies import MAX_BATCH, AbortBody, GenerateBody, logprob_params
@@ -175,4 +174,4 @@ class NativeApi:
     async def _tokens(self, prompt: str | list[int]) -> list[int]:
         if isinstance(prompt, list):
             return prompt
-        return await self._generator.encoder.encode_aside([Segment(prompt, trusted=True)], at_start=True)
+        return await self._generator.encoder.encode_prompt(prompt)

@@ -12,7 +12,6 @@ from ...protocol.errors import RequestError
 from ..generation import Generator
 from ..prefix import common_prefix_length
 from ..scoring import Asker, Continuation, Scored, score
-from ..segments import Segment
 from .bodies import Body, Many, Text, TokenIds
 from .connection import json_response, unless_client_leaves
 from .openai.fields import require_model
@@ -85,7 +84,7 @@ class ScoreApi:
         return batch
 
     async def _ids(self, text: str) -> list[int]:
-        return await self._generator.encoder.encode_aside([Segment(text, trusted=True)], at_start=True)
+        return await self._generator.encoder.encode_prompt(text)
 
 
 def _answer(index: int, scored: Scored) -> dict[str, Any]:

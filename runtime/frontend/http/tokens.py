@@ -14,7 +14,6 @@ from ...protocol.core import ModelInfo
 from ...protocol.errors import RequestError
 from ..generation import Generator
 from ..messages import Messages
-from ..segments import Segment
 from .bodies import Body, Many, Text, TokenIds
 from .connection import json_response
 from .openai.chat_messages import Messages as ChatMessages
@@ -87,7 +86,8 @@ class TokensApi:
                 raise RequestError(
                     f"token id {wrong} is not in the vocabulary of {info.vocab_size} tokens", param="tokens"
                 )
-        texts = [self._generator.tokenizer.decode(ids, skip_special_tokens=body.skip_special_tokens) for ids in lists]
+        decode = self._generator.encoder.decode_aside
+        texts = [await decode(ids, skip_special_tokens=body.skip_special_tokens) for ids in lists]
         text = texts[0] if single else texts
         return json_response({"text": text, "prompt": text})
 
@@ -122,9 +122,7 @@ class TokensApi:
                 options=body.chat_template_kwargs,
             )
             return await self._generator.encoder.encode_aside(segments, at_start=True)
-        if not body.add_special_tokens:
-            return self._generator.tokenizer.encode(text)
-        return await self._generator.encoder.encode_aside([Segment(text, trusted=True)], at_start=True)
+        return await self._generator.encoder.encode_prompt(text, with_bos=body.add_special_tokens)
 
     def _name(self, token: int) -> str:
         return self._generator.tokenizer.decode([token], skip_special_tokens=False)

@@ -18,6 +18,7 @@ from ..merge import merge, together
 from ..openapi import STREAMS
 from .chat_body import ChatBody
 from .chat_messages import for_template
+from .chunks import Chunks
 from .conversation import Conversations, Wish
 from .finish import finish_reason, stop_reason
 from .logprobs import TokenTexts, chat_logprobs
@@ -111,25 +112,18 @@ class ChatApi:
         }
 
     async def _stream(self, body: ChatBody, ask: Ask, head: dict[str, Any]) -> AsyncGenerator[dict[str, Any]]:
-        options = body.stream_options
         watch = Stopwatch()
         async with self._conversations.turns(ask, body.n, body.constraint()) as turns:
+            chunks = Chunks(head, body.stream_options, watch, lambda: _usage(ask, turns))
             sources = [self._growing(body, ask, turn, index) for index, turn in enumerate(turns)]
             choices = merge(sources) if len(sources) > 1 else sources[0]
             try:
                 async for choice in choices:
-                    watch.tick()
-                    chunk = {**head, "choices": [choice]}
-                    if options is not None and options.continuous_usage_stats:
-                        chunk["usage"] = _usage(ask, turns).as_json()
-                    elif options is not None and options.include_usage:
-                        chunk["usage"] = None
-                    yield chunk
+                    yield chunks.of(choice)
             finally:
                 await choices.aclose()
-            if options is not None and options.include_usage:
-                usage = _usage(ask, turns)
-                yield {**head, "choices": [], "usage": usage.as_json(), "timings": watch.timings(usage)}
+            for chunk in chunks.last():
+                yield chunk
 
     async def _growing(self, body: ChatBody, ask: Ask, turn: Turn, index: int) -> AsyncGenerator[dict[str, Any]]:
         is_first = True

@@ -17,11 +17,11 @@ from ....protocol.sampling import LogprobParams
 from ....protocol.version import __version__
 from ...core_client import new_rid
 from ...generation import Generator, Piece, Prompt, Sample
-from ...segments import Segment
 from ..bodies import MAX_BATCH
 from ..connection import EventStream, json_response, unless_client_leaves
 from ..merge import merge
 from ..openapi import STREAMS
+from .chunks import Chunks
 from .completion_body import CompletionBody
 from .fields import room_for
 from .finish import finish_reason, naming, stop_reason
@@ -70,7 +70,7 @@ class CompletionsApi:
 
     async def _prompts(self, body: CompletionBody, info: ModelInfo) -> list[tuple[str, Prompt]]:
         """The text and the request of each prompt. Raises RequestError."""
-        asked = body.constraint()
+        encoder, asked = self._generator.encoder, body.constraint()
         given = body.prompts()
         if len(given) * (body.best_of or body.n) > MAX_BATCH:
             raise RequestError(f"{len(given)} prompts may have at most {MAX_BATCH} outputs in all", param="n")
@@ -80,9 +80,11 @@ class CompletionsApi:
             logprobs = LogprobParams(num_top=body.logprobs or 0, prompt_from=0 if body.echo and wanted else None)
         prompts = []
         for prompt in given:
-            ids = await self._ids(prompt, body.add_special_tokens)
+            if isinstance(prompt, str):
+                text, ids = prompt, await encoder.encode_prompt(prompt, with_bos=body.add_special_tokens)
+            else:
+                text, ids = await encoder.decode_aside(prompt) if body.echo else "", prompt
             num_tokens = room_for(info, len(ids), body.max_tokens, "max_tokens", DEFAULT_TOKENS)
-            text = prompt if isinstance(prompt, str) else self._generator.tokenizer.decode(prompt) if body.echo else ""
             prompts.append(
                 (
                     text,
@@ -97,13 +99,6 @@ class CompletionsApi:
                 )
             )
         return prompts
-
-    async def _ids(self, prompt: str | list[int], add_special_tokens: bool) -> list[int]:
-        if isinstance(prompt, list):
-            return prompt
-        if not add_special_tokens:
-            return self._generator.tokenizer.encode(prompt)
-        return await self._generator.encoder.encode_aside([Segment(prompt, trusted=True)], at_start=True)
 
     @contextmanager
     def _started(self, body: CompletionBody, prompts: list[tuple[str, Prompt]]) -> Any:
@@ -148,26 +143,19 @@ class CompletionsApi:
     async def _stream(
         self, body: CompletionBody, prompts: list[tuple[str, Prompt]], head: dict[str, Any]
     ) -> AsyncGenerator[dict[str, Any]]:
-        options = body.stream_options
         watch = Stopwatch()
         with self._started(body, prompts) as questions:
+            chunks = Chunks(head, body.stream_options, watch, lambda: _usage(questions))
             outputs = [(question, sample) for question in questions for sample in question.samples]
             sources = [self._growing(body, *output, index) for index, output in enumerate(outputs)]
             choices = merge(sources) if len(sources) > 1 else sources[0]
             try:
                 async for choice in choices:
-                    watch.tick()
-                    chunk = {**head, "choices": [choice]}
-                    if options is not None and options.continuous_usage_stats:
-                        chunk["usage"] = _usage(questions).as_json()
-                    elif options is not None and options.include_usage:
-                        chunk["usage"] = None
-                    yield chunk
+                    yield chunks.of(choice)
             finally:
                 await choices.aclose()
-            if options is not None and options.include_usage:
-                usage = _usage(questions)
-                yield {**head, "choices": [], "usage": usage.as_json(), "timings": watch.timings(usage)}
+            for chunk in chunks.last():
+                yield chunk
 
     async def _growing(
         self, body: CompletionBody, question: Question, sample: Sample, index: int

@@ -15,7 +15,6 @@ from ...generation import Generator
 from ...messages import Messages
 from ...reasoning import CLOSE, OPEN, thinks
 from ...schema_check import SchemaCheck
-from ...segments import Segment
 from ...tools.detect import detect_format
 from ...tools.formats import FORMATS, ToolFormat
 from ...turn import Turn
@@ -85,7 +84,7 @@ class Conversations:
     async def ask_plainly(self, prompt: str | list[int], wish: Wish) -> Ask:
         """Without any template. Raises RequestError."""
         if isinstance(prompt, str):
-            prompt = await self.generator.encoder.encode_aside([Segment(prompt, trusted=True)], at_start=True)
+            prompt = await self.generator.encoder.encode_prompt(prompt)
         return self._plain(prompt, wish)
 
     async def _checked(self, called: Calling) -> Calling:

@@ -16,7 +16,6 @@ from ....protocol.core import ModelInfo, Pooling
 from ....protocol.errors import RequestError
 from ...embed import Embedded, embed, normalised
 from ...generation import Generator
-from ...segments import Segment
 from ..bodies import Body, Many, Priority, Text, TokenIds
 from ..connection import json_response, unless_client_leaves
 from .fields import require_model
@@ -94,9 +93,7 @@ class EmbeddingsApi:
     async def _ids(self, given: str | list[int], add_special_tokens: bool) -> list[int]:
         if isinstance(given, list):
             return given
-        if not add_special_tokens:
-            return self._generator.tokenizer.encode(given)
-        return await self._generator.encoder.encode_aside([Segment(given, trusted=True)], at_start=True)
+        return await self._generator.encoder.encode_prompt(given, with_bos=add_special_tokens)
 
 
 def _written(body: EmbeddingBody, embedded: Embedded) -> list[float] | str:
