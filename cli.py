@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from . import __version__
-from .flags import LOG_SETTINGS, MODEL_SETTINGS, SERVE_SETTINGS, with_settings
+from .flags import LOG_SETTINGS, MODEL_SETTINGS, SERVE_SETTINGS, TranslatingCommand, with_settings
 from .runtime.planner.command import plan
 from .runtime.protocol.config import RuntimeConfig
 from .runtime.protocol.errors import RamifyError
@@ -45,7 +45,7 @@ KeysOption = Annotated[
 ]
 
 
-@app.command()
+@app.command(cls=TranslatingCommand)
 @with_settings(*MODEL_SETTINGS, *SERVE_SETTINGS)
 def serve(
     model: ModelArgument = None,
@@ -196,7 +196,7 @@ app.command("calibrate-kv")(calibrate_kv)
 app.command("train-draft")(train_draft)
 
 
-@app.command()
+@app.command(cls=TranslatingCommand)
 @with_settings(*MODEL_SETTINGS, *LOG_SETTINGS)
 def chat(
     model: ModelArgument = None,
@@ -228,7 +228,7 @@ def chat(
         talk(runtime.url)
 
 
-@app.command()
+@app.command(cls=TranslatingCommand)
 @with_settings(*MODEL_SETTINGS, *LOG_SETTINGS)
 def info(model: ModelArgument = None, address: AddressOption = None, keys: KeysOption = None, **settings: Any) -> None:
     """Print the facts of a model, its cache and its device, as a runtime sees them."""

@@ -8,8 +8,11 @@ from typing import Annotated, Any, get_args, get_type_hints
 
 import msgspec
 import typer
+from typer.core import TyperCommand
 
 from .runtime.protocol.config import CoreConfig, ServeConfig
+from .runtime.protocol.errors import RequestError
+from .runtime.protocol.peer_names import known_elsewhere
 
 PANELS = {
     "Model": "served_model_name device kernels cuda_graphs deterministic dtype quantize context_length",
@@ -58,6 +61,26 @@ def with_settings(*settings: inspect.Parameter) -> Callable[[Callable[..., Any]]
         return command
 
     return decorate
+
+
+class TranslatingCommand(TyperCommand):
+    """One that tells who types a flag of vLLM's or SGLang's what it is called here. Other wrong flags are Typer's."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        shown = {parameter.name: _shown(parameter) for parameter in self.params}
+        own = {flag for parameter in self.params for flag in (*parameter.opts, *parameter.secondary_opts)}
+        for flag in (argument.partition("=")[0] for argument in args):
+            name = flag.removeprefix("--").replace("-", "_")
+            ours = "model" if name == "model" else known_elsewhere(name)
+            if flag.startswith("--") and flag not in own and ours in shown:
+                raise RequestError(f"no such option: {flag}; here it is {shown[ours]}", param=name)
+        return super().parse_args(ctx, args)
+
+
+def _shown(parameter: Any) -> str:
+    if parameter.param_type_name == "argument":
+        return f"the argument {parameter.name.upper()}, without a flag"
+    return " / ".join((*parameter.opts, *parameter.secondary_opts))
 
 
 MODEL_SETTINGS = settings_of(CoreConfig, skip=frozenset({"model"}))

@@ -19,6 +19,7 @@ from .parallel.master import check_nodes
 from .protocol.client import Connection
 from .protocol.config import CoreConfig, RuntimeConfig, ServeConfig
 from .protocol.errors import RamifyError, RequestError, RuntimeFailed
+from .protocol.peer_names import ours_for
 from .protocol.start import Started, StartFailed, StartReport
 from .protocol.transport import check_bind
 
@@ -34,12 +35,14 @@ _SERVE_FIELDS = frozenset(ServeConfig.__struct_fields__) - {"socket_dir"}
 class Runtime:
     """A runtime of one's own: its processes start here and end with `shutdown`, the `with` block, or the program.
 
-    `settings` are the fields of CoreConfig and ServeConfig (`num_pages=...`, `port=...`). Raises RamifyError when
-    the model cannot be loaded, RequestError for an unknown or ill-typed setting.
+    `settings` are the fields of CoreConfig and ServeConfig (`num_pages=...`, `port=...`); `model_path` is SGLang's name
+    of `model`. Raises RamifyError when the model cannot be loaded, RequestError for an unknown or ill-typed setting.
     """
 
-    def __init__(self, model: str | None = None, **settings: Any) -> None:
-        config = make_config(model, settings)
+    def __init__(self, model: str | None = None, *, model_path: str | None = None, **settings: Any) -> None:
+        if model is not None and model_path is not None:
+            raise RequestError("model and model_path are two names of one setting", param="model_path")
+        config = make_config(model_path if model is None else model, settings)
         if config.core.node_rank > 0:
             shutil.rmtree(config.serve.socket_dir)
             raise RequestError(
@@ -106,11 +109,18 @@ def make_config(model: str | None, settings: dict[str, Any]) -> RuntimeConfig:
     find_checkpoint(model)  # the commonest mistake, answered before a process starts
     for name in settings:
         if name not in _CORE_FIELDS | _SERVE_FIELDS:
-            known = ", ".join(sorted(_CORE_FIELDS | _SERVE_FIELDS))
-            raise RequestError(f"unknown setting {name!r}; the settings are {known}", param=name)
+            known = sorted(_CORE_FIELDS | _SERVE_FIELDS)
+            ours = ours_for(name, known)
+            hint = f"the settings are {', '.join(known)}" if ours is None else f"here it is {ours!r}"
+            raise RequestError(f"unknown setting {name!r}; {hint}", param=name)
     core = _convert({"model": model} | {n: value for n, value in settings.items() if n in _CORE_FIELDS}, CoreConfig)
     serve = {n: value for n, value in settings.items() if n in _SERVE_FIELDS}
     checked = _convert({"socket_dir": ""} | serve, ServeConfig)
+    if checked.api_key is not None and not checked.api_key.strip(", "):
+        # As when the shell's variable is not set: to serve everybody is the last thing that was meant.
+        raise RequestError(
+            "api_key is empty, so that nobody would be asked for a key: leave it out, or set it", param="api_key"
+        )
     check_nodes(core)
     if checked.bind is not None:
         check_bind(checked.bind, checked.keys)

@@ -13,8 +13,11 @@ import typer
 from typer.testing import CliRunner
 
 import ramify
+from ramify import RamifyError, RequestError
 from ramify.cli import app
 from ramify.flags import PANELS
+from ramify.runtime.launch import make_config
+from ramify.runtime.protocol import peer_names
 from ramify.runtime.protocol.config import CoreConfig, ServeConfig
 
 RAMIFY = str(Path(sys.executable).parent / "ramify")
@@ -233,3 +236,56 @@ def test_a_bad_setting_is_one_line(setting: list[str], message: str) -> None:
     assert done.returncode == 1
     [line] = done.stderr.splitlines()
     assert message in line
+
+
+@pytest.mark.parametrize(
+    ("arguments", "ours"),
+    [
+        (["serve", "--tensor-parallel-size=2"], "--tp"),
+        (["serve", "--disable-radix-cache"], "--no-prefix-cache"),
+        (["serve", "--model-path", "x"], "the argument MODEL"),
+        (["serve", "--model", "x"], "the argument MODEL"),
+        (["info", "--max-model-len", "7"], "--context-length"),
+    ],
+    ids=lambda value: value[1] if isinstance(value, list) else None,
+)
+def test_a_flag_of_vllm_or_sglang_is_answered_with_ours(arguments: list[str], ours: str) -> None:
+    result = CliRunner().invoke(app, arguments)
+    assert isinstance(result.exception, RequestError)
+    assert str(result.exception).startswith(f"no such option: {arguments[1].partition('=')[0]}; here it is")
+    assert ours in str(result.exception)
+
+
+def test_what_others_call_a_setting_is_a_setting_of_ours() -> None:
+    ours = {*CoreConfig.__struct_fields__, *ServeConfig.__struct_fields__}
+    assert set(peer_names._THEIRS.values()) <= ours
+    assert not set(peer_names._THEIRS) & ours
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [("tp_size", "here it is 'tp'"), ("num_page", "here it is 'num_pages'"), ("zebra", "the settings are")],
+)
+def test_an_unknown_setting_names_the_one_that_was_meant(name: str, message: str) -> None:
+    with pytest.raises(RequestError, match=message) as raised:
+        make_config(None, {name: 2})
+    assert raised.value.param == name
+
+
+def test_model_path_is_the_model() -> None:
+    with pytest.raises(RamifyError, match="no model at '/nowhere'"):
+        ramify.Runtime(model_path="/nowhere")
+    with pytest.raises(RequestError, match="two names"):
+        ramify.Runtime("/nowhere", model_path="/nowhere")
+
+
+@pytest.mark.parametrize("key", ["", " ", ",", " , "])
+def test_an_empty_key_is_refused_rather_than_everybody_served(key: str) -> None:
+    with pytest.raises(RequestError, match="api_key is empty"):
+        make_config(None, {"api_key": key})
+
+
+def test_a_folder_that_cannot_hold_keys_is_one_line() -> None:
+    result = CliRunner().invoke(app, ["keys", "/proc/nowhere"])
+    assert isinstance(result.exception, RequestError)
+    assert "/proc/nowhere" in str(result.exception)

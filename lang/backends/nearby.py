@@ -25,7 +25,10 @@ _HERE = frozenset({"localhost", "127.0.0.1", "::1"})
 
 
 def reach(url: str, api_key: str | None) -> tuple[Connection | LocalChannel, Callable[[], None]]:
-    """A channel, and what leaves it. Raises RequestError for a `url` that is none or a wrong key, RuntimeFailed when nothing answers there."""
+    """A channel, and what leaves it.
+
+    Raises RequestError for a `url` that is none or a wrong key, RuntimeFailed when nothing answers there.
+    """
     over_http = HttpRuntime(url, api_key)
     try:
         address = _address_of_programs(over_http) if urlsplit(url).hostname in _HERE else None

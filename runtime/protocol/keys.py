@@ -42,7 +42,10 @@ def make_keys(folder: Path, program: str = "client") -> list[Path]:
             f"a program's name has letters, digits, - and _, at most 64, and is not 'server'; got {program!r}",
             param="name",
         )
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise RequestError(f"keys cannot be kept in {folder}: {error.strerror}", param="folder") from None
     if (folder / f"{program}.key_secret").exists() or (folder / f"{program}.key").exists():
         raise RequestError(f"{folder} has keys of the name {program!r} already", param="name")
     names = [program] if (folder / f"{SERVER}.key").exists() else [SERVER, program]

@@ -1,0 +1,62 @@
+"""What vLLM and SGLang call settings of ours, so that who types their name is told ours. Knows names, no values."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Collection
+
+_THEIRS = {
+    "api_server_count": "frontends",
+    "attention_backend": "kernels",
+    "chunked_prefill_size": "prefill_budget",
+    "collect_detailed_traces": "otlp_endpoint",
+    "disable_cuda_graph": "cuda_graphs",
+    "disable_overlap_schedule": "overlap",
+    "disable_radix_cache": "prefix_cache",
+    "dist_init_addr": "master",
+    "enable_deterministic_inference": "deterministic",
+    "enable_prefix_caching": "prefix_cache",
+    "enforce_eager": "cuda_graphs",
+    "gpu_memory_utilization": "kv_memory",
+    "guided_decoding_backend": "grammar_backend",
+    "hicache_size": "host_kv_memory",
+    "kv_cache_dtype": "kv_dtype",
+    "kv_events_config": "kv_events",
+    "max_model_len": "context_length",
+    "max_num_batched_tokens": "prefill_budget",
+    "max_num_seqs": "max_running",
+    "max_queued_requests": "max_waiting",
+    "max_running_requests": "max_running",
+    "max_total_tokens": "num_pages",
+    "mem_fraction_static": "kv_memory",
+    "model_path": "model",
+    "no_enable_prefix_caching": "prefix_cache",
+    "num_gpu_blocks_override": "num_pages",
+    "otlp_traces_endpoint": "otlp_endpoint",
+    "pipeline_parallel_size": "pp",
+    "pp_size": "pp",
+    "quantization": "quantize",
+    "quantization_param_path": "kv_scales",
+    "radix_eviction_policy": "eviction",
+    "schedule_policy": "order",
+    "scheduling_policy": "order",
+    "speculative_algorithm": "speculative",
+    "speculative_config": "speculative",
+    "speculative_draft_model_path": "speculative_draft_model",
+    "swap_space": "host_kv_memory",
+    "tensor_parallel_size": "tp",
+    "tp_size": "tp",
+}
+
+
+def known_elsewhere(name: str) -> str | None:
+    """What a setting of theirs is called here; None for a name that neither has."""
+    return _THEIRS.get(name)
+
+
+def ours_for(name: str, known: Collection[str]) -> str | None:
+    """Of the `known` settings the one that `name` probably means; None when nothing is near."""
+    if (ours := known_elsewhere(name)) is not None:
+        return ours if ours in known else None
+    near = difflib.get_close_matches(name, known, 1, cutoff=0.75)
+    return near[0] if near else None
