@@ -107,7 +107,7 @@ class Engine:
         time.sleep(seconds)
         return (self.cpu_seconds() - before) / seconds
 
-    def wait_until_idle(self, patience: float = 30.0) -> None:
+    def wait_until_idle(self, patience: float = 120.0) -> None:
         """Requests that nobody waits for any more have to end first. Raises TimeoutError if they do not."""
         deadline = time.monotonic() + patience
         while self.idle_share(0.3) > IDLE_SHARE:
