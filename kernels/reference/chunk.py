@@ -28,7 +28,7 @@ def attend_chunk(q_THD: torch.Tensor, k_LKD: torch.Tensor, v_LKD: torch.Tensor, 
     # Key heads in one call: with one for each thread, calls are as few as can be, and what a thread has written it
     # reads itself.
     at_once = 1 if by_onednn or q_THD.device.type != "cpu" else torch.get_num_threads()
-    out_KTGD = q_THD.new_empty((K, T, G, D))
+    out_TKGD = q_THD.new_empty((T, K, G, D))
     q_KTGD = (q_THD * scale).view(T, K, G, D).transpose(0, 1)
     k_KLD, v_KLD = (x_LKD.transpose(0, 1).contiguous() for x_LKD in (k_LKD, v_LKD))
     v_KDL = v_KLD.transpose(1, 2).contiguous() if by_onednn else v_KLD.transpose(1, 2)
@@ -44,8 +44,8 @@ def attend_chunk(q_THD: torch.Tensor, k_LKD: torch.Tensor, v_LKD: torch.Tensor, 
             diagonal_NBGB += hidden_BB[: end - start, None, : end - start]
             weights = torch.softmax(scores, dim=-1)
             out_NRD = _products(weights, v_KDL[heads, :, :num_keys], by_onednn)
-            out_KTGD[heads, start:end] = out_NRD.unflatten(1, (end - start, G))
-    return out_KTGD.transpose(0, 1).reshape(T, H, D)
+            out_TKGD[start:end, heads] = out_NRD.unflatten(1, (end - start, G)).transpose(0, 1)
+    return out_TKGD.view(T, H, D)
 
 
 def _products(x: torch.Tensor, y: torch.Tensor, by_onednn: bool) -> torch.Tensor:
