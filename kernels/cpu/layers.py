@@ -1,6 +1,8 @@
-"""The ops between a decoder's products for a step of few tokens, each in one pass: torch takes longer to begin them
-than they take. Their meaning is `reference.layers`. And a whole layer of them: Python takes longer to call them one by
-one than they take. Float32, lying row by row.
+"""The ops between a decoder's products, each in one pass: of a step of few tokens torch takes longer to begin them than
+they take, of one of many it goes through memory several times. Their meaning is `reference.layers`; float32, or
+bfloat16 that is computed in float32 and rounded once, lying row by row.
+
+And a whole layer of few tokens, in float32: Python takes longer to call its parts one by one than they take.
 
 Legend: T tokens, E hidden size, N heads of queries, keys and values, H of queries, K of keys, D head size,
 I intermediate size, S slots of the cache; R, L as in `attention`, P, C, W as in `panels`.
@@ -10,57 +12,58 @@ from __future__ import annotations
 
 import numpy as np
 
+from . import panels
 from .attention import Bits, attend
 from .compiled import Floats, Ints, compiled, exp
-from .panels import Weights, for_each_kind
+from .halves import Numbers, for_each_kind, narrow, widen
+from .panels import Weights
 from .products import multiply
 
 
-@compiled("void(float32[:,::1], float32[::1], float32, float32[:,::1])")
-def rms_norm(x_TE: Floats, weight_E: Floats, eps: float, out_TE: Floats) -> None:
+@compiled(*for_each_kind("void({}[:,::1], {}[::1], float32, {}[:,::1])"))
+def rms_norm(x_TE: Numbers, weight_E: Numbers, eps: float, out_TE: Numbers) -> None:
     T, E = x_TE.shape
     for t in range(T):
         total = np.float32(0)
         for e in range(E):
-            total += x_TE[t, e] * x_TE[t, e]
+            value = widen(x_TE[t, e])
+            total += value * value
         scale = np.float32(1) / np.sqrt(total / np.float32(E) + eps)
         for e in range(E):
-            out_TE[t, e] = x_TE[t, e] * scale * weight_E[e]
+            out_TE[t, e] = narrow(widen(x_TE[t, e]) * scale * widen(weight_E[e]), weight_E[e])
 
 
-@compiled("void(float32[:,::1], float32[:,::1], float32[::1], float32, float32[:,::1], float32[:,::1])")
+@compiled(*for_each_kind("void({}[:,::1], {}[:,::1], {}[::1], float32, {}[:,::1], {}[:,::1])"))
 def add_rms_norm(
-    x_TE: Floats, residual_TE: Floats, weight_E: Floats, eps: float, out_TE: Floats, out_residual_TE: Floats
+    x_TE: Numbers, residual_TE: Numbers, weight_E: Numbers, eps: float, out_TE: Numbers, out_residual_TE: Numbers
 ) -> None:
     T, E = x_TE.shape
     for t in range(T):
         total = np.float32(0)
         for e in range(E):
-            value = x_TE[t, e] + residual_TE[t, e]
-            out_residual_TE[t, e] = value
+            number = narrow(widen(x_TE[t, e]) + widen(residual_TE[t, e]), weight_E[e])
+            out_residual_TE[t, e] = number
+            value = widen(number)
             total += value * value
         scale = np.float32(1) / np.sqrt(total / np.float32(E) + eps)
         for e in range(E):
-            out_TE[t, e] = out_residual_TE[t, e] * scale * weight_E[e]
+            out_TE[t, e] = narrow(widen(out_residual_TE[t, e]) * scale * widen(weight_E[e]), weight_E[e])
 
 
-@compiled("void(float32[:,::1], float32[:,::1])")
-def silu_and_mul(gate_up_TJ: Floats, out_TI: Floats) -> None:
+@compiled(*for_each_kind("void({}[:,::1], {}[:,::1])"))
+def silu_and_mul(gate_up_TJ: Numbers, out_TI: Numbers) -> None:
     T, size = out_TI.shape
     for t in range(T):
         for i in range(size):
-            gate = gate_up_TJ[t, i]
+            gate = widen(gate_up_TJ[t, i])
             small = exp(-abs(gate))
             sigmoid = (np.float32(1) if gate >= 0 else small) / (np.float32(1) + small)
-            out_TI[t, i] = gate * sigmoid * gate_up_TJ[t, size + i]
+            out_TI[t, i] = narrow(gate * sigmoid * widen(gate_up_TJ[t, size + i]), gate_up_TJ[t, i])
 
 
-@compiled(
-    "void(float32[:,:,::1], float32[:,::1], float32[:,::1], int64[::1],"
-    " float32[:,:,::1], float32[:,:,::1], float32[:,:,::1])"
-)
+@compiled(*for_each_kind("void({}[:,:,::1], {}[:,::1], {}[:,::1], int64[::1], {}[:,:,::1], {}[:,:,::1], {}[:,:,::1])"))
 def rope_and_store(
-    qkv_TND: Floats, cos_TD: Floats, sin_TD: Floats, slots_T: Ints, k_SKD: Floats, v_SKD: Floats, out_THD: Floats
+    qkv_TND: Numbers, cos_TD: Numbers, sin_TD: Numbers, slots_T: Ints, k_SKD: Numbers, v_SKD: Numbers, out_THD: Numbers
 ) -> None:
     """Rotated queries go to `out_THD`, rotated keys and values to the tokens' slots. The first half of the sines is
     negated already."""
@@ -72,15 +75,16 @@ def rope_and_store(
             to = out_THD[t, head] if head < H else k_SKD[slot, head - H]
             x = qkv_TND[t, head]
             for d in range(half):
-                to[d] = x[d] * cos_TD[t, d] + x[d + half] * sin_TD[t, d]
-                to[d + half] = x[d + half] * cos_TD[t, d + half] + x[d] * sin_TD[t, d + half]
+                low, high = widen(x[d]), widen(x[d + half])
+                to[d] = narrow(low * widen(cos_TD[t, d]) + high * widen(sin_TD[t, d]), x[d])
+                to[d + half] = narrow(high * widen(cos_TD[t, d + half]) + low * widen(sin_TD[t, d + half]), x[d])
         for head in range(K):
             for d in range(D):
                 v_SKD[slot, head, d] = qkv_TND[t, H + K + head, d]
 
 
 @compiled(
-    *for_each_kind(
+    *panels.for_each_kind(
         "void(float32[:,::1], float32[::1], {}, float32[::1], {}, float32[::1],"
         " float32[::1], {}, float32[::1], {}, float32[::1], float32,"
         " float32[:,::1], float32[:,::1], int64[::1], float32[:,:,::1], float32[:,:,::1], float32,"

@@ -1,12 +1,12 @@
-"""The ops of a CPU: plain torch, and compiled loops where a step is so small that torch's calls are what it costs.
-
-Those are float32 steps of few tokens. All else, bfloat16 included, is plain torch.
+"""The ops of a CPU: compiled loops between the products of float32 and bfloat16, where torch calls several operators
+that each go through memory; and for the attention of float32 steps of few tokens. All else is plain torch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -16,11 +16,13 @@ from ..reference.layout import KeyRope, RowSpan
 from ..reference.ops import ReferenceOps
 from . import layers
 from .attention import Sight, attend
+from .halves import numbers
 from .sampling import sample_rows
 from .sight import see
 from .trees import walk_trees
+from .workers import num_threads, share
 
-_MAX_TOKENS = 64  # of a step; beyond it torch's own loops have the work that they need to pay
+_PART_NUMBERS = 1 << 17  # that a thread reads at least: some 0.1 ms, twice what waking it takes
 
 
 @dataclass(frozen=True)
@@ -40,26 +42,29 @@ class CpuOps(ReferenceOps):
     groups_experts = False
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-        if not (_is_small(x) and x.dim() == 2 and weight.dim() == 1):
+        if not (_are_loops(x, weight) and x.dim() == 2 and weight.dim() == 1):
             return super().rms_norm(x, weight, eps)
         out = torch.empty_like(x)
-        layers.rms_norm(x.numpy(), weight.numpy(), eps, out.numpy())
+        of, to, weights = numbers(x), numbers(out), numbers(weight)
+        _by_rows(x, lambda own: layers.rms_norm(of[own], weights, eps, to[own]))
         return out
 
     def add_rms_norm(
         self, x_TE: torch.Tensor, residual_TE: torch.Tensor, weight_E: torch.Tensor, eps: float
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        if not (_is_small(x_TE) and _is_small(residual_TE)):
+        if not _are_loops(x_TE, residual_TE, weight_E):
             return super().add_rms_norm(x_TE, residual_TE, weight_E, eps)
         out_TE, sum_TE = torch.empty_like(x_TE), torch.empty_like(x_TE)
-        layers.add_rms_norm(x_TE.numpy(), residual_TE.numpy(), weight_E.numpy(), eps, out_TE.numpy(), sum_TE.numpy())
+        x, residual, weights, out, total = map(numbers, (x_TE, residual_TE, weight_E, out_TE, sum_TE))
+        _by_rows(x_TE, lambda own: layers.add_rms_norm(x[own], residual[own], weights, eps, out[own], total[own]))
         return out_TE, sum_TE
 
     def silu_and_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
-        if not (_is_small(gate_up) and gate_up.dim() == 2):
+        if not (_are_loops(gate_up) and gate_up.dim() == 2):
             return super().silu_and_mul(gate_up)
         out = gate_up.new_empty((gate_up.shape[0], gate_up.shape[1] // 2))
-        layers.silu_and_mul(gate_up.numpy(), out.numpy())
+        of, to = numbers(gate_up), numbers(out)
+        _by_rows(gate_up, lambda own: layers.silu_and_mul(of[own], to[own]))
         return out
 
     def rope_and_store(
@@ -75,7 +80,9 @@ class CpuOps(ReferenceOps):
         eps: float,
         rotate_keys: bool,
     ) -> torch.Tensor:
-        if not (_is_small(qkv_TND) and is_plain(kv) and qk_norm_HD is None and rotate_keys):
+        stored_as_they_are = kv.k_SKD.dtype == qkv_TND.dtype and kv.k_scale_K is None
+        tensors = qkv_TND, cos_T1D, sin_T1D, kv.k_SKD, kv.v_SKD
+        if not (_are_loops(*tensors) and stored_as_they_are and qk_norm_HD is None and rotate_keys):
             return super().rope_and_store(
                 qkv_TND,
                 cos_T1D,
@@ -89,15 +96,11 @@ class CpuOps(ReferenceOps):
             )
         T, _, D = qkv_TND.shape
         q_THD = qkv_TND.new_empty((T, num_heads, D))
-        layers.rope_and_store(
-            qkv_TND.numpy(),
-            cos_T1D.view(T, D).numpy(),
-            sin_T1D.view(T, D).numpy(),
-            slots_T.numpy(),
-            kv.k_SKD.numpy(),
-            kv.v_SKD.numpy(),
-            q_THD.numpy(),
+        qkv, cos, sin, k, v, q = map(
+            numbers, (qkv_TND, cos_T1D.view(T, D), sin_T1D.view(T, D), kv.k_SKD, kv.v_SKD, q_THD)
         )
+        slots = slots_T.numpy()
+        _by_rows(qkv_TND, lambda own: layers.rope_and_store(qkv[own], cos[own], sin[own], slots[own], k, v, q[own]))
         return q_THD
 
     def sample_tokens(
@@ -170,8 +173,20 @@ class CpuOps(ReferenceOps):
         return PagedTokens(sight)
 
 
-def _is_small(x: torch.Tensor) -> bool:
-    return x.dtype == torch.float32 and len(x) <= _MAX_TOKENS and x.is_contiguous()
+def _are_loops(*tensors: torch.Tensor) -> bool:
+    """Whether compiled loops take them: of one type that they know, and lying row by row."""
+    dtype = tensors[0].dtype
+    return dtype in (torch.float32, torch.bfloat16) and all(x.dtype == dtype and x.is_contiguous() for x in tensors)
+
+
+def _by_rows(x: torch.Tensor, compute: Callable[[slice], object]) -> None:
+    """`compute` for all rows of `x`, in parts that threads share if there is enough to do."""
+    T = len(x)
+    count = min(num_threads(), T, x.numel() // _PART_NUMBERS)
+    if count < 2:
+        compute(slice(0, T))
+    else:
+        share([partial(compute, slice(T * part // count, T * (part + 1) // count)) for part in range(count)])
 
 
 def is_plain(kv: KvCache) -> bool:

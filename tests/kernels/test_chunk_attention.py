@@ -58,3 +58,4 @@ def test_long_chunks_over_shuffled_pages_see_what_is_theirs(
     tolerance = {torch.float32: 1e-5, torch.float64: 1e-12, torch.bfloat16: 3e-2}[dtype]
     expected = torch.cat([expected for _, expected in want])
     torch.testing.assert_close(got_THD.double(), expected, atol=tolerance, rtol=tolerance)
+    assert got_THD.is_contiguous()

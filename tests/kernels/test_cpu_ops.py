@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 
 from ramify.kernels import KvCache, RowSpan, for_device
+from ramify.kernels.cpu import ops, workers
 from ramify.kernels.cpu.compiled import exp
 from ramify.kernels.cpu.ops import CpuOps, PagedTokens
 from ramify.kernels.cpu.panels import WIDTH, hold
@@ -14,7 +18,6 @@ from ramify.kernels.cpu.products import few_rows_product
 from ramify.kernels.reference.ops import ReferenceOps
 
 CPU, MEANT = CpuOps(), ReferenceOps()
-NONE = np.zeros(0, np.float32)
 NUM_TOKENS = [1, 2, 33, 64, 65]
 NEAR = {"atol": 2e-6, "rtol": 2e-5}
 
@@ -192,8 +195,53 @@ def test_draws_are_those_of_the_reference() -> None:
 
 
 def test_other_types_are_left_to_torch() -> None:
-    gate_up = random(3, 20).bfloat16()
+    gate_up = random(3, 20).half()
     assert torch.equal(CPU.silu_and_mul(gate_up), MEANT.silu_and_mul(gate_up))
+
+
+@pytest.fixture(params=[1, 3], ids=["one thread", "three threads"])
+def _threads(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(ops, "_PART_NUMBERS", 1)  # even the smallest is shared
+    before = workers.num_threads()
+    workers.use(request.param)
+    yield
+    workers.use(before)
+
+
+@pytest.mark.usefixtures("_threads")
+@pytest.mark.parametrize("T", [1, 2, 5, 90])
+def test_bfloat16_is_what_float64_gives_rounded_once(T: int) -> None:
+    x, residual, weight = (random(*shape, seed=seed).bfloat16() for seed, shape in enumerate(((T, 96), (T, 96), (96,))))
+    once: dict[str, Any] = {"atol": 1e-6, "rtol": 2.0**-8}  # half of a last bit, and what float32 adds
+    want = MEANT.rms_norm(x.double(), weight.double(), 1e-5)
+    torch.testing.assert_close(CPU.rms_norm(x, weight, 1e-5).double(), want, **once)
+    normed, total = CPU.add_rms_norm(x, residual, weight, 1e-5)
+    assert torch.equal(total, x + residual)
+    torch.testing.assert_close(normed.double(), MEANT.rms_norm(total.double(), weight.double(), 1e-5), **once)
+    gate_up = torch.cat((x, residual), dim=1) * 8
+    torch.testing.assert_close(CPU.silu_and_mul(gate_up).double(), MEANT.silu_and_mul(gate_up.double()), **once)
+
+    qkv, cos, sin = (random(T, *shape, seed=4).bfloat16() for shape in ((6, 16), (1, 16), (1, 16)))
+    slots = torch.randperm(200, generator=torch.Generator().manual_seed(3))[:T]
+    found = []
+    for ops_of, dtype in ((CPU, torch.bfloat16), (MEANT, torch.float64)):
+        kv = KvCache(*torch.zeros(2, 200, 2, 16, dtype=dtype))
+        how: dict[str, Any] = {"num_heads": 2, "qk_norm_HD": None, "eps": 1e-5, "rotate_keys": True}
+        q = ops_of.rope_and_store(qkv.to(dtype), cos.to(dtype), sin.to(dtype), kv, slots, **how)
+        found.append((q.double(), kv.k_SKD.double(), kv.v_SKD.double()))
+    for got, meant in zip(*found, strict=True):
+        torch.testing.assert_close(got, meant, **once)
+
+
+def test_bfloat16_is_rounded_as_torch_rounds_it() -> None:
+    """By a norm that multiplies by one: every number near a tie, the largest, and those that are none."""
+    ties = torch.arange(0x3F80_0000, 0x3F84_0000, 0x1FFF, dtype=torch.int32).view(torch.float32)
+    extremes = torch.tensor([3.4e38, -3.4e38, float("inf"), float("nan"), 1e-40, -0.0])
+    for value in [*ties.tolist(), *extremes.tolist()]:
+        high = torch.tensor([[value]]).bfloat16()
+        low = torch.tensor([[value]]) - high.float()
+        got = CPU.add_rms_norm(high, low.bfloat16(), torch.ones(1).bfloat16(), 1e-5)[1]
+        torch.testing.assert_close(got, high + low.bfloat16(), atol=0, rtol=0, equal_nan=True)
 
 
 @pytest.mark.parametrize("number", [float("nan"), float("inf")])
