@@ -90,12 +90,7 @@ class ObjectState:
     @property
     def counts_names(self) -> bool:
         """Where it will matter how many different names there are, or whether a member is written over."""
-        context, count = self.context, self.count
-        least = max((part.least for part in context.parts), default=0)
-        most = max((part.most for part in context.parts if part.most is not None), default=-1)
-        if context.exact and count <= most:
-            return True  # so many different names that a maximum is exceeded, which may be what is asked for
-        return context.overwritable or count + 1 < least or (count < least and bool(self.others))
+        return self.context.counts_names(self.count, bool(self.others))
 
     def candidates(self, wanted: int = 0) -> Iterator[Outcome]:
         """The names that may come as far as their order goes, those that are wanted first, and the kinds of others."""
@@ -233,7 +228,7 @@ class KeyFrame(Frame):
     @property
     def guarded(self) -> bool:  # type: ignore[override]
         """Other names that have come may not come again."""
-        return ObjectState(self.context, self.alive, self.seen, self.count, self.others).counts_names
+        return self.context.counts_names(self.count, bool(self.others))
 
     def after(self, automaton: Automaton, result: int, text: bytes) -> State | None:
         outcome, others = self.context.keys.outcomes[result], self.others
