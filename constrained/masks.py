@@ -302,8 +302,9 @@ class Packed:
         self.walk: Any = packed.walk
         self._states, self._edges, self._classes = tables.states, tables.edges, tables.classes
         self._targets, self._pushes, self._returns = tables.targets, tables.pushes, tables.returns
-        self._others = (work, context, codes, *vocabulary.packed)
-        self.addresses = addresses(*_arrays(tables), *self._others)
+        self._others = (work, context, codes, vocabulary)
+        own = addresses(*_arrays(tables), work, context, codes)
+        self.addresses = np.concatenate([own, vocabulary.packed_addresses])
 
     def take(self, tables: Tables) -> None:
         """Those tables that have been made anew, as they grew."""

@@ -69,6 +69,7 @@ class ObjectContext:
         limits = [part.least for part in self.parts]
         limits += [part.most + 1 for part in self.parts if part.most is not None]
         self.num_counted = max(limits, default=0)
+        self.satisfiable = [0] * len(self.parts)  # of each, names of which is known that values may be under them
         self._least = max((part.least for part in self.parts), default=0)
         self._most = max((part.most for part in self.parts if part.most is not None), default=-1)
         self._members: dict[tuple[int, Outcome, int], Member] = {}

@@ -144,6 +144,8 @@ class ObjectState:
     def alive_after(self, outcome: Outcome, bit: int) -> int:
         """The parts that may hold when this name comes now, whatever its value."""
         context, alive = self.context, self.alive
+        if context.steady:
+            return alive
         for number, part in enumerate(context.parts):
             if alive >> number & 1:
                 seen = self.seen | bit
@@ -156,12 +158,15 @@ class ObjectState:
 
     def _can_come(self, number: int, names: int) -> bool:
         context = self.context
-        keys, part = context.keys, context.parts[number]
+        keys, part, world = context.keys, context.parts[number], context.world
+        names &= ~context.satisfiable[number]
         while names:
-            low = (names & -names).bit_length() - 1
-            names &= names - 1
-            if not context.world.satisfiable(keys.goal(part, keys.named[low])):
+            bit = names & -names
+            names ^= bit
+            if not world.satisfiable(keys.goal(part, keys.named[bit.bit_length() - 1])):
                 return False
+            if world.is_settled:
+                context.satisfiable[number] |= bit
         return True
 
     def after(self, outcome: Outcome, member: Member, truths: tuple[bool, ...] | None) -> ObjectState | None:

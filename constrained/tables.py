@@ -24,11 +24,15 @@ def new_rows(number: int) -> Ints:
     return np.tile(_NEW_STATE, (number, 1))
 
 
+_FIRST_STATES = new_rows(256)
+_FIRST_STATES[0, FILLED] = 1
+
+
 class Tables:
     """State 0 is dead; its row is all zeros, and the row of every state that has only edges."""
 
     def __init__(self) -> None:
-        self.states: Ints = new_rows(256)
+        self.states: Ints = _FIRST_STATES.copy()
         self.edges: Ints = np.zeros((512, 3), np.int32)  # byte, action, next edge
         self._edges = _flat(self.edges)
         self.classes: NDArray[np.uint8] = np.zeros((8, 256), np.uint8)  # row 0: all bytes alike
@@ -37,7 +41,6 @@ class Tables:
         self.returns: Ints = np.zeros(256, np.int32)  # states
         self.num_states, self.num_edges, self.num_classes = 1, 0, 1
         self.num_targets, self.num_pushes, self.num_returns = 1, 0, 0
-        self.states[0, FILLED] = 1
 
     def new_states(self, number: int) -> int:
         """The first of so many new states, not filled."""
