@@ -191,8 +191,11 @@ class Automaton:
             self.fill(number)
         tables = self.tables
         state = tables.states[number]
-        codes = tables.targets[state[ROW] + tables.classes[state[CLASSES]].astype(np.int64)]
-        found = {byte: code for byte, code in enumerate(codes.tolist()) if code} if state[ROW] else {}
+        found: dict[int, int] = {}
+        if state[ROW]:
+            codes = tables.targets[state[ROW] + tables.classes[state[CLASSES]].astype(np.int64)]
+            live = np.flatnonzero(codes)
+            found = dict(zip(live.tolist(), codes[live].tolist(), strict=True))
         edge = int(state[1])
         while edge >= 0:
             byte, code, edge = tables.edges[edge].tolist()
