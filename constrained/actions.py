@@ -26,14 +26,15 @@ def action(operation: int, argument: int) -> int:
 
 
 # Columns of the table of states.
-FILLED, HEAD, ROW, CLASSES, RETURNS, ENDS, FLAGS, LEAST, MOST, FREE, LENGTH = range(11)
+FILLED, HEAD, ROW, CLASSES, RETURNS, ENDS, FLAGS, LEAST, MOST, FREE, LENGTH, LIKE = range(12)
 # FILLED   whether the rest of the row is valid
 # HEAD     its first edge, or -1; then ROW, the first of its targets by class of bytes, classes being row CLASSES
 # RETURNS  as a frame: -1 when control goes to the state itself, else where its targets by result begin
 # ENDS     -1: the text may end here; 0: not; 1 + r: the value may end here with result r
 # LEAST, MOST  of a counted string: how many characters it must have had to end here, and may have had to come here
 # FREE     kinds of bytes (`byte_kinds`), as the bits of a set: every text of these of at most LENGTH bytes leads on
-NUM_COLUMNS = 11
+# LIKE     the state that does as this one with every byte that has no edge here; 0 for none
+NUM_COLUMNS = 12
 UNBOUNDED = (1 << 31) - 1  # characters
 # Bits of FLAGS.
 GUARDED = 1  # as a frame: what follows depends on the text of the value, so it must be asked for

@@ -36,6 +36,8 @@ from .dfa import Dfa, free_kinds
 from .errors import GrammarError
 from .tables import Tables
 
+MAX_GUARDS = 64  # answers of guards that are remembered
+
 
 @dataclass(frozen=True)
 class Row:
@@ -89,6 +91,7 @@ class Automaton:
     _numbers: dict[Any, int] = field(default_factory=dict)
     _values: dict[int, Any] = field(default_factory=dict)
     _pushes: dict[tuple[int, int], int] = field(default_factory=dict)
+    _guards: dict[tuple[int, int, bytes], int] = field(default_factory=dict)
 
     def number(self, state: State | int) -> int:
         """A state's, which is new if need be. Numbers are their own."""
@@ -103,7 +106,7 @@ class Automaton:
     def frame(self, state: State | Frame | int) -> int:
         """The number of a state as a frame."""
         number = self.number(state)
-        if isinstance(state, Frame) and self.tables.states[number, RETURNS] < 0:
+        if isinstance(state, Frame) and self.tables.states.item(number, RETURNS) < 0:
             self.tables.states[number, RETURNS] = self.tables.new_returns(state.num_results)
             if state.guarded:
                 self.tables.states[number, FLAGS] |= GUARDED
@@ -153,7 +156,7 @@ class Automaton:
         """The row of a state. Raises what `expand` raises."""
         row = self._values[number].expand(self)
         tables = self.tables
-        tables.set_edges(number, row.edges.items())
+        tables.set_edges(number, row.edges)
         states = tables.states
         if row.rest:
             tables.copy_row(number, row.rest)
@@ -166,12 +169,20 @@ class Automaton:
         states[number, FILLED] = 1
 
     def follow(self, frame: int, result: int, text: bytes = b"") -> int:
-        """The state after a value with this result; remembered unless the frame is guarded."""
-        value = self._values[frame]
-        state = value.after(self, result, text)
+        """The state after a value with this result. Remembered; for a while only, if the frame is guarded: a walk asks
+        for the same text again wherever another byte ends it."""
+        is_guarded = self.tables.states.item(frame, FLAGS) & GUARDED
+        key = frame, result, text
+        if is_guarded and (known := self._guards.get(key)) is not None:
+            return known
+        state = self._values[frame].after(self, result, text)
         number = 0 if state is None else self.number(state)
-        if not value.guarded:
-            self.tables.returns[self.tables.states[frame, RETURNS] + result] = number
+        if not is_guarded:
+            self.tables.returns[self.tables.states.item(frame, RETURNS) + result] = number
+        else:
+            if len(self._guards) == MAX_GUARDS:
+                self._guards.clear()
+            self._guards[key] = number
         return number
 
     def edges_of(self, number: int) -> dict[int, int]:
@@ -180,8 +191,11 @@ class Automaton:
             self.fill(number)
         tables = self.tables
         state = tables.states[number]
-        codes = tables.targets[state[ROW] + tables.classes[state[CLASSES]].astype(np.int64)]
-        found = {byte: code for byte, code in enumerate(codes.tolist()) if code} if state[ROW] else {}
+        found: dict[int, int] = {}
+        if state[ROW]:
+            codes = tables.targets[state[ROW] + tables.classes[state[CLASSES]].astype(np.int64)]
+            live = np.flatnonzero(codes)
+            found = dict(zip(live.tolist(), codes[live].tolist(), strict=True))
         edge = int(state[1])
         while edge >= 0:
             byte, code, edge = tables.edges[edge].tolist()

@@ -91,7 +91,7 @@ def _finite_automaton(constraint: Regex | Choices, vocabulary: Vocabulary) -> Co
 
 def _bytes(vocabulary: Vocabulary) -> tuple[set[int], set[int]]:
     """Those in any token, and those that are tokens by themselves."""
-    used = set(vocabulary.trie.nodes[1:-1, 0].tolist())
+    used = set(vocabulary.trie.data[1:].tolist())
     return used, {data[0] for data in vocabulary.tokens if data and len(data) == 1}
 
 

@@ -8,7 +8,7 @@ What the arrays hold is said in `actions`, `layout` and `token_trie`. Import thi
 top of another: it imports numba.
 """
 
-# ruff: noqa: SIM102, SIM108, SIM109  (spelled out, as it is compiled)
+# ruff: noqa: SIM108, SIM109  (spelled out, as it is compiled)
 
 from __future__ import annotations
 
@@ -33,6 +33,7 @@ from .actions import (
     HEAD,
     LEAST,
     LENGTH,
+    LIKE,
     LOOPS,
     MOST,
     POP_BEFORE,
@@ -57,11 +58,13 @@ from .layout import (
     DONE,
     FRAME,
     FREE_CELL,
+    LAST,
     LEVEL,
     MAX_DEPTH,
     NEEDS_GUARD,
     NEEDS_RETURN,
     NEEDS_STATE,
+    NEXT,
     OFFSET,
     REACH,
     REFUSED,
@@ -70,7 +73,7 @@ from .layout import (
     TOP,
     WANTED,
 )
-from .token_trie import BYTE, DEEPEST, DEPTH, END, FIRST_TOKEN, KINDS
+from .token_trie import FIRST_CHILD, FIRST_TOKEN, HEIGHT, KINDS, LAST_CHILD, LAST_TOKEN, OWN_END
 
 F = TypeVar("F", bound=Callable[..., Any])
 Ints = NDArray[np.int32]
@@ -191,12 +194,15 @@ def step(
     return DONE
 
 
-@compiled(f"(int32[:,::1], int32[::1], int32[::1], int64, {_TABLES})")
+@compiled(f"(uint8[::1], int32[:,::1], int32[::1], int32[::1], int64, boolean, int32[::1], {_TABLES})")
 def walk(
+    data: NDArray[np.uint8],
     nodes: Ints,
     tokens: Ints,
     out: Ints,
-    node: int,
+    depth: int,
+    only_edges: bool,
+    codes: Ints,
     states: Ints,
     edges: Ints,
     classes: NDArray[np.uint8],
@@ -207,66 +213,106 @@ def walk(
     work: Ints,
     context: NDArray[np.int64],
 ) -> tuple[int, int]:
-    """Set the bits of all tokens that may come from work[0]; from `node` on. The answer, and the node to go on with."""
-    end = nodes.shape[0] - 1
-    while node < end:
-        depth = nodes[node, DEPTH]
-        state = work[depth - 1, STATE]
-        if nodes[node, KINDS] & ~states[state, FREE] == 0:
-            # Every text of such bytes leads on, where it may be so long.
-            length = nodes[node, DEEPEST] - depth + 1
-            if length <= states[state, LENGTH] and length <= states[state, MOST] - work[depth - 1, COUNTED]:
-                first, node = nodes[node, FIRST_TOKEN], nodes[node, END]
-                for number in range(first, nodes[node, FIRST_TOKEN]):
-                    token = tokens[number]
-                    out[token >> 5] |= np.int32(1) << np.int32(token & 31)
-                continue
-        # Most bytes lead nowhere, or from state to state: those are settled here.
-        code = -1
-        if states[state, FILLED] != 0:
-            byte = nodes[node, BYTE]
-            edge = states[state, HEAD]
-            while edge >= 0 and edges[edge, 0] != byte:
-                edge = edges[edge, 2]
-            if edge >= 0:
-                code = edges[edge, 1]
-            else:
-                code = targets[states[state, ROW] + classes[states[state, CLASSES], byte]]
+    """Set the bits of all tokens that may come from work[0], whose NEXT is -1; from row `depth` of `work` on. The
+    answer, and the row to go on with. `only_edges`: the bits of tokens whose first byte has an edge in the first state
+    are set or cleared, the others left as they are; the state is filled and has edges."""
+    node, last = work[depth, NEXT], work[depth, LAST]
+    known = np.int32(-1)  # the state of which the following is the row
+    head, row, class_row, free, length, most = known, known, known, known, known, known
+    while True:
+        state, counted = work[depth, STATE], work[depth, COUNTED]
+        if state != known:
+            if states[state, FILLED] == 0:
+                work[depth, NEXT] = node
+                context[WANTED] = state
+                return NEEDS_STATE, depth
+            known, head, row, class_row = state, states[state, HEAD], states[state, ROW], states[state, CLASSES]
+            free, length, most = states[state, FREE], states[state, LENGTH], states[state, MOST]
+        if node < 0:
+            # This row has just been come to.
+            node, last = nodes[~node, FIRST_CHILD], nodes[~node, LAST_CHILD]
+            work[depth, LAST] = last
+            if depth == 0 and head >= 0:
+                codes[:] = -1
+                edge = head
+                while edge >= 0:
+                    codes[edges[edge, 0]] = edges[edge, 1]
+                    edge = edges[edge, 2]
+        goes_down = False
+        while node < last:
+            byte = data[node]
+            code = np.int32(-1)
+            if head >= 0:
+                if depth == 0:
+                    code = codes[byte]
+                    if only_edges:
+                        if code < 0:
+                            node += 1
+                            continue
+                        for number in range(nodes[node, FIRST_TOKEN], nodes[node, LAST_TOKEN]):
+                            token = tokens[number]
+                            out[token >> 5] &= ~(np.int32(1) << np.int32(token & 31))
+                else:
+                    edge = head
+                    while edge >= 0 and edges[edge, 0] != byte:
+                        edge = edges[edge, 2]
+                    if edge >= 0:
+                        code = edges[edge, 1]
+            if code < 0:
+                code = targets[row + classes[class_row, byte]]
             if code == DEAD:
-                node = nodes[node, END]
+                node += 1
                 continue
-        operation, target = code >> SHIFT, code & ARGUMENT
-        if operation == STAY:
-            target = state
-        if operation == GOTO or operation == STAY or operation == COUNT or operation == CHECK:
-            counted = work[depth - 1, COUNTED]
-            if operation == COUNT or operation == CHECK:
-                counted += operation == COUNT
-                if counted > states[target, MOST]:
-                    node = nodes[node, END]
+            first, end = nodes[node, FIRST_TOKEN], nodes[node, LAST_TOKEN]
+            if free != 0 and nodes[node, KINDS] & ~free == 0:
+                # Every text of such bytes leads on, where it may be so long.
+                height = nodes[node, HEIGHT]
+                if height <= length and height <= most - counted:
+                    for number in range(first, end):
+                        token = tokens[number]
+                        out[token >> 5] |= np.int32(1) << np.int32(token & 31)
+                    node += 1
                     continue
-            work[depth, STATE] = target
-            work[depth, TOP] = work[depth - 1, TOP]
-            work[depth, FREE_CELL] = work[depth - 1, FREE_CELL]
-            work[depth, COUNTED] = counted
-        else:
-            answer = step(
-                nodes[node, BYTE], depth - 1, states, edges, classes, targets, pushes, returns, cells, work, context
-            )
-            if answer != DONE and answer != REFUSED:
-                return answer, node
-            context[ANSWERED] = 0
-            if answer == REFUSED:
-                node = nodes[node, END]
-                continue
-        first, last = nodes[node, FIRST_TOKEN], nodes[node + 1, FIRST_TOKEN]
-        if first < last:
-            if states[work[depth, STATE], FLAGS] & DEAD_END == 0:
-                for number in range(first, last):
+            # Most bytes lead from state to state: that is settled here.
+            operation, target = code >> SHIFT, code & ARGUMENT
+            if operation == GOTO or operation == STAY or operation == COUNT or operation == CHECK:
+                after = counted
+                if operation == STAY:
+                    target = state
+                elif operation != GOTO:
+                    after += operation == COUNT
+                    if after > states[target, MOST]:
+                        node += 1
+                        continue
+                work[depth + 1, STATE], work[depth + 1, COUNTED] = target, after
+                work[depth + 1, TOP], work[depth + 1, FREE_CELL] = work[depth, TOP], work[depth, FREE_CELL]
+            else:
+                answer = step(byte, depth, states, edges, classes, targets, pushes, returns, cells, work, context)
+                if answer != DONE and answer != REFUSED:
+                    work[depth, NEXT] = node
+                    return answer, depth
+                context[ANSWERED] = 0
+                if answer == REFUSED:
+                    node += 1
+                    continue
+            own_end = nodes[node, OWN_END]
+            if first < own_end and states[work[depth + 1, STATE], FLAGS] & DEAD_END == 0:
+                for number in range(first, own_end):
                     token = tokens[number]
                     out[token >> 5] |= np.int32(1) << np.int32(token & 31)
-        node += 1
-    return DONE, node
+            if own_end < end:
+                goes_down = True
+                break
+            node += 1
+        if goes_down:
+            work[depth, NEXT] = node + 1
+            depth += 1
+            node = ~node
+        elif depth == 0:
+            return DONE, 0
+        else:
+            depth -= 1
+            node, last = work[depth, NEXT], work[depth, LAST]
 
 
 @compiled(f"(uint8[::1], int64, {_TABLES})")
@@ -348,6 +394,7 @@ def insert_texts(
         for column in (ROW, CLASSES, FLAGS, FREE, LENGTH):
             states[root, column] = states[base + 1, column]
         states[root, FLAGS] &= ~LOOPS
+        states[root, LIKE] = base + 1
     num_states = 1
     previous, previous_length = 0, 0
     for number in range(len(actions)):
@@ -373,6 +420,7 @@ def insert_texts(
                         for column in (ROW, CLASSES, FLAGS, FREE, LENGTH):
                             states[target, column] = states[base + local, column]
                         states[target, FLAGS] &= ~LOOPS
+                        states[target, LIKE] = base + local
                 code = (GOTO << SHIFT) | target
             edges[num_edges, 0] = text[first + at]
             edges[num_edges, 1] = code

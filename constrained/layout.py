@@ -20,7 +20,9 @@ DONE, NEEDS_STATE, NEEDS_RETURN, NEEDS_GUARD, REFUSED = range(5)
 ) = range(9)
 CONTEXT_SIZE = ANSWER + 8  # one byte ends few values
 # Columns of `work`, whose row d is where a token has come to after d bytes: state, top of the stack, first free cell,
-# characters of a counted string.
-STATE, TOP, FREE_CELL, COUNTED = range(4)
+# characters of a counted string. For a walk also which of the trie's nodes are to be looked at there: those from NEXT
+# on, before LAST. While that is not known, NEXT is -1 less the node that row d has come to.
+STATE, TOP, FREE_CELL, COUNTED, NEXT, LAST = range(6)
+NUM_WORK_COLUMNS = 8  # a row is half a line of the cache
 # Columns of `cells`, the persistent stack: frame, the cell below, depth, where the text of the value above began.
 FRAME, BELOW, LEVEL, BEGIN = range(4)

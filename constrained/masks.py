@@ -12,11 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import layout
-from .actions import DEAD_END, ENDS, FILLED, FLAGS, LEAST, LOOPS, MOST, PLAIN, RETURNS
+from .actions import DEAD_END, ENDS, FILLED, FLAGS, LEAST, LIKE, LOOPS, MOST, PLAIN, RETURNS, UNBOUNDED
 from .automaton import Automaton
 from .layout import BELOW, CONTEXT_SIZE, FRAME, LEVEL, MAX_DEPTH
 from .tables import Tables
-from .token_trie import DEPTH, FIRST_TOKEN, TokenTrie, addresses
+from .token_trie import FIRST_TOKEN, TokenTrie, addresses
 from .vocabulary import Vocabulary
 
 MAX_MASK_BYTES = 64 << 20  # of masks kept per grammar, the least recently used go first
@@ -45,24 +45,26 @@ class Walker:
         self.vocabulary = vocabulary
         self._longest = max(vocabulary.trie.max_depth, 1)
         self.num_spare_cells = 2 * self._longest + 2  # how many cells a walk may use above the first free one
-        self._work = np.zeros((self._longest + 2, 4), np.int32)
+        self._work = np.zeros((self._longest + 2, layout.NUM_WORK_COLUMNS), np.int32)
+        self._codes = np.zeros(256, np.int32)  # a walk's: the actions of its first state's edges by byte, -1 for none
         self._context = np.zeros(CONTEXT_SIZE, np.int64)
         self._masks: OrderedDict[tuple[int, ...], NDArray[np.int32]] = OrderedDict()
-        self._reach: dict[tuple[int, int, int], int] = {}
-        self._lengths: dict[int, tuple[int, int]] = {}
+        self._reach: dict[tuple[int, ...], int] = {}
+        self._keys: dict[int, tuple[int]] = {}
+        self._guarded: set[int] = set()  # states whose masks ask guards, and so are not remembered
         self._max_masks = max(1, MAX_MASK_BYTES // (4 * vocabulary.num_words))
 
     def mask(
         self, at: Configuration, cells: NDArray[np.int32], cells_address: int, history: bytearray
     ) -> NDArray[np.int32]:
         """The bitmask of a configuration; never written to."""
-        key = self._key(at)
+        state, top, _, counted = at
+        key = self._keys.get(state) or self._key(state, counted)
         # Near the deepest that a stack may be, a mask depends on how deep it is.
-        is_shallow = cells[at.top, LEVEL] + self._longest < MAX_DEPTH
+        is_shallow = cells.item(top, LEVEL) + self._longest < MAX_DEPTH
         reach = self._reach.get(key) if is_shallow else None
-        full: tuple[int, ...] | None = None
         if reach is not None:
-            full = key + _frames(cells, at.top, reach)
+            full = key + _frames(cells, top, reach) if reach else key
             mask = self._masks.get(full)
             if mask is not None:
                 self._masks.move_to_end(full)
@@ -72,28 +74,32 @@ class Walker:
         if context[layout.REACH] >= 0 and is_shallow:
             now = max(int(context[layout.REACH]), reach or 0)
             self._reach[key] = now
-            self._masks[key + _frames(cells, at.top, now)] = mask
+            self._masks[key + _frames(cells, top, now)] = mask
             if len(self._masks) > self._max_masks:
                 self._masks.popitem(last=False)
         return mask
 
-    def _key(self, at: Configuration) -> tuple[int, int, int]:
-        number, longest = at.state, self._longest
-        lengths = self._lengths.get(number)
-        if lengths is None:
-            state = self.automaton.tables.states[number]
-            lengths = self._lengths[number] = int(state[LEAST]), int(state[MOST])
-        least, most = lengths
-        return number, min(most - at.counted, longest), min(max(least - at.counted, 0), longest)
+    def _key(self, number: int, counted: int) -> tuple[int, ...]:
+        """What a mask depends on beside the stack; the state is filled then. Kept for those that count nothing."""
+        if not self.automaton.tables.states[number, FILLED]:
+            self.automaton.fill(number)
+        state, longest = self.automaton.tables.states[number], self._longest
+        least, most = int(state[LEAST]), int(state[MOST])
+        if least == 0 and most == UNBOUNDED:
+            key = self._keys[number] = (number,)
+            return key
+        return number, min(most - counted, longest), min(max(least - counted, 0), longest)
 
     def _compute(
         self, at: Configuration, cells: NDArray[np.int32], cells_address: int, history: bytearray
     ) -> NDArray[np.int32]:
         vocabulary, states = self.vocabulary, self.automaton.tables.states
-        if not states[at.state, FILLED]:
-            self.automaton.fill(at.state)
-            states = self.automaton.tables.states
-        trie, flags = vocabulary.trie, int(states[at.state, FLAGS])
+        trie, flags = vocabulary.trie, states.item(at.state, FLAGS)
+        like = states.item(at.state, LIKE)
+        if like and flags & PLAIN and states.item(like, FLAGS) & LOOPS and like not in self._guarded:
+            out = self._compute_like(like, at, cells, cells_address, history)
+            if out is not None:
+                return out
         if flags & PLAIN:
             room = int(states[at.state, MOST]) - at.counted
             out = vocabulary.plain.mask(room).copy()
@@ -113,8 +119,24 @@ class Walker:
             self._context[layout.REACH] = -1
         return out
 
+    def _compute_like(
+        self, like: int, at: Configuration, cells: NDArray[np.int32], cells_address: int, history: bytearray
+    ) -> NDArray[np.int32] | None:
+        """As `_compute`, along given texts (names, words of an enum) in a string where any other may come: the mask of
+        where those have been left, but for the tokens that begin as these go on. None where that mask is not known."""
+        out = self.mask(at._replace(state=like), cells, cells_address, history).copy()
+        reach = self._reach.get((like,))
+        if reach is None:
+            self._guarded.add(like)
+            return None
+        if self._walk(self.vocabulary.plain.others, at, out, cells, cells_address, history, only_edges=True):
+            self._context[layout.REACH] = -1
+        else:
+            self._context[layout.REACH] = max(reach, int(self._context[layout.REACH]))
+        return out
+
     def _begin(self, at: Configuration, cells: NDArray[np.int32], offset: int) -> None:
-        self._work[0] = at.state, at.top, at.free, at.counted
+        self._work[0] = at.state, at.top, at.free, at.counted, -1, 0, 0, 0
         context = self._context
         context[layout.REACH] = 0
         context[layout.BASE_DEPTH] = cells[at.top, LEVEL]
@@ -129,34 +151,49 @@ class Walker:
         cells: NDArray[np.int32],
         cells_address: int,
         history: bytearray,
+        only_edges: bool = False,
     ) -> bool:
         """Whether a guard was asked."""
-        node, guarded = 1, False
+        depth, guarded = 0, False
         if not self._kernel.IS_COMPILED:
             self._begin(at, cells, len(history))
         begin = (*at, len(history))
         while True:
             if self._kernel.IS_COMPILED:
                 packed = self._addresses()
-                answer, node = packed.walk(*begin, node, cells_address, len(cells), trie.packed, out, packed.addresses)
+                answer, depth = packed.walk(
+                    *begin, depth, only_edges, cells_address, len(cells), trie.packed, out, packed.addresses
+                )
                 begin = _GO_ON
             else:
-                answer, node = self._kernel.walk(
-                    trie.nodes, trie.tokens, out, node, *self._tables(), cells, self._work, self._context
+                answer, depth = self._kernel.walk(
+                    trie.data,
+                    trie.nodes,
+                    trie.tokens,
+                    out,
+                    depth,
+                    only_edges,
+                    self._codes,
+                    *self._tables(),
+                    cells,
+                    self._work,
+                    self._context,
                 )
             if answer == layout.DONE:
                 return guarded
             if answer == layout.NEEDS_GUARD:
                 guarded = True
-                token = int(trie.tokens[trie.nodes[node, FIRST_TOKEN]])
-                self._provide(answer, history, (self.vocabulary.tokens[token] or b"")[: trie.nodes[node, DEPTH]])
+                token = int(trie.tokens[trie.nodes[self._work[depth, layout.NEXT], FIRST_TOKEN]])
+                self._provide(answer, history, (self.vocabulary.tokens[token] or b"")[: depth + 1])
             else:
                 self._provide(answer, history, b"")
 
     def _addresses(self) -> Packed:
-        packed = self._packed
-        if packed is None or not packed.holds(self.automaton.tables):
-            packed = self._packed = Packed(self.automaton.tables, self._work, self._context, self.vocabulary)
+        packed, tables = self._packed, self.automaton.tables
+        if packed is None:
+            packed = self._packed = Packed(tables, self._work, self._context, self._codes, self.vocabulary)
+        elif not packed.holds(tables):
+            packed.take(tables)
         return packed
 
     def _tables(self) -> tuple[Any, ...]:
@@ -198,7 +235,7 @@ class Walker:
                 return None
             self._provide(answer, history, data)
             answer, place = self._kernel.advance(text, place, *self._tables(), cells, self._work, self._context)
-        after = Configuration(*self._work[len(data)].tolist())
+        after = Configuration(*self._work[len(data), : layout.NEXT].tolist())
         return None if self.automaton.tables.states[after.state, FLAGS] & DEAD_END else after
 
     def advance_token(
@@ -233,7 +270,7 @@ class Walker:
             if not states[state, FILLED]:
                 automaton.fill(state)
                 continue
-            ends = int(states[state, ENDS])
+            ends = states.item(state, ENDS)
             if ends <= 0:
                 return ends < 0
             if cells[top, LEVEL] == 0:
@@ -252,7 +289,12 @@ class Packed:
     """The addresses of a walker's arrays, which it keeps alive, and what is called with them."""
 
     def __init__(
-        self, tables: Tables, work: NDArray[np.int32], context: NDArray[np.int64], vocabulary: Vocabulary
+        self,
+        tables: Tables,
+        work: NDArray[np.int32],
+        context: NDArray[np.int64],
+        codes: NDArray[np.int32],
+        vocabulary: Vocabulary,
     ) -> None:
         from . import packed  # here, for it imports numba
 
@@ -260,10 +302,18 @@ class Packed:
         self.walk: Any = packed.walk
         self._states, self._edges, self._classes = tables.states, tables.edges, tables.classes
         self._targets, self._pushes, self._returns = tables.targets, tables.pushes, tables.returns
-        self._others = (work, context, *vocabulary.packed)
-        self.addresses = addresses(
-            self._states, self._edges, self._classes, self._targets, self._pushes, self._returns, *self._others
-        )
+        self._others = (work, context, codes, vocabulary)
+        own = addresses(*_arrays(tables), work, context, codes)
+        self.addresses = np.concatenate([own, vocabulary.packed_addresses])
+
+    def take(self, tables: Tables) -> None:
+        """Those tables that have been made anew, as they grew."""
+        held = (self._states, self._edges, self._classes, self._targets, self._pushes, self._returns)
+        for number, (before, now) in enumerate(zip(held, _arrays(tables), strict=True)):
+            if now is not before:
+                self.addresses[2 * number : 2 * number + 2] = addresses(now)
+        self._states, self._edges, self._classes = tables.states, tables.edges, tables.classes
+        self._targets, self._pushes, self._returns = tables.targets, tables.pushes, tables.returns
 
     def holds(self, tables: Tables) -> bool:
         """Whether no table has been made anew since, as it grew."""
@@ -277,9 +327,17 @@ class Packed:
         )
 
 
+def _arrays(tables: Tables) -> tuple[NDArray[Any], ...]:
+    """In the order in which `packed` has them."""
+    return tables.states, tables.edges, tables.classes, tables.targets, tables.pushes, tables.returns
+
+
 def _frames(cells: NDArray[np.int32], top: int, number: int) -> tuple[int, ...]:
+    cell = cells.item
+    if number == 1:
+        return (cell(top, FRAME),)
     frames = []
     for _ in range(number):
-        frames.append(int(cells[top, FRAME]))
-        top = int(cells[top, BELOW])
+        frames.append(cell(top, FRAME))
+        top = cell(top, BELOW)
     return tuple(frames)

@@ -24,6 +24,8 @@ from .layout import (
     DONE,
     FREE_CELL,
     LEVEL,
+    NEXT,
+    NUM_WORK_COLUMNS,
     OFFSET,
     REACH,
     REFUSED,
@@ -34,7 +36,7 @@ from .token_trie import NUM_COLUMNS as NUM_TRIE_COLUMNS
 
 Ints = NDArray[np.int32]
 # Places in the array of addresses: an address and a number of rows each.
-STATES, EDGES, CLASSES, TARGETS, PUSHES, RETURNS, WORK, CONTEXT, TEXT, STARTS = range(0, 20, 2)
+STATES, EDGES, CLASSES, TARGETS, PUSHES, RETURNS, WORK, CONTEXT, CODES, TEXT, STARTS = range(0, 22, 2)
 
 
 def _as_pointer(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -71,6 +73,7 @@ def _start(
     work[0, TOP] = top
     work[0, FREE_CELL] = free
     work[0, COUNTED] = counted
+    work[0, NEXT] = -1
     context[REACH] = 0
     context[BASE_DEPTH] = cells[top, LEVEL]
     context[OFFSET] = offset
@@ -90,32 +93,36 @@ def _tables(packed: NDArray[np.int64]) -> tuple[Ints, Ints, NDArray[np.uint8], I
     )
 
 
-@compiled("(int64, int64, int64, int64, int64, int64, int64, int64, int64[::1], int32[::1], int64[::1])")
+@compiled("(int64, int64, int64, int64, int64, int64, boolean, int64, int64, int64[::1], int32[::1], int64[::1])")
 def walk(
     state: int,
     top: int,
     free: int,
     counted: int,
     offset: int,
-    node: int,
+    depth: int,
+    only_edges: bool,
     cells_address: int,
     num_cells: int,
     trie: NDArray[np.int64],
     out: NDArray[np.int32],
     packed: NDArray[np.int64],
 ) -> tuple[int, int]:
-    """Set the bits of the trie's tokens that may come from a configuration; when `state` is -1, go on from `node` with
-    a walk that had asked for something. The answer, and the node to go on with, as `kernel.walk` gives them."""
-    work = carray(_int32s(packed[WORK]), (packed[WORK + 1], 4))
+    """Set the bits of the trie's tokens that may come from a configuration; when `state` is -1, go on from row
+    `depth` with a walk that had asked for something. The answer, and where to go on, as `kernel.walk` gives them."""
+    work = carray(_int32s(packed[WORK]), (packed[WORK + 1], NUM_WORK_COLUMNS))
     context = carray(_int64s(packed[CONTEXT]), (CONTEXT_SIZE,))
     cells = carray(_int32s(cells_address), (num_cells, 4))
     if state >= 0:
         _start(state, top, free, counted, offset, cells, work, context)
     return kernel.walk(
-        carray(_int32s(trie[0]), (trie[1], NUM_TRIE_COLUMNS)),
-        carray(_int32s(trie[2]), (trie[3],)),
+        carray(_bytes(trie[0]), (trie[1],)),
+        carray(_int32s(trie[2]), (trie[3], NUM_TRIE_COLUMNS)),
+        carray(_int32s(trie[4]), (trie[5],)),
         out,
-        node,
+        depth,
+        only_edges,
+        carray(_int32s(packed[CODES]), (256,)),
         *_tables(packed),
         cells,
         work,
@@ -138,7 +145,7 @@ def advance(
     """From a configuration over the bytes of a token: the answer, the byte to go on with, and the configuration come
     to. What is asked for is in the context, as `kernel.advance` leaves it."""
     tables = _tables(packed)
-    work = carray(_int32s(packed[WORK]), (packed[WORK + 1], 4))
+    work = carray(_int32s(packed[WORK]), (packed[WORK + 1], NUM_WORK_COLUMNS))
     context = carray(_int64s(packed[CONTEXT]), (CONTEXT_SIZE,))
     cells = carray(_int32s(cells_address), (num_cells, 4))
     starts = carray(_int64s(packed[STARTS]), (packed[STARTS + 1],))

@@ -30,7 +30,7 @@ def read_schema(schema: Mapping[str, Any] | bool | str) -> Any:
     if len(text) > MAX_SCHEMA:
         raise GrammarError(f"the schema is longer than {MAX_SCHEMA} characters")
     try:
-        return json.loads(text, parse_constant=_finite, parse_float=_finite)
+        return _DECODER.decode(text)
     except RecursionError:
         raise GrammarError("the schema is nested too deep", pointer="") from None
     except ValueError as error:
@@ -51,6 +51,8 @@ def _finite(text: str) -> float:
         raise ValueError(f"{text} is no finite number")
     return value
 
+
+_DECODER = json.JSONDecoder(parse_constant=_finite, parse_float=_finite)
 
 Scope = tuple[tuple[str, "Location"], ...]  # what each dynamic anchor means, where that was settled
 

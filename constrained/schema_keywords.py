@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -74,38 +74,29 @@ def _are_names(value: Any) -> bool:
     return isinstance(value, list) and all(isinstance(name, str) for name in value)
 
 
+# Of each kind of keyword, whether a value is what it must be, and what that is.
+_KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "count": (lambda value: _is_number(value) and value >= 0 and value == int(value), "a natural number"),
+    "number": (_is_number, "a number"),
+    "bound": (lambda value: isinstance(value, int | float), "a number"),  # draft 4 has booleans here
+    "divisor": (lambda value: _is_number(value) and value > 0, "a positive number"),
+    "string": (lambda value: isinstance(value, str), "a string"),
+    "boolean": (lambda value: isinstance(value, bool), "true or false"),
+    "array": (lambda value: isinstance(value, list), "an array"),
+    "schema": (lambda value: isinstance(value, dict | bool), "a schema"),
+    "schemas": (lambda value: isinstance(value, list) and bool(value), "an array of schemas that is not empty"),
+    "schema or schemas": (lambda value: isinstance(value, dict | bool | list), "a schema or an array of schemas"),
+    "named schemas": (lambda value: isinstance(value, dict), "an object of schemas"),
+    # Draft 3 has a boolean here, which says something about the schema around.
+    "names": (lambda value: _are_names(value) or isinstance(value, bool), "an array of strings"),
+    "dependencies": (lambda value: isinstance(value, dict), "an object"),
+}
+
+
 def _wrong(kind: str, value: Any) -> str:
     """What the value should be, if it is not."""
-    match kind:
-        case "count":
-            return "" if _is_number(value) and value >= 0 and value == int(value) else "a natural number"
-        case "number":
-            return "" if _is_number(value) else "a number"
-        case "bound":
-            return "" if _is_number(value) or isinstance(value, bool) else "a number"
-        case "divisor":
-            return "" if _is_number(value) and value > 0 else "a positive number"
-        case "string":
-            return "" if isinstance(value, str) else "a string"
-        case "boolean":
-            return "" if isinstance(value, bool) else "true or false"
-        case "array":
-            return "" if isinstance(value, list) else "an array"
-        case "schema":
-            return "" if isinstance(value, dict | bool) else "a schema"
-        case "schemas":
-            return "" if isinstance(value, list) and value else "an array of schemas that is not empty"
-        case "schema or schemas":
-            return "" if isinstance(value, dict | bool | list) else "a schema or an array of schemas"
-        case "named schemas":
-            return "" if isinstance(value, dict) else "an object of schemas"
-        case "names":
-            # Draft 3 has a boolean here, which says something about the schema around.
-            return "" if _are_names(value) or isinstance(value, bool) else "an array of strings"
-        case "dependencies":
-            return "" if isinstance(value, dict) else "an object"
-        case _:
-            return ""
+    known = _KINDS.get(kind)
+    return "" if known is None or known[0](value) else known[1]
 
 
 def types_of(schema: Mapping[str, Any], pointer: str) -> tuple[str, ...]:

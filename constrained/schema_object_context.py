@@ -69,8 +69,18 @@ class ObjectContext:
         limits = [part.least for part in self.parts]
         limits += [part.most + 1 for part in self.parts if part.most is not None]
         self.num_counted = max(limits, default=0)
+        self.satisfiable = [0] * len(self.parts)  # of each, names of which is known that values may be under them
+        self._least = max((part.least for part in self.parts), default=0)
+        self._most = max((part.most for part in self.parts if part.most is not None), default=-1)
         self._members: dict[tuple[int, Outcome, int], Member] = {}
         self.completion = ObjectCompletion(self)
+
+    def counts_names(self, count: int, has_others: bool) -> bool:
+        """Whether it will matter how many different names there are, or whether a member is written over, after so many
+        members; `has_others`: of some names it is remembered that they have come."""
+        if self.exact and count <= self._most:
+            return True  # so many different names that a maximum is exceeded, which may be what is asked for
+        return self.overwritable or count + 1 < self._least or (count < self._least and has_others)
 
     @cached_property
     def overwritable(self) -> bool:

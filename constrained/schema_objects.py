@@ -90,12 +90,7 @@ class ObjectState:
     @property
     def counts_names(self) -> bool:
         """Where it will matter how many different names there are, or whether a member is written over."""
-        context, count = self.context, self.count
-        least = max((part.least for part in context.parts), default=0)
-        most = max((part.most for part in context.parts if part.most is not None), default=-1)
-        if context.exact and count <= most:
-            return True  # so many different names that a maximum is exceeded, which may be what is asked for
-        return context.overwritable or count + 1 < least or (count < least and bool(self.others))
+        return self.context.counts_names(self.count, bool(self.others))
 
     def candidates(self, wanted: int = 0) -> Iterator[Outcome]:
         """The names that may come as far as their order goes, those that are wanted first, and the kinds of others."""
@@ -149,6 +144,8 @@ class ObjectState:
     def alive_after(self, outcome: Outcome, bit: int) -> int:
         """The parts that may hold when this name comes now, whatever its value."""
         context, alive = self.context, self.alive
+        if context.steady:
+            return alive
         for number, part in enumerate(context.parts):
             if alive >> number & 1:
                 seen = self.seen | bit
@@ -161,12 +158,15 @@ class ObjectState:
 
     def _can_come(self, number: int, names: int) -> bool:
         context = self.context
-        keys, part = context.keys, context.parts[number]
+        keys, part, world = context.keys, context.parts[number], context.world
+        names &= ~context.satisfiable[number]
         while names:
-            low = (names & -names).bit_length() - 1
-            names &= names - 1
-            if not context.world.satisfiable(keys.goal(part, keys.named[low])):
+            bit = names & -names
+            names ^= bit
+            if not world.satisfiable(keys.goal(part, keys.named[bit.bit_length() - 1])):
                 return False
+            if world.is_settled:
+                context.satisfiable[number] |= bit
         return True
 
     def after(self, outcome: Outcome, member: Member, truths: tuple[bool, ...] | None) -> ObjectState | None:
@@ -233,7 +233,7 @@ class KeyFrame(Frame):
     @property
     def guarded(self) -> bool:  # type: ignore[override]
         """Other names that have come may not come again."""
-        return ObjectState(self.context, self.alive, self.seen, self.count, self.others).counts_names
+        return self.context.counts_names(self.count, bool(self.others))
 
     def after(self, automaton: Automaton, result: int, text: bytes) -> State | None:
         outcome, others = self.context.keys.outcomes[result], self.others

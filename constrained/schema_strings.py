@@ -104,9 +104,11 @@ def _written(
 ) -> list[tuple[bytes, int]]:
     """The texts as they are written, and what their closing quotes do: refuse, where only `others` would accept."""
     written: list[tuple[bytes, int]] = []
+    is_decided = _decided(formulas)
     for text in sorted(texts):
         truths = [evaluate(f, lambda part: part.holds(text)) for f in formulas]  # noqa: B023
-        number = result(tuple(map(bool, truths[1:]))) if truths[0] and not is_doubtful(formulas, text) else -1
+        is_certain = truths[0] and (is_decided or not is_doubtful(formulas, text))
+        number = result(tuple(map(bool, truths[1:]))) if is_certain else -1
         for spelling in spellings(text) if others is None else _with_escapes(spellings(text)):
             if number >= 0:
                 written.append((spelling, automaton.pop(number)))

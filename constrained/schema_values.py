@@ -80,7 +80,10 @@ class ValueStart:
 
     def _typed(self, kind: str) -> tuple[Any, ...]:
         world = self.world
-        return (world.typed(self.need, kind), *(world.typed(goal, kind) for goal in self.tracked))
+        need = world.typed(self.need, kind)
+        if need is False or not self.tracked:
+            return (need,)  # what is tracked of values that may not be is no matter
+        return (need, *(world.typed(goal, kind) for goal in self.tracked))
 
 
 def _word(automaton: Automaton, rest: bytes, result: int) -> int:

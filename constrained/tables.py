@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Mapping
 from typing import TypeVar
 
 import numpy as np
@@ -14,6 +14,7 @@ from .errors import GrammarError
 Ints = NDArray[np.int32]
 T = TypeVar("T", bound=np.generic)
 MAX_STATES = 1 << 21  # of one grammar, however long its outputs
+assert MAX_STATES <= MAX_ARGUMENT
 _NEW_STATE = np.zeros(NUM_COLUMNS, np.int32)
 _NEW_STATE[[HEAD, RETURNS, MOST]] = -1, -1, UNBOUNDED
 
@@ -23,25 +24,29 @@ def new_rows(number: int) -> Ints:
     return np.tile(_NEW_STATE, (number, 1))
 
 
+_FIRST_STATES = new_rows(256)
+_FIRST_STATES[0, FILLED] = 1
+
+
 class Tables:
     """State 0 is dead; its row is all zeros, and the row of every state that has only edges."""
 
     def __init__(self) -> None:
-        self.states: Ints = new_rows(256)
+        self.states: Ints = _FIRST_STATES.copy()
         self.edges: Ints = np.zeros((512, 3), np.int32)  # byte, action, next edge
+        self._edges = _flat(self.edges)
         self.classes: NDArray[np.uint8] = np.zeros((8, 256), np.uint8)  # row 0: all bytes alike
         self.targets: Ints = np.zeros(1024, np.int32)  # actions
         self.pushes: Ints = np.zeros((256, 2), np.int32)  # state, frame
         self.returns: Ints = np.zeros(256, np.int32)  # states
         self.num_states, self.num_edges, self.num_classes = 1, 0, 1
         self.num_targets, self.num_pushes, self.num_returns = 1, 0, 0
-        self.states[0, FILLED] = 1
 
     def new_states(self, number: int) -> int:
         """The first of so many new states, not filled."""
         first = self.num_states
         self.num_states += number
-        if self.num_states > min(MAX_STATES, MAX_ARGUMENT):
+        if self.num_states > MAX_STATES:
             raise GrammarError(f"the constraint is too complex: it needs more than {MAX_STATES} states")
         if self.num_states > len(self.states):
             more = new_rows(max(self.num_states, 2 * first) - first)
@@ -66,7 +71,8 @@ class Tables:
         number = self.num_pushes
         self.num_pushes += 1
         self.pushes = _grown(self.pushes, self.num_pushes)
-        self.pushes[number] = state, frame
+        self.pushes[number, 0] = state
+        self.pushes[number, 1] = frame
         return number
 
     def new_returns(self, number: int) -> int:
@@ -77,25 +83,35 @@ class Tables:
         return first
 
     def reserve_edges(self, number: int) -> None:
-        self.edges = _grown(self.edges, self.num_edges + number)
+        """Room for so many more."""
+        if self.num_edges + number > len(self.edges):
+            self.edges = _grown(self.edges, self.num_edges + number)
+            self._edges = _flat(self.edges)
 
-    def set_edges(self, state: int, edges: Iterable[tuple[int, int]]) -> None:
-        """The (byte, action)s of a state that has none yet."""
-        first = self.num_edges
-        rows = [(byte, action, number) for number, (byte, action) in enumerate(edges, first + 1)]
-        if not rows:
+    def set_edges(self, state: int, edges: Mapping[int, int]) -> None:
+        """What bytes do in a state that has none yet."""
+        if not edges:
             return
-        last = first + len(rows)
-        self.edges = _grown(self.edges, last)
-        self.edges[first:last] = rows
-        self.edges[last - 1, 2] = -1
-        self.num_edges = last
-        self.states[state, HEAD] = first
+        self.reserve_edges(len(edges))
+        number, view = self.num_edges, self._edges
+        self.states[state, HEAD] = number
+        at = 3 * number
+        for byte, action in edges.items():
+            number += 1
+            view[at], view[at + 1], view[at + 2] = byte, action, number
+            at += 3
+        view[at - 1] = -1
+        self.num_edges = number
 
     def copy_row(self, state: int, source: int) -> None:
         """What edges do not say is as in `source`, which is filled and has no edges."""
         self.states[state, ROW] = self.states[source, ROW]
         self.states[state, CLASSES] = self.states[source, CLASSES]
+
+
+def _flat(array: Ints) -> memoryview[int]:
+    """The array's numbers, where single ones are written sooner than through numpy."""
+    return memoryview(array).cast("B").cast("i")  # type: ignore[arg-type]
 
 
 def _grown(array: NDArray[T], length: int) -> NDArray[T]:

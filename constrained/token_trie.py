@@ -1,4 +1,5 @@
-"""Tokens as a trie in flat arrays, depth first, so that a walk goes forward through memory and skips what is refused.
+"""Tokens as a trie in flat arrays: what may follow a text is one stretch of bytes, most of which a walk refuses without
+looking at anything else, and what follows that lies near.
 
 Knows bytes and token ids; no automaton.
 """
@@ -8,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -15,27 +17,28 @@ from numpy.typing import NDArray
 
 from .byte_kinds import KIND
 
-BYTE, END, FIRST_TOKEN, DEPTH, KINDS, DEEPEST = range(6)  # columns of `nodes`
-NUM_COLUMNS = 6
+# Columns of `nodes`. The children of a node are those from FIRST_CHILD on, before LAST_CHILD, sorted by byte.
+# tokens[FIRST_TOKEN:OWN_END] end at the node, tokens[FIRST_TOKEN:LAST_TOKEN] there or in its subtree. KINDS is the set
+# of the kinds of bytes that lead to the node and to what is in its subtree, HEIGHT how many bytes lead from its parent
+# to the deepest of these.
+FIRST_CHILD, LAST_CHILD, FIRST_TOKEN, OWN_END, LAST_TOKEN, KINDS, HEIGHT = range(7)
+NUM_COLUMNS = 8  # a row is half a line of the cache
 
 
 @dataclass(frozen=True, eq=False)
 class TokenTrie:
-    """N nodes in depth-first order, the root (depth 0) first, and one sentinel after the last.
+    """N nodes: the root, then the children of each node in one stretch, these stretches depth first. data[n] is the
+    byte that leads to n."""
 
-    nodes[n] is the byte that leads to n, the node after n's subtree, the first of its tokens, and its depth: node n is
-    the end of tokens[nodes[n, FIRST_TOKEN]:nodes[n + 1, FIRST_TOKEN]]. KINDS is the set of the kinds of bytes that lead
-    to n and to what is in its subtree, DEEPEST the largest depth in it.
-    """
-
-    nodes: NDArray[np.int32]  # [N + 1, 6]
-    tokens: NDArray[np.int32]  # [T]
+    data: NDArray[np.uint8]  # [N]
+    nodes: NDArray[np.int32]  # [N, 8]
+    tokens: NDArray[np.int32]  # [T], sorted by their bytes
     max_depth: int
 
     @cached_property
     def packed(self) -> NDArray[np.int64]:
-        """Where `nodes` and `tokens` lie, and how many there are of each: [4]. For compiled code with few arguments."""
-        return addresses(self.nodes, self.tokens)
+        """Where the arrays lie, and how many rows each has: [6]. For compiled code with few arguments."""
+        return addresses(self.data, self.nodes, self.tokens)
 
     @classmethod
     def build(cls, tokens: Sequence[bytes | None], kept: Iterable[int] | None = None) -> TokenTrie:
@@ -48,28 +51,35 @@ class TokenTrie:
         common = _common_prefixes(words, lengths)
         num_new = lengths - common  # nodes that each word adds; none when it equals the one before
         num_nodes = 1 + int(num_new.sum())
-        last = np.cumsum(num_new)  # the node where each word ends
-        nodes = np.zeros((num_nodes + 1, NUM_COLUMNS), np.int32)
+        last = np.cumsum(num_new)  # the node where each word ends, depth first
         owner = np.repeat(np.arange(len(words)), num_new)
-        nodes[1:-1, DEPTH] = np.arange(1, num_nodes) - (last - lengths)[owner]
+        depth = np.zeros(num_nodes, np.int64)
+        depth[1:] = np.arange(1, num_nodes) - (last - lengths)[owner]
         text = np.frombuffer(b"".join(words), np.uint8)
         start = np.cumsum(lengths) - lengths
-        nodes[1:-1, BYTE] = text[start[owner] + nodes[1:-1, DEPTH] - 1]
-        nodes[:, FIRST_TOKEN] = np.searchsorted(last, np.arange(num_nodes + 1))
-        depth = nodes[:, DEPTH]
-        for level in range(int(depth.max()) + 1):
-            at = np.flatnonzero(depth[:-1] == level)
-            bounds = np.append(np.flatnonzero(depth[:-1] <= level), num_nodes)
-            nodes[at, END] = bounds[np.searchsorted(bounds, at, side="right")]
-        nodes[1:-1, KINDS] = 1 << KIND[nodes[1:-1, BYTE]].astype(np.int32)
-        nodes[:, DEEPEST] = depth
-        for level in range(int(depth.max()), 1, -1):
-            at = np.flatnonzero(depth[:-1] == level)
-            above = np.flatnonzero(depth[:-1] == level - 1)
-            above = above[np.searchsorted(above, at) - 1]  # the last one before is the node's parent
-            np.bitwise_or.at(nodes[:, KINDS], above, nodes[at, KINDS])
-            np.maximum.at(nodes[:, DEEPEST], above, nodes[at, DEEPEST])
-        return cls(nodes, np.array(ids, np.int32)[order].astype(np.int32), int(depth.max()))
+        first_token = np.searchsorted(last, np.arange(num_nodes + 1))
+        own = np.zeros((num_nodes, NUM_COLUMNS), np.int32)  # depth first so far
+        own[:, FIRST_TOKEN], own[:, OWN_END], own[:, LAST_TOKEN] = first_token[:-1], first_token[1:], first_token[1:]
+        data = np.zeros(num_nodes, np.uint8)
+        data[1:] = text[start[owner] + depth[1:] - 1]
+        own[1:, KINDS], own[1:, HEIGHT] = 1 << KIND[data[1:]].astype(np.int32), 1
+        parent = np.zeros(num_nodes, np.int64)
+        levels = [np.flatnonzero(depth == level) for level in range(int(depth.max()) + 1)]
+        for above, here in reversed(list(pairwise(levels))):
+            parents = parent[here] = above[np.searchsorted(above, here) - 1]  # the last one before is it
+            np.add.at(own[:, LAST_CHILD], parents, 1)
+            np.maximum.at(own[:, LAST_TOKEN], parents, own[here, LAST_TOKEN])
+            np.bitwise_or.at(own[:, KINDS], parents, own[here, KINDS])
+            np.maximum.at(own[:, HEIGHT], parents, own[here, HEIGHT] + 1)
+        own[:, LAST_CHILD] = 1 + np.cumsum(own[:, LAST_CHILD])
+        own[:, FIRST_CHILD] = np.concatenate([[1], own[:-1, LAST_CHILD]])
+        order_of_nodes = np.concatenate([[0], 1 + np.argsort(parent[1:], kind="stable")])
+        return cls(
+            data[order_of_nodes],
+            own[order_of_nodes],
+            np.array(ids, np.int32)[order].astype(np.int32),
+            len(levels) - 1,
+        )
 
 
 def addresses(*arrays: NDArray[Any]) -> NDArray[np.int64]:

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .slices import PlainTokens, bitmask
-from .token_trie import TokenTrie
+from .token_trie import TokenTrie, addresses
 from .warm import warm_up
 
 
@@ -32,7 +32,7 @@ class Vocabulary:
         assert all(0 <= token < len(tokens) for token in ends), "an end of sequence is no token of the vocabulary"
         kept = tuple(None if token in ends else (data or None) for token, data in enumerate(tokens))
         made = cls(kept, ends, TokenTrie.build(kept), PlainTokens.of(kept))
-        _ = made.packed  # now, rather than in the first step
+        _ = made.packed_addresses  # now, rather than in the first step
         return made
 
     def __len__(self) -> int:
@@ -49,6 +49,11 @@ class Vocabulary:
         starts = np.zeros(len(self.tokens) + 1, np.int64)
         np.cumsum([len(data or b"") for data in self.tokens], out=starts[1:])
         return np.frombuffer(b"".join(data or b"" for data in self.tokens), np.uint8), starts
+
+    @cached_property
+    def packed_addresses(self) -> NDArray[np.int64]:
+        """Where those lie, and how long they are: [4]."""
+        return addresses(*self.packed)
 
     @cached_property
     def ends_mask(self) -> NDArray[np.int32]:
