@@ -71,8 +71,7 @@ class Economy:
 
     def may_skip(self, num_rows: int) -> bool:
         """Whether a plain step need not be told of: while guessing is shut, one of PLAIN_SEEN speaks for the others."""
-        shut = self.cost.known and self.guard.measured(num_rows) and not self.guard.is_open(num_rows)
-        if not shut or self._num_unseen == PLAIN_SEEN - 1:
+        if self._num_unseen == PLAIN_SEEN - 1 or self.guard.is_open(num_rows) or not self.guard.measured(num_rows):
             return False
         self._num_unseen += 1
         return True

@@ -25,7 +25,7 @@ def hidden_cost_of_drafts() -> Seconds:
 def catching_up() -> Seconds:
     """The source has to read whole prompts, dearly."""
     base = linear()
-    return lambda step: base(step) + 0.4 * step.num_caught_up
+    return lambda step: base(step) + 0.1 * step.num_caught_up
 
 
 def context_slows_all() -> Seconds:
@@ -116,6 +116,30 @@ def test_costs_at_one_size_of_batch_do_not_shut_another() -> None:
             guard.observe(StepWork(num_rows, 0, num_rows * guesses, 50.0, guesses), seconds if guesses else 1.0)
     assert guard.is_open(1)
     assert not guard.is_open(16)
+
+
+def test_what_did_not_pay_in_a_small_batch_is_not_tried_at_once_in_a_larger_one() -> None:
+    guard = Guard()
+    for _ in range(100):
+        guesses = guard.measured(2) and guard.is_open(2)
+        guard.observe(StepWork(2, 0, 0, 50.0, guesses), 2.0 if guesses else 1.0)
+    assert not guard.is_open(2)
+    assert not guard.is_open(8)
+    assert guard.is_open(1)
+    for _ in range(1000):  # what is put aside of these pays for a look in the end
+        guard.observe(StepWork(8, 0, 0, 50.0, False), 1.0)
+    assert guard.is_open(8)
+
+
+def test_all_sizes_of_batches_together_begin_with_sixteen_plain_steps() -> None:
+    guard, lost, num_plain = Guard(), 0.0, 0
+    for num_rows in (64, 32, 16, 8, 4, 2, 1):  # the larger ones first, which say nothing of smaller ones
+        for _ in range(100):
+            guesses = guard.measured(num_rows) and guard.is_open(num_rows)
+            guard.observe(StepWork(num_rows, 0, 0, 50.0, guesses), 1.5 if guesses else 1.0)
+            lost += 0.5 * guesses
+            num_plain += not guesses
+    assert lost < 0.01 * num_plain + 2 * BEGINNING + 7 * ((TURNS - 1) * AGAIN + 0.5)
 
 
 def test_plain_steps_and_plain_prompts_come_again_and_again_while_guessing_pays() -> None:
