@@ -267,8 +267,8 @@ class Guard:
         return account
 
     def _new(self, size: int) -> _Account:
-        """Of a size that has not come before. What does not pay in a smaller batch pays still less in this one, so there
-        it begins shut; else with a part of what is left to try guesses with."""
+        """Of a size that has not come before. What does not pay in a smaller batch pays still less in this one, so it
+        begins shut there; else with a part of what is left to try guesses with."""
         smaller = max((other for other in self._accounts if other < size), default=None)
         if smaller is not None and not self._accounts[smaller].open:
             return _Account(beginning=0.0, open=False, num_closed=TURNS)
