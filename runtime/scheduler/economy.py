@@ -155,6 +155,7 @@ class Economy:
         if self.guard.affords(num_rows, self.cost.seconds(drafted) + self.cost.seconds(verified_too) - 2 * plain):
             self._resting = 0
             return Choice(steps, (least,), only_to_see=True)
+        self.guard.shut(num_rows)
         return choice
 
     def _chance(self, candidate: Candidate) -> float:

@@ -22,7 +22,8 @@ SHORT = 16  # steps; a look that catching up ended so soon gets twice as much th
 GOOD_LOOK = 64.0  # plain steps' time gained, after which the next look has the usual price again
 DEEPER = 150.0  # after which it is seen whether deeper drafts do as well by now
 TURNS = 3  # looks in turn draft as deep as wanted, half as deep, and a quarter: a model may be wrong in that alone
-PLAIN_EVERY = 96  # steps with guesses, after which a plain one is due
+PLAIN_EVERY = 192  # steps with guesses, after which plain ones are due
+RUN = 2  # of these, after one that does not count: caches are full of what guessing touches
 PROMPTS_EVERY = 16  # steps with prompts and guesses, likewise
 STALE = 2000  # steps of other batches, after which what a plain step took is measured again
 FEWEST = 3  # plain steps, before guesses can be judged
@@ -126,6 +127,7 @@ class _Account:
     gained: float = 0.0  # since then, in plain steps' time
     behind: float = 0.0  # charged since then for catching up
     num_since_plain: int = 0
+    num_in_run: int = 0  # plain steps measured since then
     num_since_closed: int = 0  # plain steps
     last_plain: int = 0  # by the guard's count of steps
 
@@ -138,10 +140,11 @@ class _Account:
             if not self.open and self.num_since_closed <= 2 * IN_A_ROW:
                 # What it was closed for was measured by what had been true before.
                 self.savings = max(self.savings or 0.0, AGAIN * seconds)
-                self._begin_look(True)
+                self._begin_look()
         self.num_since_closed += 1
         self.plain.observe(context, seconds)
-        if not usual.aside:
+        self.num_in_run += 1
+        if self.num_in_run >= RUN and not usual.aside:
             self.num_since_plain = 0  # else the next one is plain too: either this was an accident, or much has changed
 
     def seconds(self, context: float) -> float:
@@ -176,16 +179,22 @@ class _Account:
                 self.price = min(2 * self.price, MOST_EXPENSIVE)
             if self.num_closed < TURNS:
                 self.savings += AGAIN * step
-            self._begin_look(self.savings > 0)
+            if self.savings > 0:
+                self._begin_look()
+            else:
+                self.close()
         elif self.open and self.gained >= GOOD_LOOK:
             self.price = PRICE
             if self.gained >= DEEPER and self.halvings:
                 self.halvings, self.gained = self.halvings - 1, 0.0
         elif not self.open and self.savings >= self.price * step:
-            self._begin_look(True)
+            self._begin_look()
 
-    def _begin_look(self, open: bool) -> None:
-        self.open, self.num_steps, self.gained, self.behind, self.num_since_closed = open, 0, 0.0, 0.0, 0
+    def _begin_look(self) -> None:
+        self.open, self.num_steps, self.gained, self.behind = True, 0, 0.0, 0.0
+
+    def close(self) -> None:
+        self.open, self.num_since_closed = False, 0
 
 
 @dataclass
@@ -196,6 +205,7 @@ class Guard:
     _prompts: Line = field(default_factory=lambda: Line(spread=16.0, proportional=True))  # over a plain step's time
     _num_since_prompts: int = 0
     _num_steps: int = 0
+    _after_guesses: bool = False  # the last step had some
 
     def observe(self, work: StepWork, seconds: float, count: int = 1) -> None:
         """A step, and its whole time: from the one before to the next, not the computing alone. A plain one may speak
@@ -204,6 +214,10 @@ class Guard:
         if seconds <= 0 or not work.num_rows or work.num_prompt > SMALL:
             return
         account = self._account(work.num_rows)
+        first, self._after_guesses = self._after_guesses, work.guessed
+        if first and not work.guessed and not work.num_prompt:
+            account.num_in_run = 0
+            return
         if not work.guessed and not work.num_prompt:
             account.plain_step(work.context, seconds)
             account.last_plain = self._num_steps
@@ -254,6 +268,10 @@ class Guard:
         account = self._account(num_rows)
         account.wanted = seconds
         return account.savings is not None and account.savings >= seconds
+
+    def shut(self, num_rows: int) -> None:
+        """Nothing is thought to pay, and to look would cost more than there is: until there is enough."""
+        self._account(num_rows).close()
 
     def _account(self, num_rows: int) -> _Account:
         """Batches within a half of a power of two share one: 1, 2, 3, 4, 5 and 6, 7 and 8, 9 to 12, ..."""

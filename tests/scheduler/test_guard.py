@@ -150,7 +150,7 @@ def test_plain_steps_and_plain_prompts_come_again_and_again_while_guessing_pays(
         guard.observe(StepWork(2, prompt, 4 * guesses, 50.0, guesses), 1.5 + 0.01 * prompt)
         num_plain += not guesses and not prompt
         num_plain_prompts += not guesses and bool(prompt)
-    assert 4000 // 97 <= num_plain < 80
+    assert 3 * (4000 // 195) <= num_plain < 80
     assert 400 // 17 <= num_plain_prompts < 40
 
 
@@ -164,7 +164,7 @@ def test_a_machine_that_gets_slower_is_measured_anew_within_some_steps() -> None
         guesses = guard.measured(1) and guard.is_open(1)
         guard.observe(StepWork(1, 0, 2 * guesses, 50.0, guesses), 6.0 if guesses else 3.0)
         plain_at += [] if guesses else [index]
-    assert len(plain_at) == FEWEST
+    assert len(plain_at) == FEWEST + 1  # the first after guesses does not count
     assert plain_at[0] < 10
 
 
