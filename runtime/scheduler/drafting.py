@@ -196,8 +196,11 @@ class Drafting:
         if not self._economy.may_guess(max(1, num_rows)):
             self._drafts_now, self._chosen = Choice(), frozenset()
             return
-        decoding = [request for request in decoding if self._is_known(request)]
-        candidates = [self._candidate(request) for request in decoding]
+        known = [request for request in decoding if self._is_known(request)]
+        if decoding and not known:
+            self._drafts_now, self._chosen = Choice(), frozenset()  # the source follows, and will know them in a while
+            return
+        decoding, candidates = known, [self._candidate(request) for request in known]
         if candidates:
             self._drafts_now = self._economy.drafts(candidates, num_rows)
         else:

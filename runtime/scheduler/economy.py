@@ -64,7 +64,7 @@ class Economy:
         """`seconds` is the step's whole time, what the loop does around the engine included."""
         count, self._num_unseen = 1 + self._num_unseen, 0
         self.guard.observe(work, seconds, count=count)
-        self._num_plain += PLAIN_SEEN if work.guessed or work.num_prompt else count
+        self._num_plain += PLAIN_SEEN if shape.wide or shape.num_drafts else count
         if not self.cost.known or self._num_plain >= PLAIN_SEEN:
             self.cost.observe(shape, seconds)
             self._num_plain = 0

@@ -22,7 +22,7 @@ SHORT = 16  # steps; a look that catching up ended so soon gets twice as much th
 GOOD_LOOK = 64.0  # plain steps' time gained, after which the next look has the usual price again
 DEEPER = 150.0  # after which it is seen whether deeper drafts do as well by now
 TURNS = 3  # looks in turn draft as deep as wanted, half as deep, and a quarter: a model may be wrong in that alone
-PLAIN_EVERY = 192  # steps with guesses, after which plain ones are due
+SOON, PLAIN_EVERY = 24, 192  # steps with guesses, after which plain ones are due: at first, and in the end
 RUN = 2  # of these, after one that does not count: caches are full of what guessing touches
 PROMPTS_EVERY = 16  # steps with prompts and guesses, likewise
 STALE = 2000  # steps of other batches, after which what a plain step took is measured again
@@ -127,6 +127,7 @@ class _Account:
     gained: float = 0.0  # since then, in plain steps' time
     behind: float = 0.0  # charged since then for catching up
     num_since_plain: int = 0
+    plain_every: int = SOON
     num_in_run: int = 0  # plain steps measured since then
     num_since_closed: int = 0  # plain steps
     last_plain: int = 0  # by the guard's count of steps
@@ -136,7 +137,7 @@ class _Account:
         seconds = usual.clipped(seconds)
         if usual.observe(seconds):
             self.plain.forget()
-            self.halvings = 0
+            self.halvings, self.plain_every = 0, SOON
             if not self.open and self.num_since_closed <= 2 * IN_A_ROW:
                 # What it was closed for was measured by what had been true before.
                 self.savings = max(self.savings or 0.0, AGAIN * seconds)
@@ -145,6 +146,7 @@ class _Account:
         self.plain.observe(context, seconds)
         self.num_in_run += 1
         if self.num_in_run >= RUN and not usual.aside:
+            self.plain_every = min(PLAIN_EVERY, 2 * self.plain_every) if self.num_since_plain else self.plain_every
             self.num_since_plain = 0  # else the next one is plain too: either this was an accident, or much has changed
 
     def seconds(self, context: float) -> float:
@@ -248,7 +250,7 @@ class Guard:
         account = self._account(num_rows)
         if account.plain.count >= FEWEST and self._num_steps - account.last_plain > STALE:
             account.plain.forget()
-        return account.plain.count >= FEWEST and account.num_since_plain < PLAIN_EVERY
+        return account.plain.count >= FEWEST and account.num_since_plain < account.plain_every
 
     def is_open(self, num_rows: int) -> bool:
         """Whether guesses may be had that are thought to pay."""
