@@ -97,14 +97,17 @@ class DecodeGraphs:
             self._fill([], size, NOTHING_SAMPLED)
             self._graphs[size] = self._capture(lambda size=size: self._forward(size))  # type: ignore[misc]
 
-    def hidden_and_features(self, rows: Sequence[Row], sampled: Sampled) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """As the decoder's, for rows that fit. The hidden states are valid until the next call; features, which a draft
-        source keeps for later, are the caller's. `sampled` is what the step before sampled."""
+    def hidden_and_features(
+        self, rows: Sequence[Row], sampled: Sampled, *, features: bool
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """As the decoder's, for rows that fit. The hidden states are valid until the next call; features, if wanted,
+        are the caller's, since a draft source keeps them for later. `sampled` is what the step before sampled."""
         size = next(size for size in self._sizes if size >= len(rows))
         self._fill(rows, size, sampled)
         self._graphs[size]()
         hidden_RE, features_RE = self._outputs[size]
-        return hidden_RE[: len(rows)], None if features_RE is None else features_RE[: len(rows)].clone()
+        kept_RE = features_RE[: len(rows)].clone() if features and features_RE is not None else None
+        return hidden_RE[: len(rows)], kept_RE
 
     def _fill(self, rows: Sequence[Row], size: int, sampled: Sampled) -> None:
         ids, positions = np.zeros((2, size), dtype=np.int64)

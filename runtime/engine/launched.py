@@ -43,12 +43,16 @@ class Device:
     source: DraftSource | None = None
     graphs: DecodeGraphs | None = None
     sampled: Sampled = NOTHING_SAMPLED
+    said: Sequence[RowResult] = ()  # of the step that was waited for last
 
-    def forward(self, rows: list[Row], wanted: np.ndarray) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Hidden states of the `wanted` tokens, given by their indices in the step, and the source's features."""
+    def forward(
+        self, rows: list[Row], wanted: np.ndarray, *, features: bool
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Hidden states of the `wanted` tokens, given by their indices in the step, and the source's features, if they
+        are wanted."""
         if self.graphs is not None and self.graphs.fits(rows):
-            return self.graphs.hidden_and_features(rows, self.sampled)  # every row's one token is wanted
-        captures = () if self.source is None else self.source.captures
+            return self.graphs.hidden_and_features(rows, self.sampled, features=features)  # every token is wanted
+        captures = self.source.captures if features and self.source is not None else ()
         return hidden_and_features(rows, wanted, self.model, self.pool.layers, self.group, captures, self.sampled)
 
     def decide(self, logits_OV: torch.Tensor | None, outputs: Outputs) -> torch.Tensor:
@@ -76,7 +80,7 @@ class Launched:
         self._scores: Later[list[list[TokenLogprob]]] = list
         self._pools: Later[list[np.ndarray]] = list
         device.pool.copy(plan.copies)
-        if device.source is not None:
+        if device.source is not None and plan.copies:
             device.source.copy(plan.copies)
         if plan.rows:
             self._compute(plan.rows)
@@ -105,13 +109,23 @@ class Launched:
             for index, row in enumerate(self._plan.rows)
         ]
         if self._device.source is not None and results:
-            step = draft_step(self._plan.rows, results, self._starts_R, self._features_TE)
-            drafts = self._device.source.follow(step)
-            results = [
-                result if draft is None else msgspec.structs.replace(result, draft=draft)
-                for result, draft in zip(results, drafts, strict=True)
-            ]
+            results = self._tell(self._device.source, results)
         return ForwardResult(step=self._plan.step, rows=results, seconds=time.perf_counter() - self._began)
+
+    def _tell(self, source: DraftSource, results: list[RowResult]) -> list[RowResult]:
+        """The source, of the step. The results, with the guesses that it answers."""
+        rows, device = self._plan.rows, self._device
+        if not self._plan.followed:
+            source.pass_over([_with_token(row, device.said) for row in rows] if self._plan.is_open else rows)
+            device.said = results
+            return results
+        drafts = source.follow(draft_step(rows, results, self._starts_R, self._features_TE))
+        results = [
+            result if draft is None else msgspec.structs.replace(result, draft=draft)
+            for result, draft in zip(results, drafts, strict=True)
+        ]
+        device.said = results
+        return results
 
     def _compute(self, rows: list[Row]) -> None:
         """The forward, and what is read off it without sampling."""
@@ -119,7 +133,9 @@ class Launched:
         sampled = _indices(rows, starts_R, _sampled)
         scored = _indices(rows, starts_R, _scored)
         pooled = _indices(rows, starts_R, _pooled)
-        hidden_OE, self._features_TE = device.forward(rows, np.concatenate((*sampled, *scored, *pooled, _NONE)))
+        hidden_OE, self._features_TE = device.forward(
+            rows, np.concatenate((*sampled, *scored, *pooled, _NONE)), features=self._plan.followed
+        )
         if not device.group.stage.has_ends:
             return  # it is all read off hidden states
         sizes = [sum(map(len, sampled)), sum(map(len, scored)), *map(len, pooled)]
@@ -154,6 +170,11 @@ class Launched:
 
 
 _NONE = np.empty(0, dtype=np.int64)
+
+
+def _with_token(row: Row, before: Sequence[RowResult]) -> Row:
+    """The row with the token that it follows, if it does; `before` are the results of the step before."""
+    return row if row.follows is None else msgspec.structs.replace(row, tokens=[before[row.follows].tokens[-1]])
 
 
 def _with_sampling(row: Row, own: Sampling | None) -> Row:

@@ -24,7 +24,7 @@ from ..models.decoder import Decoder
 from ..pause import pause
 from ..protocol.config import RuntimeConfig
 from ..protocol.errors import ErrorInfo, RamifyError
-from ..scheduler.plan import PageCopy
+from ..scheduler.plan import PageCopy, Row
 from ..speculation.build import draft_page_bytes
 from ..speculation.source import DraftSource, DraftStep
 from ..speculation.tree import DraftTree
@@ -45,6 +45,9 @@ class NoGuesses:
 
     def follow(self, step: DraftStep) -> list[DraftTree | None]:
         return [None] * len(step.rows)
+
+    def pass_over(self, rows: Sequence[Row]) -> None:
+        """It keeps nothing."""
 
     def copy(self, copies: Sequence[PageCopy]) -> None:
         """It has no memory."""

@@ -6,7 +6,7 @@ Guesses are the least of a step's work: they take tokens and pages that nobody e
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 
 from ..protocol.config import CoreConfig
@@ -23,6 +23,7 @@ from .step_cost import StepShape
 
 SHARE = 4  # guesses get a quarter of what a step has left for prompts, at most
 TOP_K = 4  # where nothing else is set
+LATELY = 32  # steps followed without a gap, which are as good to a head as if it had seen what came before
 COLDEST = 0.3  # drafts are ranked no colder: a head is calibrated for 1, and sharpened too far its ranking is noise
 
 
@@ -58,26 +59,51 @@ class Drafting:
         self._chosen: frozenset[str] = frozenset()  # rids, of `_drafts_now`
         self._followed: Set[str] = frozenset()  # rids that the last step drafted for
         self._looked_at: set[str] = set()  # rids whose next guesses are verified whether that pays or not
+        self._measures = False  # what a plain step takes, so this one is to be one
+        self._drafted = False  # anything in the last step, so that there may be something to verify
+        self._num_steps = 0
+        self._last_shut = -LATELY  # the last step, by that count, in which nothing was to be guessed
+        self.shut = self._source == "off"  # nothing is to be guessed or to be told of it: the step is as any without
         self.counts = Counts()
 
-    @property
-    def guesses(self) -> bool:
-        return self._source != "off"
+    def plans_ahead(self, batch: Batch) -> bool:
+        """Whether a step can be planned while one without guesses is in flight: nothing is to be guessed in it."""
+        return self._source == "off" or (self._adaptive and not self._economy.guard.is_open(max(1, len(batch))))
+
+    def began(self, request: Request) -> None:
+        """It begins to be computed, perhaps again, in the step that `propose` was asked about."""
+        request.first_step = self._num_steps
+
+    def follows(self, rows: Sequence[Row]) -> bool:
+        """Whether the engine's source is to follow a step of these. What is known of plain decoding is measured without
+        it, on steps that miss next to nothing."""
+        if self.shut:
+            return False
+        return not self._measures or any(len(row.tokens) > 1 for row in rows)
 
     def propose(self, batch: Batch, budget: int) -> int:
         """Tokens that the step should keep for guesses."""
-        self._proposals.clear()
-        self._verified.clear()
-        if not self.guesses:
+        if self._source == "off":
             return 0
-        if self._adaptive and self._source != "ngram" and not self._may_guess(batch):
+        self._num_steps += 1
+        if self._adaptive:
+            economy, num_rows = self._economy, max(1, len(batch))
+            pending = self._drafted and any(request.draft is not None for request in batch)
+            self.shut = not pending and not economy.guard.is_open(num_rows)
+            self._measures = not self.shut and not pending and not economy.may_guess(num_rows)
+        if self._drafts_now.steps or self._proposals:
             self._drafts_now, self._chosen = Choice(), frozenset()
+            self._proposals.clear()
+            self._verified.clear()
+        if self.shut:
+            self._last_shut = self._num_steps
+            return 0
+        if self._measures:
             return 0
         # Forced text leaves more than one token to compute, and guesses follow them all the same.
         decoding = [request for request in batch if request.num_output > 0 and request.wants_tokens]
         limit = max(0, budget - len(decoding)) // SHARE
-        may_guess = not self._adaptive or self._source != "ngram" or self._economy.may_guess(len(batch))
-        trees = [(request, tree) for request in decoding if may_guess and (tree := self._tree(request)) is not None]
+        trees = [(request, tree) for request in decoding if (tree := self._tree(request)) is not None]
         counts = self._num_worth([request for request, _ in trees], [tree for _, tree in trees], len(batch), limit)
         for (request, tree), count in zip(trees, counts, strict=True):
             if count:
@@ -85,23 +111,23 @@ class Drafting:
         self._choose(decoding, len(batch))
         return sum(count for _, count in self._proposals.values())
 
-    def _may_guess(self, batch: Batch) -> bool:
-        """Whether there is anything to verify or to draft."""
-        return self._economy.may_guess(max(1, len(batch))) or any(request.draft is not None for request in batch)
-
-    def add_guesses(self, parts: Iterable[Part], batch: Batch) -> list[Part]:
+    def add_guesses(self, parts: list[Part], batch: Batch) -> list[Part]:
         """The parts, those that decode with as many of the guesses proposed as there is room for."""
-        return [self._add(part, batch) for part in parts]
+        return parts if not self._proposals else [self._add(part, batch) for part in parts]
 
     def want(self, part: Part) -> DraftWant | None:
         """What the engine should draft for the request's next step, when this one has given it a token."""
-        request = part.request
         choice = self._drafts_now
+        if not choice.steps:
+            return None
+        request = part.request
         decodes = request.num_output > 0
         newcomer = choice.newcomers and (part.num_tokens <= SMALL or not self._adaptive)  # others begin a step later
-        if not choice.steps or not (request.rid in self._chosen if decodes else newcomer):
+        if not (request.rid in self._chosen if decodes else newcomer):
             return None
-        if request.end - len(request.tokens) < 3:  # it will have one token to go, or none
+        if request.end - len(request.tokens) < 3 or not self._is_known(
+            request
+        ):  # it will have one token to go, or none
             return None
         if choice.only_to_see:
             self._looked_at.add(request.rid)
@@ -124,18 +150,12 @@ class Drafting:
     def observe_step(self, plan: ForwardPlan, result: ForwardResult) -> None:
         if not self._adaptive or self._source == "off":
             return
+        if not plan.followed and self._economy.may_skip(len(plan.rows)):
+            self._drafted = False
+            return
         wants = {row.rid: row.draft for row in plan.rows if row.draft is not None}
-        num_rows = len(plan.rows)
-        if not wants and all(len(row.tokens) == 1 and row.sample is not None for row in plan.rows):  # as most are
-            if self._economy.may_skip(num_rows):
-                self._followed = frozenset()
-                return
-            context = sum(row.first_position for row in plan.rows) / num_rows
-            shape, work = StepShape(num_rows), StepWork(num_rows, 0, 0, context, guessed=False)
-        else:
-            shape, work = _shape(plan, wants), _work(plan, result, wants, self._followed)
-        self._followed = wants.keys()
-        self._economy.observe_step(shape, work, result.seconds)
+        self._economy.observe_step(_shape(plan, wants), _work(plan, result, wants, self._followed), result.seconds)
+        self._followed, self._drafted = wants.keys(), bool(wants)
         if self._looked_at:  # requests that ended before they were looked at are of no more interest
             self._looked_at &= {row.rid for row in plan.rows}
 
@@ -176,7 +196,11 @@ class Drafting:
         if not self._economy.may_guess(max(1, num_rows)):
             self._drafts_now, self._chosen = Choice(), frozenset()
             return
-        candidates = [self._candidate(request) for request in decoding]
+        known = [request for request in decoding if self._is_known(request)]
+        if decoding and not known:
+            self._drafts_now, self._chosen = Choice(), frozenset()  # the source follows, and will know them in a while
+            return
+        decoding, candidates = known, [self._candidate(request) for request in known]
         if candidates:
             self._drafts_now = self._economy.drafts(candidates, num_rows)
         else:
@@ -185,6 +209,12 @@ class Drafting:
             look = choice.only_to_see and self._economy.guard.prompts_measured
             self._drafts_now = replace(choice, chosen=(), newcomers=choice.newcomers or look)
         self._chosen = frozenset(decoding[index].rid for index in self._drafts_now.chosen)
+
+    def _is_known(self, request: Request) -> bool:
+        """To the source, well enough to guess. A head lacks the features of steps that it did not follow; a smaller
+        model catches up by itself."""
+        first = max(request.first_step, self._num_steps - LATELY)
+        return self._source != "eagle" or first > self._last_shut
 
     def _candidate(self, request: Request) -> Candidate:
         """A greedy request whose guesses could all be one deep chain gets that: as good as a tree so small, and cheaper
@@ -228,11 +258,12 @@ def _work(plan: ForwardPlan, result: ForwardResult, wants: Mapping[str, DraftWan
     """`followed`: whom the step before drafted for."""
     sampled = [row for row in plan.rows if row.sample is not None]
     num_guesses = sum(len(row.parents or ()) for row in sampled)
+    num_prompt = plan.num_tokens - num_guesses - len(sampled)
     return StepWork(
         num_rows=len(sampled),
-        num_prompt=plan.num_tokens - num_guesses - len(sampled),
+        num_prompt=num_prompt,
         num_gained=sum(max(0, len(one.tokens) - 1) for one in result.rows),
         context=sum(row.first_position for row in sampled) / max(1, len(sampled)),
-        guessed=bool(num_guesses or wants),
+        guessed=plan.followed and bool(num_guesses or wants or not num_prompt),
         behind=not wants.keys() <= followed,
     )

@@ -64,15 +64,14 @@ class Economy:
         """`seconds` is the step's whole time, what the loop does around the engine included."""
         count, self._num_unseen = 1 + self._num_unseen, 0
         self.guard.observe(work, seconds, count=count)
-        self._num_plain += PLAIN_SEEN if work.guessed or work.num_prompt else count
+        self._num_plain += PLAIN_SEEN if shape.wide or shape.num_drafts else count
         if not self.cost.known or self._num_plain >= PLAIN_SEEN:
             self.cost.observe(shape, seconds)
             self._num_plain = 0
 
     def may_skip(self, num_rows: int) -> bool:
         """Whether a plain step need not be told of: while guessing is shut, one of PLAIN_SEEN speaks for the others."""
-        shut = self.cost.known and self.guard.measured(num_rows) and not self.guard.is_open(num_rows)
-        if not shut or self._num_unseen == PLAIN_SEEN - 1:
+        if self._num_unseen == PLAIN_SEEN - 1 or self.guard.is_open(num_rows) or not self.guard.measured(num_rows):
             return False
         self._num_unseen += 1
         return True
@@ -156,6 +155,7 @@ class Economy:
         if self.guard.affords(num_rows, self.cost.seconds(drafted) + self.cost.seconds(verified_too) - 2 * plain):
             self._resting = 0
             return Choice(steps, (least,), only_to_see=True)
+        self.guard.shut(num_rows)
         return choice
 
     def _chance(self, candidate: Candidate) -> float:

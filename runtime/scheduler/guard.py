@@ -13,15 +13,17 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 ALLOWANCE = 0.01  # of plain steps' time
-BEGINNING = 16.0  # plain steps' time to try guesses with when nothing is known, and the most that is saved up at first
-AGAIN = 8.0  # to try each of the other depths with, the first time
-GOOD = 32.0  # the most that is saved up while it goes well: what noise may take without shutting what pays
+DOUBT = 0.02  # of what guesses are worth: less is within what plain steps' time is known to
+BEGINNING = 8.0  # plain steps' time to try guesses with when nothing is known, and the most that is saved up at first
+AGAIN = 2.0  # to try each of the other depths with, the first time
+GOOD = 32.0  # the most that is saved up of what was gained: what noise may take without shutting what pays
 PRICE, MOST_EXPENSIVE = 8.0, 64.0  # of a look, in plain steps' time
 SHORT = 16  # steps; a look that catching up ended so soon gets twice as much the next time
-LASTING = 200  # steps with guesses of a look that went well
-VERY_LONG = 3000  # such steps, after which it is seen whether deeper drafts do as well by now
+GOOD_LOOK = 64.0  # plain steps' time gained, after which the next look has the usual price again
+DEEPER = 150.0  # after which it is seen whether deeper drafts do as well by now
 TURNS = 3  # looks in turn draft as deep as wanted, half as deep, and a quarter: a model may be wrong in that alone
-PLAIN_EVERY = 96  # steps with guesses, after which a plain one is due
+SOON, PLAIN_EVERY = 24, 192  # steps with guesses, after which plain ones are due: at first, and in the end
+RUN = 2  # of these, after one that does not count: caches are full of what guessing touches
 PROMPTS_EVERY = 16  # steps with prompts and guesses, likewise
 STALE = 2000  # steps of other batches, after which what a plain step took is measured again
 FEWEST = 3  # plain steps, before guesses can be judged
@@ -38,7 +40,7 @@ class StepWork(NamedTuple):
     num_prompt: int  # tokens, of prompts or forced
     num_gained: int  # tokens beyond one of each row: guesses that proved right
     context: float  # tokens before a row's, on average
-    guessed: bool  # any guess was verified or drafted
+    guessed: bool  # any guess was verified or drafted, or a source followed what might have been
     behind: bool = False  # the source first had to catch up with a sequence
 
 
@@ -86,6 +88,11 @@ class Usual:
     mean: float = 0.0
     _aside: int = 0  # values in a row, negative: below
 
+    @property
+    def aside(self) -> bool:
+        """Whether the last value was another than usual."""
+        return self._aside != 0
+
     def clipped(self, value: float) -> float:
         return min(value, OUTLIER * self.mean) if self.mean else value
 
@@ -109,6 +116,7 @@ class _Account:
 
     plain: Line = field(default_factory=lambda: Line(spread=256.0))
     usual: dict[bool, Usual] = field(default_factory=lambda: {False: Usual(), True: Usual()})  # with guesses?
+    beginning: float = BEGINNING  # savings, in plain steps' time
     savings: float | None = None
     wanted: float = 0.0  # for a look that could not be afforded
     price: float = PRICE
@@ -116,8 +124,12 @@ class _Account:
     halvings: int = 0  # of the depth
     num_closed: int = 0
     num_steps: int = 0  # with guesses, since it was opened
+    gained: float = 0.0  # since then, in plain steps' time
     behind: float = 0.0  # charged since then for catching up
     num_since_plain: int = 0
+    plain_every: int = SOON
+    num_in_run: int = 0  # plain steps measured since then
+    num_since_closed: int = 0  # plain steps
     last_plain: int = 0  # by the guard's count of steps
 
     def plain_step(self, context: float, seconds: float) -> None:
@@ -125,8 +137,17 @@ class _Account:
         seconds = usual.clipped(seconds)
         if usual.observe(seconds):
             self.plain.forget()
+            self.halvings, self.plain_every = 0, SOON
+            if not self.open and self.num_since_closed <= 2 * IN_A_ROW:
+                # What it was closed for was measured by what had been true before.
+                self.savings = max(self.savings or 0.0, AGAIN * seconds)
+                self._begin_look()
+        self.num_since_closed += 1
         self.plain.observe(context, seconds)
-        self.num_since_plain = 0
+        self.num_in_run += 1
+        if self.num_in_run >= RUN and not usual.aside:
+            self.plain_every = min(PLAIN_EVERY, 2 * self.plain_every) if self.num_since_plain else self.plain_every
+            self.num_since_plain = 0  # else the next one is plain too: either this was an accident, or much has changed
 
     def seconds(self, context: float) -> float:
         """Of a plain step."""
@@ -147,31 +168,46 @@ class _Account:
     def add(self, seconds: float, step: float) -> None:
         """Credit, or charge if negative; `step` is a plain step's time."""
         if self.savings is None:
-            self.savings = BEGINNING * step
-        most = GOOD if self.open and self.num_steps >= LASTING else max(BEGINNING, self.price)
+            self.savings = self.beginning * step
+        most = max(BEGINNING, self.price)
+        if self.open:
+            self.gained = max(0.0, self.gained + seconds / step)
+            most = min(GOOD, most + self.gained / 2)
         self.savings = min(self.savings + seconds, max(self.wanted, most * step))
         if self.open and self.savings <= 0:
-            self.open = False
             self.halvings = (self.halvings + 1) % TURNS
             self.num_closed += 1
-            if self.num_closed < TURNS:
-                self.savings += AGAIN * step
             if self.num_steps < SHORT and self.behind > self.price * step / 2:
                 self.price = min(2 * self.price, MOST_EXPENSIVE)
-        elif self.open and self.num_steps >= LASTING:
+            if self.num_closed < TURNS:
+                self.savings += AGAIN * step
+            if self.savings > 0:
+                self._begin_look()
+            else:
+                self.close()
+        elif self.open and self.gained >= GOOD_LOOK:
             self.price = PRICE
-            if self.num_steps >= VERY_LONG and self.halvings:
-                self.halvings, self.num_steps = self.halvings - 1, 0
-        if not self.open and (self.savings >= self.price * step or (0 < self.num_closed < TURNS and self.savings > 0)):
-            self.open, self.num_steps, self.behind = True, 0, 0.0
+            if self.gained >= DEEPER and self.halvings:
+                self.halvings, self.gained = self.halvings - 1, 0.0
+        elif not self.open and self.savings >= self.price * step:
+            self._begin_look()
+
+    def _begin_look(self) -> None:
+        self.open, self.num_steps, self.gained, self.behind = True, 0, 0.0, 0.0
+
+    def close(self) -> None:
+        self.open, self.num_since_closed = False, 0
 
 
 @dataclass
 class Guard:
     _accounts: dict[int, _Account] = field(default_factory=dict)
+    _account_of: dict[int, _Account] = field(default_factory=dict)  # by the number of rows
+    _purse: float = 2 * BEGINNING  # plain steps' time, for sizes of batches that are new
     _prompts: Line = field(default_factory=lambda: Line(spread=16.0, proportional=True))  # over a plain step's time
     _num_since_prompts: int = 0
     _num_steps: int = 0
+    _after_guesses: bool = False  # the last step had some
 
     def observe(self, work: StepWork, seconds: float, count: int = 1) -> None:
         """A step, and its whole time: from the one before to the next, not the computing alone. A plain one may speak
@@ -180,6 +216,10 @@ class Guard:
         if seconds <= 0 or not work.num_rows or work.num_prompt > SMALL:
             return
         account = self._account(work.num_rows)
+        first, self._after_guesses = self._after_guesses, work.guessed
+        if first and not work.guessed and not work.num_prompt:
+            account.num_in_run = 0
+            return
         if not work.guessed and not work.num_prompt:
             account.plain_step(work.context, seconds)
             account.last_plain = self._num_steps
@@ -193,7 +233,7 @@ class Guard:
             account.add(ALLOWANCE * count * min(seconds, OUTLIER * step), step)
             return
         account.num_since_plain += 1
-        worth = step * (1 + work.num_gained / work.num_rows)
+        worth = (1 - DOUBT) * step * (1 + work.num_gained / work.num_rows)
         if work.num_prompt:
             self._num_since_prompts += 1
             if not self._prompts.count:
@@ -210,7 +250,7 @@ class Guard:
         account = self._account(num_rows)
         if account.plain.count >= FEWEST and self._num_steps - account.last_plain > STALE:
             account.plain.forget()
-        return account.plain.count >= FEWEST and account.num_since_plain < PLAIN_EVERY
+        return account.plain.count >= FEWEST and account.num_since_plain < account.plain_every
 
     def is_open(self, num_rows: int) -> bool:
         """Whether guesses may be had that are thought to pay."""
@@ -231,7 +271,27 @@ class Guard:
         account.wanted = seconds
         return account.savings is not None and account.savings >= seconds
 
+    def shut(self, num_rows: int) -> None:
+        """Nothing is thought to pay, and to look would cost more than there is: until there is enough."""
+        self._account(num_rows).close()
+
     def _account(self, num_rows: int) -> _Account:
         """Batches within a half of a power of two share one: 1, 2, 3, 4, 5 and 6, 7 and 8, 9 to 12, ..."""
-        octave = max(0, (num_rows - 1).bit_length() - 2)
-        return self._accounts.setdefault(-(-num_rows >> octave) << octave, _Account())
+        account = self._account_of.get(num_rows)
+        if account is None:
+            octave = max(0, (num_rows - 1).bit_length() - 2)
+            size = -(-num_rows >> octave) << octave
+            if size not in self._accounts:
+                self._accounts[size] = self._new(size)
+            account = self._account_of[num_rows] = self._accounts[size]
+        return account
+
+    def _new(self, size: int) -> _Account:
+        """Of a size that has not come before. What does not pay in a smaller batch pays still less in this one, so it
+        begins shut there; else with a part of what is left to try guesses with."""
+        smaller = max((other for other in self._accounts if other < size), default=None)
+        if smaller is not None and not self._accounts[smaller].open:
+            return _Account(beginning=0.0, open=False, num_closed=TURNS)
+        beginning = min(BEGINNING, self._purse / 2)
+        self._purse -= beginning
+        return _Account(beginning=beginning)

@@ -120,6 +120,9 @@ class ForwardPlan(msgspec.Struct, frozen=True, kw_only=True):
     step: int
     copies: list[PageCopy]
     rows: list[Row]
+    # Whether the engine's draft source, if it has one, follows. If not, no row has guesses or wants any, and the source
+    # is only told which tokens were computed: the step is one of plain decoding, at the price of one.
+    followed: bool = True
 
     @property
     def num_tokens(self) -> int:

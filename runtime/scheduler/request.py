@@ -40,6 +40,7 @@ class Request:
     num_cached: int | None = None  # prompt tokens reused when it first ran
     num_retractions: int = 0
     num_passes: int = 0  # forwards that gave output tokens
+    first_step: int = 0  # of those that compute it, by the count of `Drafting`; since it was retracted, if it was
     draft: DraftTree | None = None  # the engine's guess of what follows `tokens`
     accepted_lengths: list[int] = field(default_factory=list)  # how many verifications accepted 0, 1, 2, ... guesses
     acceptance: Acceptance = field(default_factory=Acceptance)  # of its guesses

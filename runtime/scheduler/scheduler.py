@@ -152,7 +152,7 @@ class Scheduler:
         """The next step's work, or None when there is nothing to compute, or nothing before the plan in flight is
         committed."""
         assert len(self._flights) < 2, "one plan is in flight at most while the next one is made"
-        if self._flights and self._drafting.guesses:
+        if self._flights and (self._flights[-1].plan.followed or not self._drafting.plans_ahead(self._batch)):
             return None  # what to guess is known after the token before
         self._settle_grammars()
         num_guesses = self._drafting.propose(self._batch, self._budget)
@@ -169,6 +169,7 @@ class Scheduler:
         for part in admitted.parts:
             self._totals.count_prompt(part.request)
             part.request.clock.start(now)
+            self._drafting.began(part.request)
         for request in admitted.cached_whole:
             self._totals.count_prompt(request)
             del self._live[request.rid]
@@ -183,6 +184,7 @@ class Scheduler:
             step=self._totals.num_steps,
             copies=[PageCopy(copy.source, copy.target, copy.num_tokens) for copy in self._cache.take_copies()],
             rows=rows,
+            followed=self._drafting.follows(rows),
         )
         self._flights.append(Flight(plan, requests))
         return plan
@@ -213,7 +215,8 @@ class Scheduler:
             request.num_in_flight -= row.num_committed
             request.token_in_flight &= row.sample is None
             advanced = advance(request, row, row_result, self._vocabulary, self._jump)
-            self._drafting.observe(request, row, row_result)
+            if plan.followed:
+                self._drafting.observe(request, row, row_result)
             answer = advanced.answer
             if answer is not None:
                 request.clock.answer(now)

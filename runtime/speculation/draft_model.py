@@ -21,6 +21,7 @@ from ..engine.kv_pool import PAGE_SIZE, KvMemory, KvPool
 from ..models.decoder import Decoder
 from ..scheduler.plan import DraftWant, PageCopy, Row
 from .ledger import SlotLedger
+from .passed import PassedOver
 from .source import DraftRow, DraftStep
 from .tree import DraftTree
 
@@ -64,13 +65,24 @@ class DraftModelSource:
         self._host = KvMemory(model.config, num_host_pages, device=torch.device("cpu"), dtype=model.dtype)
         self._pool = KvPool(self._memory, self._host)
         self._ledger = SlotLedger(num_pages + num_host_pages, PAGE_SIZE)
+        self._passed = PassedOver()
 
     def copy(self, copies: Sequence[PageCopy]) -> None:
+        self._note_passed()
         self._ledger.copy(copies)
         # The target's host pages follow its device pages; ours follow the pages for guesses too.
         self._pool.copy([PageCopy(self._own(copy.source), self._own(copy.target), copy.num_tokens) for copy in copies])
 
+    def pass_over(self, rows: Sequence[Row]) -> None:
+        if self._passed.add(rows):
+            self._note_passed()
+
+    def _note_passed(self) -> None:
+        if self._passed:
+            self._ledger.write(*self._passed.take())
+
     def follow(self, step: DraftStep) -> list[DraftTree | None]:
+        self._note_passed()
         for row in step.rows:
             self._ledger.write(self._ledger.slots(row.pages, row.first_position, row.end), row.kept)
         growing: dict[int, _Growing] = {}

@@ -24,7 +24,7 @@ from typing import Protocol
 
 import torch
 
-from ..scheduler.plan import DraftWant, PageCopy
+from ..scheduler.plan import DraftWant, PageCopy, Row
 from .tree import DraftTree
 
 
@@ -74,6 +74,11 @@ class DraftSource(Protocol):
     def follow(self, step: DraftStep) -> list[DraftTree | None]:
         """One answer per row, in order: None where none is wanted, or where the source has no guess. A tree has at
         most `want.num_tokens` nodes, at most `want.steps` deep."""
+
+    def pass_over(self, rows: Sequence[Row]) -> None:
+        """In the place of `follow`, after a step whose features nobody kept: these rows, none with guesses, were
+        computed. To cost next to nothing: it stands for guessing being turned off. What the source then lacks of these
+        sequences, it has to do without; guesses may be worse for it."""
 
     def copy(self, copies: Sequence[PageCopy]) -> None:
         """Do the copies one after the other in the source's memory, as `KvPool.copy` does in the target's."""

@@ -15,7 +15,7 @@ from ramify.runtime.pipeline import Pipeline
 from ramify.runtime.protocol.config import CoreConfig
 from ramify.runtime.protocol.core import Abort, CoreStats, Finish, Generate, Tokens
 from ramify.runtime.protocol.sampling import TokenLogprob
-from ramify.runtime.scheduler.plan import ForwardPlan, PageCopy
+from ramify.runtime.scheduler.plan import ForwardPlan, PageCopy, Row
 from ramify.runtime.scheduler.retokenise import Retokeniser
 from ramify.runtime.scheduler.scheduler import Scheduler, VocabularyFacts, make_cache
 from ramify.runtime.speculation.source import DraftRow, DraftSource, DraftStep
@@ -53,6 +53,10 @@ class AnyTree:
     def follow(self, step: DraftStep) -> list[DraftTree | None]:
         assert step.features_TE is None
         return [self._follow(row) for row in step.rows]
+
+    def pass_over(self, rows: Sequence[Row]) -> None:
+        for row in rows:
+            self._follow(DraftRow(row.tokens, row.first_position, row.pages, None, None))
 
     def _follow(self, row: DraftRow) -> DraftTree | None:
         slots = [row.pages[p // PAGE_SIZE] * PAGE_SIZE + p % PAGE_SIZE for p in range(row.end)]

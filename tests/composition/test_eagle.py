@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,9 @@ from ramify.runtime.checkpoint import SHIPPED_MODEL
 from ramify.runtime.models.load import load_model
 from ramify.runtime.protocol.core import Generate
 from ramify.runtime.protocol.sampling import SamplingParams
+from ramify.runtime.scheduler import drafting
+from ramify.runtime.scheduler.economy import Choice, Economy
+from ramify.runtime.scheduler.guard import Guard, StepWork
 from ramify.runtime.scheduler.plan import DraftWant
 from ramify.runtime.speculation.draft_model import DraftModelSource
 from ramify.runtime.speculation.eagle import EagleSource, load_head
@@ -92,6 +96,34 @@ def test_every_source_with_trees_of_any_shape(kind: str, shape: dict[str, Any], 
     assert stats.num_accepted_tokens > 0
     if "num_pages" in shape:
         assert stats.num_evicted_pages > 0
+
+
+@pytest.mark.parametrize("overlap", ["off", "on"])
+@pytest.mark.parametrize("kind", ["eagle", "draft"])
+def test_outputs_stay_as_they_are_while_guessing_is_shut_and_opened_again(
+    kind: str, overlap: str, expected: dict[str, Got], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever the clock says. While it is shut no source follows, and steps are planned ahead."""
+    seen: list[StepWork] = []
+    monkeypatch.setattr(Economy, "may_skip", lambda self, num_rows: False)
+    monkeypatch.setattr(Guard, "observe", lambda self, work, seconds, count: seen.append(work))
+    monkeypatch.setattr(Guard, "is_open", lambda self, num_rows: len(seen) // 7 % 2 == 1)
+    monkeypatch.setattr(Guard, "measured", lambda self, num_rows: True)
+    monkeypatch.setattr(
+        Economy, "drafts", lambda self, candidates, num_rows: Choice(3, tuple(range(len(candidates))), newcomers=True)
+    )
+    monkeypatch.setattr(drafting, "LATELY", 4)
+    target = load_model(SHIPPED_MODEL, device=torch.device("cpu"), dtype=torch.float32)
+    source = make_source("eagle", SHIPPED_MODEL, 64, 0) if kind == "eagle" else DraftModelSource(target, 64, 0)
+    settings = {"speculative": kind, "speculative_eagle_topk": 2, "overlap": overlap}
+    got, stats, plans = run(REQUESTS, source=source, num_pages=64, stagger=2, **settings)
+    check(got, expected)
+    assert any(row.parents for plan in plans for row in plan.rows)
+    followed = [plan.followed for plan in plans]
+    assert sum(before and not after for before, after in pairwise(followed)) >= 2
+    assert not any(row.parents or row.draft for plan in plans if not plan.followed for row in plan.rows)
+    assert any(row.follows is not None for plan in plans for row in plan.rows) == (overlap == "on")
+    assert stats.num_accepted_tokens > 0
 
 
 def test_passes_are_as_few_as_measured_beside_training() -> None:

@@ -15,7 +15,7 @@ from ramify.runtime.models.config import read_config
 from ramify.runtime.models.decoder import Decoder
 from ramify.runtime.models.errors import CheckpointError
 from ramify.runtime.models.load import load_model
-from ramify.runtime.scheduler.plan import DraftWant, PageCopy
+from ramify.runtime.scheduler.plan import DraftWant, PageCopy, Row
 from ramify.runtime.speculation.eagle import EagleHead, EagleSource, load_head
 from ramify.runtime.speculation.eagle.compiled import CompiledHead
 from ramify.runtime.speculation.eagle.probe import probe
@@ -132,7 +132,16 @@ def test_any_chunks_of_any_rows_give_the_naive_heads_trees(
     with torch.inference_mode():
         while unfinished := [s for s in sequences if s.done < len(s.states)]:
             rows, states, checks = [], [], []
-            for sequence in rng.sample(unfinished, rng.randint(1, len(unfinished))):
+            chosen_now = rng.sample(unfinished, rng.randint(1, len(unfinished)))
+            if rng.random() < 0.2:  # nobody keeps the features: to the head they are zeros from then on
+                passed = [sequence.row(1, None) for sequence in chosen_now]
+                for sequence in chosen_now:
+                    sequence.states[sequence.done - 1] = 0.0
+                source.pass_over(
+                    [Row(rid="", tokens=row.kept, first_position=row.first_position, pages=row.pages) for row in passed]
+                )
+                continue
+            for sequence in chosen_now:
                 count = min(rng.choice([1, 1, 2, 5, 16, 40]), len(sequence.states) - sequence.done)
                 want = DraftWant(
                     rng.randint(1, 4), rng.randint(1, 4) if seed else 1, rng.randint(1, 9), rng.choice([0.0, 1.0])

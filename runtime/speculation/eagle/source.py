@@ -18,8 +18,9 @@ import torch
 from numpy.typing import NDArray
 
 from ...engine.kv_pool import PAGE_SIZE
-from ...scheduler.plan import DraftWant, PageCopy
+from ...scheduler.plan import DraftWant, PageCopy, Row
 from ..ledger import SlotLedger
+from ..passed import PassedOver
 from ..source import DraftRow, DraftStep
 from ..tree import DraftTree
 from .compiled import CompiledHead
@@ -47,6 +48,7 @@ class EagleSource:
         self._slots: list[int] = []  # of the steps that are not stored yet, as the next two
         self._tokens: list[int] = []
         self._captured: list[torch.Tensor] = []
+        self._passed = PassedOver()
 
     @property
     def captures(self) -> tuple[int, ...]:
@@ -56,11 +58,13 @@ class EagleSource:
         if not copies:
             return
         self._store()
+        self._store_passed()
         self._memory.copy(copies)
         self._ledger.copy(copies)
 
     def follow(self, step: DraftStep) -> list[DraftTree | None]:
         assert step.features_TE is not None
+        self._store_passed()
         self._note(step.rows, step.features_TE)
         trees: list[DraftTree | None] = [None] * len(step.rows)
         wanted = [index for index, row in enumerate(step.rows) if row.want is not None and row.next_token is not None]
@@ -72,6 +76,11 @@ class EagleSource:
             for index, tree in zip(group, self._draft(rows, wants), strict=True):
                 trees[index] = tree
         return trees
+
+    def pass_over(self, rows: Sequence[Row]) -> None:
+        self._store()
+        if self._passed.add(rows):
+            self._store_passed()
 
     def _draft(self, rows: Sequence[DraftRow], wants: Sequence[DraftWant]) -> Sequence[DraftTree | None]:
         slots = [self._ledger.slots(row.pages, 0, row.end) for row in rows]
@@ -103,6 +112,14 @@ class EagleSource:
             captured_TC = captured_TC.index_select(0, self._tensor(chosen))
         self._memory.feature_SE.index_copy_(0, self._tensor(slots), self._head.features(captured_TC))
         self._slots, self._tokens, self._captured = [], [], []
+
+    def _store_passed(self) -> None:
+        """Of these tokens there are no features: zeros stand for them, which are at least nobody else's."""
+        if not self._passed:
+            return
+        slots, tokens = self._passed.take()
+        self._ledger.write(slots, tokens)
+        self._memory.feature_SE.index_fill_(0, self._tensor(slots), 0.0)
 
     def _first_lacking(self, slots: _Slots) -> int:
         """The first position whose key and value are not there; the newest token's at the latest."""

@@ -148,7 +148,7 @@ def test_features_outlive_what_a_graph_writes_next(checkpoint: Path) -> None:
     row = Row(rid="a", tokens=[1], first_position=0, pages=[0], sample=SAMPLE)
     with torch.inference_mode():
         graphs.capture_all()
-        _, features = graphs.hidden_and_features([row], NOTHING_SAMPLED)
+        _, features = graphs.hidden_and_features([row], NOTHING_SAMPLED, features=True)
         assert features is not None
         kept = features.clone()
         [(_, written)] = graphs._outputs.values()
