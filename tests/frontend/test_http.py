@@ -17,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ramify.runtime.frontend.http.listening import listen
+from ramify.runtime.frontend.http.openai.response_maker import ResponseMaker
 from ramify.runtime.frontend.segments import LONG
 from ramify.runtime.protocol.config import ServeConfig
 from ramify.runtime.protocol.core import Generate
@@ -434,6 +435,25 @@ def test_long_texts_are_tokenised_where_nobody_waits_for_them(monkeypatch: pytes
                     await client.post(path, json={"model": "fake", field: text, "add_special_tokens": add})
             await client.post("/detokenize", json={"tokens": [1] * (LONG + 1)})
         assert told == [("encode", False)] * 6 + [("decode", False)]
+
+    run(main())
+
+
+def test_a_response_in_the_background_that_fails_on_our_side_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def broken(self: ResponseMaker, body: Any, ask: Any, entry: Any) -> AsyncIterator[Any]:
+        raise ZeroDivisionError("ours")
+        yield
+
+    monkeypatch.setattr(ResponseMaker, "events", broken)
+
+    async def main() -> None:
+        async with served() as (_, client):
+            body = {"model": "fake", "input": "Hello", "background": True}
+            made = (await client.post("/v1/responses", json=body)).json()
+            while made["status"] in ("queued", "in_progress"):
+                made = (await client.get(f"/v1/responses/{made['id']}")).json()
+            assert made["status"] == "failed"
+            assert made["error"]["message"] == "an error of ours: ZeroDivisionError"
 
     run(main())
 
