@@ -109,6 +109,9 @@ class Compiled:
         future.set_result(self._grammars[constraint])
         return future
 
+    def let_go(self, constraint: Constraint, future: Future[Any]) -> None:
+        """It is there."""
+
 
 @dataclass(frozen=True)
 class Figures:

@@ -31,6 +31,9 @@ class NoGrammars:
     def get(self, constraint: object) -> object:
         raise NotImplementedError("workloads have no constraints")
 
+    def let_go(self, constraint: object, future: object) -> None:
+        raise NotImplementedError("workloads have no constraints")
+
 
 class Program(States):
     """A program whose requests go to the scheduler, with the claims that a frontend would make."""

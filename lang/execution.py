@@ -52,6 +52,7 @@ class Execution:
         self._budget = budget
         self._program: int | None = None
         self._kept: list[tuple[Open | Append, Log]] | None = [] if deferred else None
+        self._saying = threading.RLock()  # guards `_kept`: threads of a program may speak while another one flushes
         self._detached: list[int] = []
         self._logs: weakref.WeakSet[Log] = weakref.WeakSet()
         self._lock = threading.Lock()
@@ -73,10 +74,9 @@ class Execution:
 
     def detach(self, number: int) -> None:
         """Forget a state. Never raises and takes no lock: garbage collection may call it."""
-        if self._kept is None:
-            self._channel.detach(number)
-        else:
-            self._detached.append(number)  # after what is kept, which may need it
+        self._detached.append(number)
+        if self._kept is None:  # else: after what is kept, which may need it
+            self._let_go()
 
     def open(self, number: int, log: Log) -> None:
         """The state that begins the program, which takes its number."""
@@ -102,17 +102,17 @@ class Execution:
 
         Raises RamifyError, with the program's line, when it cannot be sent.
         """
-        if self._kept is None:
-            return
-        try:
-            self._channel.send(Play([message for message, _ in self._kept], complete))
-        except RequestError:
-            for message, log in self._kept:  # which one it is
-                self._send_blaming(message, log)
-        self._kept = None
+        with self._saying:
+            if self._kept is None:
+                return
+            try:
+                self._channel.send(Play([message for message, _ in self._kept], complete))
+            except RequestError:
+                for message, log in self._kept:  # which one it is
+                    self._send_blaming(message, log)
+            self._kept = None
         self.attached.clear()
-        while self._detached:
-            self._channel.detach(self._detached.pop())
+        self._let_go()
 
     def about_to_wait(self, blocking: bool) -> None:
         """Raises `Waits` where waiting is not allowed, RequestError where it would block the program's event loop."""
@@ -134,11 +134,13 @@ class Execution:
     def close(self, why: ErrorInfo) -> None:
         """End the run: what its states still do is aborted, what is not answered fails. Calling it again does
         nothing."""
-        if self._kept is None and self._program is not None:
-            with contextlib.suppress(RamifyError):
-                self._channel.send(Close((), (self._program,)))
-        self._kept = None
+        with self._saying:
+            if self._kept is None and self._program is not None:
+                with contextlib.suppress(RamifyError):
+                    self._channel.send(Close((), (self._program,)))
+            self._kept = None
         self.attached.clear()
+        self._let_go()
         with self._lock:
             logs = list(self._logs)
         for log in logs:
@@ -149,10 +151,19 @@ class Execution:
                     self.loop.call_soon_threadsafe(task.cancel)
 
     def _say(self, message: Open | Append, log: Log) -> None:
-        if self._kept is None:
-            self._channel.send(message)
-        else:
-            self._kept.append((message, log))
+        with self._saying:
+            if self._kept is None:
+                self._channel.send(message)
+            else:
+                self._kept.append((message, log))
+
+    def _let_go(self) -> None:
+        while self._detached:
+            try:
+                number = self._detached.pop()
+            except IndexError:  # somebody else was faster
+                return
+            self._channel.detach(number)
 
     def _send_blaming(self, message: Open | Append, log: Log) -> None:
         try:

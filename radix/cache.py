@@ -288,7 +288,7 @@ class PrefixCache:
         """Publish from a page boundary on: along what others published, then what is new."""
         size = self.page_size
         while (start := lease.num_published) < len(tokens):
-            branch: Branch = lease.node or self.tree.root(lease.namespace)
+            branch: Branch[Node] = lease.node or self.tree.root(lease.namespace)
             first = pack(tokens[start : start + size])
             covering = branch.covering(first)
             if covering is None:
@@ -300,7 +300,7 @@ class PrefixCache:
                 run = first + pack(tokens[start + size : start + covering.num_tokens])
                 self._move_over(lease, covering, num_common(run, covering.run) // size)
 
-    def _publish_new(self, lease: Lease, branch: Branch, first: bytes, tokens: Sequence[int]) -> None:
+    def _publish_new(self, lease: Lease, branch: Branch[Node], first: bytes, tokens: Sequence[int]) -> None:
         for node in self.tree.covered(branch, first):
             self.tiers.forget(node)
         if lease.may_grow_leaf:
@@ -335,7 +335,7 @@ class PrefixCache:
         if self._events is not None:
             self._events.stored(leaf)
 
-    def _insert(self, lease: Lease, branch: Branch, tokens: Sequence[int]) -> None:
+    def _insert(self, lease: Lease, branch: Branch[Node], tokens: Sequence[int]) -> None:
         """Publish what is new in a leaf of its own."""
         start = lease.num_published
         pages = lease.pages[start // self.page_size : self.pages_for(len(tokens))]

@@ -31,7 +31,7 @@ class Claims:
                 node.claims = None
         return nodes
 
-    def share(self, node: Node, heir: Branch) -> None:
+    def share(self, node: Node, heir: Branch[Node]) -> None:
         """Note the node's claims on `heir` as well, unless that is a root."""
         if not node.claims or not isinstance(heir, Node):
             return
@@ -39,7 +39,7 @@ class Claims:
             self._nodes[claimant].add(heir)
             self._note(heir, claimant, rank)
 
-    def leave(self, node: Node, heir: Branch) -> None:
+    def leave(self, node: Node, heir: Branch[Node]) -> None:
         """The node is gone, and `heir` gets its claims. At a root they end."""
         self.share(node, heir)
         for claimant in node.claims or ():

@@ -110,7 +110,7 @@ def _before(node: Node) -> int | None:
 
 
 def _namespace(node: Node) -> str:
-    branch: Branch = node
+    branch: Branch[Node] = node
     while isinstance(branch, Node):
         branch = branch.parent
     assert isinstance(branch, Root)

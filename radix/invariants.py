@@ -63,7 +63,7 @@ def _check_holds(cache: PrefixCache, nodes: list[Node], leases: Sequence[Lease])
     assert not any(node.on_host for node in nodes if node.holds), "what is held is on the device"
 
 
-def _check_branch(branch: Branch) -> None:
+def _check_branch(branch: Branch[Node]) -> None:
     assert branch.keys() == sorted(branch.children), "the sorted keys are the children's"
     assert branch.num_device_children == sum(not child.on_host for child in branch.children.values())
     for key, child in branch.children.items():

@@ -8,28 +8,35 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from operator import itemgetter
-from typing import TYPE_CHECKING
+from typing import Generic, Protocol, TypeVar
 
 from .packed import num_common
-
-if TYPE_CHECKING:
-    from .tree import Node
 
 _CHUNK = 512  # keys; what an insertion or a removal among very many siblings moves in memory
 _last = itemgetter(-1)
 
 
-class Branch:
+class Child(Protocol):
+    """What is asked of a node."""
+
+    key: bytes
+    on_host: bool
+
+
+C = TypeVar("C", bound=Child)
+
+
+class Branch(Generic[C]):
     """What nodes hang from: a node, or the root of a namespace."""
 
     __slots__ = ("_chunks", "children", "num_device_children")
 
     def __init__(self) -> None:
-        self.children: dict[bytes, Node] = {}
+        self.children: dict[bytes, C] = {}
         self.num_device_children = 0  # children whose pages are on the device
         self._chunks: list[list[bytes]] = []  # the children's keys in order, none of the lists empty
 
-    def attach(self, child: Node) -> None:
+    def attach(self, child: C) -> None:
         key = child.key
         assert key not in self.children
         self.children[key] = child
@@ -45,7 +52,7 @@ class Branch:
             half = len(chunk) // 2
             chunks[at : at + 1] = [chunk[:half], chunk[half:]]
 
-    def detach(self, child: Node) -> None:
+    def detach(self, child: C) -> None:
         del self.children[child.key]
         self.num_device_children -= not child.on_host
         at = self._chunk_of(child.key)
@@ -54,13 +61,13 @@ class Branch:
         if not chunk:
             del self._chunks[at]
 
-    def replace(self, child: Node, other: Node) -> None:
+    def replace(self, child: C, other: C) -> None:
         """Put `other` in the place of `child`; their keys and their tiers are the same."""
         assert child.key == other.key
         assert child.on_host == other.on_host
         self.children[child.key] = other
 
-    def nearest(self, key: bytes) -> tuple[Node | None, int]:
+    def nearest(self, key: bytes) -> tuple[C | None, int]:
         """The child that shares most of the key's first tokens, and how many."""
         best: bytes | None = None
         most = 0
@@ -69,7 +76,7 @@ class Branch:
                 best, most = neighbour, shared
         return (None, 0) if best is None else (self.children[best], most)
 
-    def covering(self, key: bytes) -> Node | None:
+    def covering(self, key: bytes) -> C | None:
         """A child whose key starts with `key`, itself included."""
         following = self.from_(key)
         return self.children[following] if following is not None and following.startswith(key) else None

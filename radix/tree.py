@@ -17,7 +17,7 @@ from .siblings import Branch
 FIRST_LOOK = 128  # tokens that a match looks at, doubled as long as they agree
 
 
-class Root(Branch):
+class Root(Branch["Node"]):
     __slots__ = ("namespace",)
 
     def __init__(self, namespace: str) -> None:
@@ -25,7 +25,7 @@ class Root(Branch):
         self.namespace = namespace
 
 
-class Node(Branch):
+class Node(Branch["Node"]):
     """A run of pages of a cached prefix, all on one tier, and what the strategies go by."""
 
     __slots__ = (
@@ -46,7 +46,7 @@ class Node(Branch):
         "ticket",
     )
 
-    def __init__(self, key: bytes, run: bytearray, pages: list[int], parent: Branch, on_host: bool) -> None:
+    def __init__(self, key: bytes, run: bytearray, pages: list[int], parent: Branch[Node], on_host: bool) -> None:
         super().__init__()
         self.key = key  # the tokens of the first page, packed
         self.run = run  # all tokens, packed
@@ -121,7 +121,7 @@ class RadixTree:
 
     def nodes(self) -> Iterator[Node]:
         """All nodes, parents before their children."""
-        stack: list[Branch] = list(self._roots.values())
+        stack: list[Branch[Node]] = list(self._roots.values())
         while stack:
             children = stack.pop().children.values()
             yield from children
@@ -135,7 +135,7 @@ class RadixTree:
         """The longest cached prefix of `tokens[:limit]`. Costs one look-up per node passed and a comparison of what
         is matched, however much is cached beside it."""
         page_bytes = self._page_bytes
-        branch: Branch = self.root(namespace)
+        branch: Branch[Node] = self.root(namespace)
         nodes: list[Node] = []
         packed = pack(tokens[: min(FIRST_LOOK, limit)])  # as far as we looked
         end = limit * TOKEN_BYTES
@@ -162,7 +162,7 @@ class RadixTree:
             branch = child
             at = stop
 
-    def covered(self, branch: Branch, key: bytes) -> list[Node]:
+    def covered(self, branch: Branch[Node], key: bytes) -> list[Node]:
         """Unpinned leaves next to `key` whose own keys are proper prefixes of it: nothing is lost without them."""
         found = []
         before = branch.before(key)
@@ -180,7 +180,7 @@ class RadixTree:
         following = node.parent.after(node.key)
         return following is not None and following.startswith(node.key)
 
-    def insert(self, branch: Branch, run: bytes, pages: list[int]) -> Node:
+    def insert(self, branch: Branch[Node], run: bytes, pages: list[int]) -> Node:
         """A new leaf of device pages below `branch`."""
         assert len(pages) == -(-len(run) // self._page_bytes) > 0
         if isinstance(branch, Root):
@@ -285,7 +285,7 @@ class RadixTree:
 
     def hold(self, node: Node) -> None:
         assert node.attached
-        branch: Branch = node
+        branch: Branch[Node] = node
         while isinstance(branch, Node):
             branch.holds += 1
             if branch.holds > 1:
@@ -296,7 +296,7 @@ class RadixTree:
 
     def let_go(self, node: Node, clock: int) -> None:
         """End a hold. What nobody holds any more was used until now."""
-        branch: Branch = node
+        branch: Branch[Node] = node
         while isinstance(branch, Node):
             assert branch.holds > 0
             branch.holds -= 1

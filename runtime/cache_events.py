@@ -82,6 +82,7 @@ class CacheEventPublisher:
         self._pub = self._socket(zmq.PUB, address)
         self._replay = self._socket(zmq.ROUTER, replay_address(address))
         self._outbox = self._context.socket(zmq.PAIR)
+        self._outbox.sndhwm = 0
         self._outbox.connect("inproc://events")
         self._thread = threading.Thread(target=self._run, name="cache events", daemon=True)
         self._thread.start()
@@ -101,6 +102,10 @@ class CacheEventPublisher:
     def _socket(self, kind: int, address: str) -> Any:
         socket = self._context.socket(kind)
         socket.linger = 0
+        # What is beyond it a PUB socket keeps from a slow subscriber, who sees the gap; and a ROUTER from who asked for
+        # a replay, who would wait for its end for ever. Towards the thread nothing waits.
+        socket.sndhwm = MAX_KEPT + 1
+        socket.rcvhwm = 0
         try:
             socket.bind(address)
         except zmq.ZMQError as error:

@@ -8,7 +8,9 @@ from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import dataclass
 from threading import Lock
+from typing import Any
 
 import numpy as np
 
@@ -37,6 +39,12 @@ _SMALL = (  # one of each kind of parser and automaton
 )
 
 
+@dataclass
+class _Asked:
+    future: Future[MatcherSource]
+    num_waiting: int = 0  # who asked and has not let go; of those that are compiled it says nothing
+
+
 class Grammars:
     """Compiles a constraint once, however many requests ask for it, also at the same time.
 
@@ -60,20 +68,32 @@ class Grammars:
         self._num_words = -(-len(token_bytes) // 32)
         self._max_grammars = max_grammars
         self._threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="grammar")
-        self._grammars: OrderedDict[Constraint, Future[MatcherSource]] = OrderedDict()
+        self._asked: OrderedDict[Constraint, _Asked] = OrderedDict()
         self._lock = Lock()
 
     def get(self, constraint: Constraint) -> Future[MatcherSource]:
         """The grammar to come. Its exception is a RequestError (param: the kind of constraint, code
         "invalid_grammar") that says where the constraint is wrong. Do not cancel it: others may wait for it too."""
         with self._lock:
-            future = self._grammars.get(constraint)
-            if future is None:
-                future = self._grammars[constraint] = self._threads.submit(self._compile, constraint)
-            self._grammars.move_to_end(constraint)
-            while len(self._grammars) > self._max_grammars:
-                self._grammars.popitem(last=False)
-            return future
+            asked = self._asked.get(constraint)
+            if asked is None:
+                asked = self._asked[constraint] = _Asked(self._threads.submit(self._compile, constraint))
+            asked.num_waiting += 1
+            self._asked.move_to_end(constraint)
+            while len(self._asked) > self._max_grammars:
+                self._asked.popitem(last=False)
+            return asked.future
+
+    def let_go(self, constraint: Constraint, future: Future[Any]) -> None:
+        """Who was given `future` waits for it no more. What nobody waits for is not begun: those who ask and leave, one
+        constraint after the other, keep nobody waiting."""
+        with self._lock:
+            asked = self._asked.get(constraint)
+            if asked is None or asked.future is not future:
+                return
+            asked.num_waiting -= 1
+            if not asked.num_waiting and future.cancel():
+                del self._asked[constraint]
 
     def warm_up(self) -> Future[None]:
         """Load, beside everything else, what compiling and following grammars needs: the first to ask need not wait

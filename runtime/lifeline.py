@@ -38,6 +38,14 @@ def child_environment() -> dict[str, str]:
     return {"OMP_WAIT_POLICY": "PASSIVE", "KMP_BLOCKTIME": "0", "TOKENIZERS_PARALLELISM": "false"} | dict(os.environ)
 
 
+def take_stdout() -> BinaryIO:
+    """This process's standard output, for its reports to its parent and nothing else: what anybody prints from now on,
+    as libraries do, goes to standard error. Unbuffered."""
+    reports = os.fdopen(os.dup(sys.stdout.fileno()), "wb", buffering=0)
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    return reports
+
+
 def watch(stdin: BinaryIO, on_end: Callable[[bool], None]) -> None:
     """Call `on_end(asked)` from a thread when the parent asks for the end (True) or is gone (False)."""
 

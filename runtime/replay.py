@@ -182,6 +182,9 @@ class _Settled:
         self._waiting[self.rid] = constraint, future
         return future
 
+    def let_go(self, constraint: Constraint, future: Future[Any]) -> None:
+        """The log says no more of it."""
+
     def settle(self, rids: Iterable[str]) -> None:
         for rid in rids:
             constraint, future = self._waiting.pop(rid)

@@ -15,7 +15,7 @@ import sys
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import NoReturn
+from typing import BinaryIO, NoReturn
 
 import msgspec
 
@@ -145,7 +145,7 @@ async def _drain(config: RuntimeConfig, frontend: Frontend, children: list[Child
         await child.ready()  # its second line
 
 
-async def _child(config: RuntimeConfig) -> int:
+async def _child(config: RuntimeConfig, reports: BinaryIO) -> int:
     loop = asyncio.get_running_loop()
     signals = Signals()
     signals.install()
@@ -160,10 +160,13 @@ async def _child(config: RuntimeConfig) -> int:
     lifeline.watch(sys.stdin.buffer, on_end)
     started = False
 
-    def on_start(report: Started) -> None:
+    def report(value: StartReport) -> None:
+        reports.write(msgspec.json.encode(value) + b"\n")
+
+    def on_start(value: Started) -> None:
         nonlocal started
         started = True
-        _report(report)
+        report(value)
 
     try:
         await serve(config, signals, on_start)
@@ -171,21 +174,17 @@ async def _child(config: RuntimeConfig) -> int:
         if started:
             print(f"ramify frontend: {error}", file=sys.stderr)
         else:
-            _report(StartFailed(ErrorInfo.of(error)))
+            report(StartFailed(ErrorInfo.of(error)))
         return 1
     return 0
 
 
-def _report(value: StartReport) -> None:
-    sys.stdout.buffer.write(msgspec.json.encode(value) + b"\n")
-    sys.stdout.buffer.flush()
-
-
 def main() -> NoReturn:
+    reports = lifeline.take_stdout()
     config = lifeline.read_config(sys.stdin.buffer)
     logs.set_up(config.serve, "frontend")
     try:
-        status = asyncio.run(_child(config))
+        status = asyncio.run(_child(config, reports))
     except Exception:
         traceback.print_exc()
         status = 1

@@ -12,7 +12,7 @@ import signal
 import socket
 import sys
 import traceback
-from typing import NoReturn
+from typing import BinaryIO, NoReturn
 
 from . import lifeline, logs
 from .checkpoint import find_checkpoint
@@ -25,7 +25,7 @@ from .tokenizer import load_tokenizer
 STUCK = 5.0  # seconds after which a frontend that was to end does so, whatever it is busy with
 
 
-async def _serve(config: RuntimeConfig, index: int, listener: socket.socket | None) -> None:
+async def _serve(config: RuntimeConfig, index: int, listener: socket.socket | None, reports: BinaryIO) -> None:
     loop = asyncio.get_running_loop()
     end, drain = asyncio.Event(), asyncio.Event()
     loop.add_signal_handler(signal.SIGTERM, drain.set)
@@ -43,7 +43,7 @@ async def _serve(config: RuntimeConfig, index: int, listener: socket.socket | No
         await frontend.start()
         gc.collect()
         gc.freeze()  # as the first frontend does
-        print("ready", flush=True)
+        reports.write(b"ready\n")
         ending = asyncio.ensure_future(end.wait())
         draining = asyncio.ensure_future(drain.wait())
         await asyncio.wait({ending, draining}, return_when=asyncio.FIRST_COMPLETED)
@@ -51,7 +51,7 @@ async def _serve(config: RuntimeConfig, index: int, listener: socket.socket | No
             emptied = asyncio.ensure_future(frontend.drain(config.serve.drain_seconds))
             await asyncio.wait({ending, emptied}, return_when=asyncio.FIRST_COMPLETED)
             emptied.cancel()
-            print("drained", flush=True)
+            reports.write(b"drained\n")
             await ending  # the first frontend says when: the others may still work, and the core is everybody's
         draining.cancel()
     finally:
@@ -59,13 +59,14 @@ async def _serve(config: RuntimeConfig, index: int, listener: socket.socket | No
 
 
 def main() -> NoReturn:
+    reports = lifeline.take_stdout()
     config = lifeline.read_config(sys.stdin.buffer)
     index = int(sys.argv[1])
     logs.set_up(config.serve, f"frontend {index}")
     listener = socket.socket(fileno=int(sys.argv[2])) if len(sys.argv) > 2 else None
     status = 0
     try:
-        asyncio.run(_serve(config, index, listener))
+        asyncio.run(_serve(config, index, listener, reports))
     except RamifyError as error:
         print(f"ramify frontend {index}: {error}", file=sys.stderr)
         status = 1

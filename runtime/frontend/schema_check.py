@@ -20,7 +20,8 @@ class SchemaCheck:
         self._known: OrderedDict[Constraint, str | None] = OrderedDict()  # what is wrong with each
 
     async def check(self, constraint: Constraint) -> None:
-        """Raises RequestError (code "invalid_grammar") for one that cannot be compiled."""
+        """Raises RequestError (code "invalid_grammar") for one that cannot be compiled, or (code "aborted") when it did
+        not come to be known."""
         if constraint not in self._known:
             self._known[constraint] = await self._ask(constraint)
             while len(self._known) > MAX_KNOWN:
@@ -34,11 +35,13 @@ class SchemaCheck:
         sampling = SamplingParams(max_new_tokens=1, temperature=0.0, constraint=constraint)
         try:
             with self._generator.start(Prompt(tokens=[bos or 0], sampling=sampling)) as [sample]:
-                await sample.result()
+                generated = await sample.result()
         except RequestError as error:
             if error.code != "invalid_grammar":
                 raise
             return str(error)
+        if generated.sequence.finish.type == "abort":
+            raise RequestError("the request was aborted while its schema was looked at", code="aborted")
         return None
 
     async def check_tool(self, name: str, arguments: Constraint) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -53,7 +53,7 @@ class NoGuesses:
         """It has no memory."""
 
 
-def serve(config: RuntimeConfig, rank: int) -> None:
+def serve(config: RuntimeConfig, rank: int, report: Callable[[RankReport], None]) -> None:
     """For ever. Raises RamifyError when the checkpoint or a setting is at fault."""
     socket = zmq.Context.instance().socket(zmq.PAIR)
     socket.setsockopt(zmq.LINGER, 0)
@@ -61,7 +61,7 @@ def serve(config: RuntimeConfig, rank: int) -> None:
     decoder = msgspec.msgpack.Decoder(ToRank)
 
     def source(target: Decoder, *, num_pages: int, num_host_pages: int) -> DraftSource | None:
-        _report(RankReady())
+        report(RankReady())
         begin = decoder.decode(socket.recv())
         assert isinstance(begin, Begin), "rank 0 begins with Begin"
         return NoGuesses(begin.captures) if begin.captures else None
@@ -84,24 +84,24 @@ def serve(config: RuntimeConfig, rank: int) -> None:
                 raise AssertionError("after Begin there are steps")
 
 
-def _report(report: RankReport) -> None:
-    sys.stdout.buffer.write(msgspec.json.encode(report) + b"\n")
-    sys.stdout.buffer.flush()
-
-
 def main() -> int:
+    reports = lifeline.take_stdout()
+
+    def report(value: RankReport) -> None:
+        reports.write(msgspec.json.encode(value) + b"\n")
+
     rank = int(sys.argv[1])
     config = lifeline.read_config(sys.stdin.buffer)
     parent = "core" if config.core.node_rank == 0 else "node"
     lifeline.leave_at_end(sys.stdin.buffer, who=f"rank {rank}", parent=parent, socket_dir=config.serve.socket_dir)
     logs.set_up(config.serve, f"rank {rank}")
     try:
-        serve(config, rank)
+        serve(config, rank, report)
     except Exception as error:
         if not isinstance(error, RamifyError):
             pause(_SECOND)
             traceback.print_exc()
-        _report(RankFailed(ErrorInfo.of(error)))
+        report(RankFailed(ErrorInfo.of(error)))
     return 1
 
 

@@ -317,7 +317,9 @@ class Scheduler:
                 self._answers.append(RequestFailed(rid, ErrorInfo.of(error)))
 
     def _abort(self, request: Request) -> FromCore:
-        self._compiling.pop(request.rid, None)
+        if (future := self._compiling.pop(request.rid, None)) is not None:
+            assert request.message.sampling.constraint is not None
+            self._grammars.let_go(request.message.sampling.constraint, future)
         self._drop(request)
         answer = abort_answer(request)
         self._totals.num_output_tokens += len(answer.ids)

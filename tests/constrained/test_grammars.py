@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -39,6 +41,33 @@ def test_the_order_of_properties_is_part_of_a_constraint(grammars: Grammars) -> 
     for text, in_order in (('{"a": 1, "b": 2}', True), ('{"b": 2, "a": 1}', False)):
         assert accepts(in_any, text.encode())
         assert accepts(in_schema, text.encode()) is in_order
+
+
+def test_what_nobody_waits_for_is_not_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two threads compile; while both are busy, others come, and leave."""
+    grammars = Grammars(TOKENS, {EOS})
+    go, compiled = threading.Event(), []
+
+    def compile_once_told(constraint: Constraint) -> Any:
+        assert go.wait(30)
+        compiled.append(constraint.source)
+        return None
+
+    monkeypatch.setattr(grammars, "_compile", compile_once_told)
+    busy = [grammars.get(Constraint("regex", source)) for source in ("a", "b")]
+    left, shared = Constraint("regex", "left"), Constraint("regex", "shared")
+    first, second = grammars.get(left), [grammars.get(shared) for _ in range(2)]
+    grammars.let_go(left, first)
+    grammars.let_go(shared, second[0])
+    grammars.let_go(Constraint("regex", "a"), busy[0])  # has begun: it goes on
+    again = grammars.get(left)
+    grammars.let_go(left, first)  # it was the one before that was let go
+    go.set()
+    for future in (*busy, second[1], again):
+        assert future.result(30) is None
+    assert first.cancelled()
+    assert sorted(compiled) == ["a", "b", "left", "shared"]
+    grammars.close()
 
 
 def test_warming_up_keeps_no_grammar(grammars: Grammars) -> None:

@@ -4,60 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import json
-import socket
-import threading
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from itertools import pairwise
 from typing import Any
 
-import httpx
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ramify.runtime.frontend.http.listening import listen
-from ramify.runtime.frontend.segments import LONG
-from ramify.runtime.protocol.config import ServeConfig
 from ramify.runtime.protocol.core import Generate
 from ramify.runtime.protocol.errors import RamifyError, RequestError, RuntimeFailed
 from ramify.runtime.protocol.sampling import Constraint, LogprobParams
 
-from .fake_core import BUSY, Script, logprob
-from .harness import House, house, run, says, shipped_tokenizer
+from .fake_core import BUSY, logprob
+from .harness import run, says, shipped_tokenizer
+from .served import check_error, events, served
 
 TOKENIZER = shipped_tokenizer()
-MAX_BODY_BYTES = ServeConfig(socket_dir="").max_body_mib << 20
 EOS = TOKENIZER.eos_ids[0]
 BOS = [TOKENIZER.bos_id] if TOKENIZER.adds_bos and TOKENIZER.bos_id is not None else []
 FINE = TOKENIZER.encode(" fine.", continues=True)
-
-
-@asynccontextmanager
-async def served(script: Script | None = None, **options: Any) -> AsyncIterator[tuple[House, httpx.AsyncClient]]:
-    async with (
-        house(script, http=True, **options) as built,
-        httpx.AsyncClient(base_url=built.url, timeout=120) as client,
-    ):
-        yield built, client
-
-
-def events(text: str) -> list[Any]:
-    """The values of a stream, which must end with [DONE]."""
-    lines = [line for line in text.split("\n\n") if line]
-    assert all(line.startswith("data: ") for line in lines)
-    assert lines[-1] == "data: [DONE]"
-    return [json.loads(line.removeprefix("data: ")) for line in lines[:-1]]
-
-
-def check_error(response: httpx.Response, status: int, param: str | None, *words: str) -> None:
-    assert response.status_code == status, response.text
-    body = response.json()
-    assert list(body) == ["error"]
-    assert set(body["error"]) == {"message", "type", "param", "code"}
-    assert body["error"]["param"] == param
-    for word in words:
-        assert word in body["error"]["message"]
 
 
 def test_a_prompt_is_continued() -> None:
@@ -353,171 +318,3 @@ def test_an_aborted_request_answers_with_what_it_has(body: dict[str, Any]) -> No
             assert len(built.core.aborted) == 1
 
     run(main())
-
-
-def test_health_follows_the_model() -> None:
-    async def main() -> None:
-        async with served(ready=False) as (built, client):
-            for path in ("/health", "/health_generate", "/get_model_info", "/server_info"):
-                check_error(await client.get(path), 503, None, "loading")
-            check_error(await client.post("/generate", json={"text": "a"}), 503, None, "loading")
-            built.core.loaded.set()
-            await built.frontend.core_ready()
-            for path in ("/health", "/health_generate"):
-                assert (await client.get(path)).status_code == 200
-
-    run(main())
-
-
-def test_facts_and_cache() -> None:
-    async def main() -> None:
-        async with served() as (built, client):
-            info = (await client.get("/get_model_info")).json()
-            assert (info["model_path"], info["is_generation"]) == ("/models/fake", True)
-            server = (await client.get("/get_server_info")).json()
-            assert server == (await client.get("/server_info")).json()
-            assert (server["page_size"], server["max_total_num_tokens"], server["num_running"]) == (16, 1024, 0)
-            for method in ("GET", "POST"):
-                assert (await client.request(method, "/flush_cache")).status_code == 200
-            assert built.core.num_flushes == 2
-
-    run(main())
-
-
-def test_tokens_there_and_back() -> None:
-    async def main() -> None:
-        async with served() as (_, client):
-            text = "Hello, wörld"
-            answer = (await client.post("/tokenize", json={"prompt": text})).json()
-            assert answer == {
-                "tokens": BOS + TOKENIZER.encode(text),
-                "count": len(answer["tokens"]),
-                "max_model_len": 2048,
-            }
-            bare = (await client.post("/tokenize", json={"prompt": [text], "add_special_tokens": False})).json()
-            assert bare["tokens"] == [TOKENIZER.encode(text)]
-            back = await client.post("/detokenize", json={"tokens": answer["tokens"]})
-            assert back.json() == {"text": text, "prompt": text}
-            both = await client.post("/detokenize", json={"tokens": [answer["tokens"], []]})
-            assert both.json()["text"] == [text, ""]
-            wrong = await client.post("/detokenize", json={"tokens": [TOKENIZER.vocab_size]})
-            check_error(wrong, 400, "tokens", str(TOKENIZER.vocab_size))
-
-    run(main())
-
-
-def test_long_texts_are_tokenised_where_nobody_waits_for_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In a thread: on the event loop everybody would."""
-    told: list[tuple[str, bool]] = []
-    encode, decode = TOKENIZER.encode, TOKENIZER.decode
-
-    def note(work: Any, name: str) -> Any:
-        def noting(what: Any, **options: Any) -> Any:
-            if len(what) > LONG:
-                told.append((name, threading.current_thread() is threading.main_thread()))
-            return work(what, **options)
-
-        return noting
-
-    monkeypatch.setattr(TOKENIZER, "encode", note(encode, "encode"))
-    monkeypatch.setattr(TOKENIZER, "decode", note(decode, "decode"))
-
-    async def main() -> None:
-        async with served() as (_, client):
-            text = "a b " * LONG
-            for add in (True, False):
-                for path, field in (
-                    ("/tokenize", "prompt"),
-                    ("/v1/completions", "prompt"),
-                    ("/v1/embeddings", "input"),
-                ):
-                    await client.post(path, json={"model": "fake", field: text, "add_special_tokens": add})
-            await client.post("/detokenize", json={"tokens": [1] * (LONG + 1)})
-        assert told == [("encode", False)] * 6 + [("decode", False)]
-
-    run(main())
-
-
-def test_a_key_is_asked_for_everywhere_but_at_health() -> None:
-    async def main() -> None:
-        async with served(api_key="sécret") as (_, client):
-            assert (await client.get("/health")).status_code == 200
-            for given in (None, "Bearer wrong", "sécret", "Bearer sécre", "bearer x"):
-                headers = {} if given is None else {"authorization": given.encode()}
-                for path in ("/server_info", "/nowhere"):
-                    response = await client.get(path, headers=headers)
-                    check_error(response, 401, None, "API key")
-            headers = {"authorization": "Bearer sécret".encode()}
-            assert (await client.get("/server_info", headers=headers)).status_code == 200
-
-    run(main())
-
-
-def test_unknown_paths_and_methods_have_the_same_error_shape() -> None:
-    async def main() -> None:
-        async with served() as (_, client):
-            check_error(await client.get("/nowhere"), 404, None, "/nowhere")
-            response = await client.get("/generate")
-            check_error(response, 405, None, "GET")
-            assert "POST" in response.headers["allow"]
-
-    run(main())
-
-
-def test_a_body_beyond_the_limit_is_refused() -> None:
-    async def main() -> None:
-        async def chunks() -> AsyncIterator[bytes]:
-            for _ in range(MAX_BODY_BYTES // (1 << 20) + 1):
-                yield b" " * (1 << 20)
-
-        async with served() as (built, client):
-            headers = {"content-type": "application/json"}
-            check_error(await client.post("/generate", content=chunks(), headers=headers), 413, None, "longer than")
-            # One that says so is not even read.
-            reader, writer = await asyncio.open_connection("127.0.0.1", built.frontend.http_port)
-            writer.write(b"POST /generate HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n" % (MAX_BODY_BYTES + 1))
-            assert b" 413 " in await reader.readline()
-            writer.close()
-            assert (await client.get("/health")).status_code == 200
-
-    run(main())
-
-
-def test_a_request_id_is_echoed_or_made() -> None:
-    async def main() -> None:
-        async with served() as (_, client):
-            response = await client.get("/nowhere", headers={"x-request-id": "abc-1"})
-            assert response.headers["x-request-id"] == "abc-1"
-            made = [(await client.get("/health")).headers["x-request-id"] for _ in range(2)]
-            assert len(set(made)) == 2
-
-    run(main())
-
-
-def test_a_port_that_is_taken_is_an_error_that_names_it() -> None:
-    async def main() -> None:
-        async with served() as (built, _):
-            port = built.frontend.http_port
-            assert port is not None
-            with pytest.raises(RamifyError, match=str(port)):
-                listen(ServeConfig(socket_dir="", port=port))
-
-    run(main())
-
-
-def test_the_api_describes_itself() -> None:
-    async def main() -> None:
-        async with served() as (_, client):
-            paths = (await client.get("/openapi.json")).json()["paths"]
-            assert {"/generate", "/health", "/tokenize", "/abort_request"} <= set(paths)
-
-    run(main())
-
-
-def test_answers_do_not_wait_for_acknowledgements() -> None:
-    listening = listen(ServeConfig(socket_dir="", port=0))
-    assert listening is not None
-    with listening, socket.create_connection(listening.getsockname()):
-        accepted, _ = listening.accept()
-        with accepted:
-            assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)

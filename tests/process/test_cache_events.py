@@ -13,7 +13,8 @@ from typer.testing import CliRunner
 
 import ramify
 from ramify.cli import app
-from ramify.runtime.cache_events import END_OF_REPLAY, replay_address
+from ramify.radix.events import Removed
+from ramify.runtime.cache_events import END_OF_REPLAY, CacheEventPublisher, replay_address
 from ramify.runtime.protocol.errors import RequestError
 
 
@@ -50,9 +51,27 @@ def test_a_subscriber_hears_every_page_and_can_ask_for_what_it_missed() -> None:
         assert changed.exit_code == 0, changed.output
 
 
-def replayed(context: Any, address: str) -> list[Any]:
+def test_a_replay_is_whole_however_slowly_it_is_read(tmp_path: Path) -> None:
+    address = f"ipc://{tmp_path}/events"
+    publisher = CacheEventPublisher(address, page_size=16)
+    num = 5000
+    for number in range(num):
+        publisher.publish([Removed((number,), "device")])
+    context = zmq.Context()
+    try:
+        batches: list[Any] = []
+        while len(batches) < num:  # the last of them may be on their way to the publisher's thread
+            batches = replayed(context, replay_address(address), most_waiting=1)
+        assert [event["block_hashes"] for batch in batches for event in batch[1]] == [[n] for n in range(num)]
+    finally:
+        context.term()
+        publisher.close()
+
+
+def replayed(context: Any, address: str, most_waiting: int = 1000) -> list[Any]:
     socket = context.socket(zmq.DEALER)
     socket.linger = 0
+    socket.rcvhwm = most_waiting
     socket.rcvtimeo = 120_000
     socket.connect(address)
     socket.send_multipart([b"", (0).to_bytes(8, "big")])

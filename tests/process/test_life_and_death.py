@@ -153,12 +153,32 @@ def test_a_core_that_was_stopped_for_a_while_goes_on() -> None:
         assert state["x"]
 
 
-def test_what_a_core_prints_is_no_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    says = "import sys\nif 'ramify.runtime.core' in sys.orig_argv: print('a library says hello', flush=True)\n"
-    (tmp_path / "sitecustomize.py").write_text(says)
+LOUD = """
+import sys
+
+modules = [argument for argument in sys.orig_argv if argument.startswith("ramify.runtime.")]
+
+def hear(event, arguments):
+    if event == "open" and str(arguments[0]).endswith("config.json"):
+        print(*modules, "says hello", flush=True)
+
+if modules:
+    sys.addaudithook(hear)
+"""
+
+
+def test_what_a_library_prints_is_no_report(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Some do when they like, such as NCCL when it is asked what it does."""
+    (tmp_path / "sitecustomize.py").write_text(LOUD)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    with ramify.Runtime() as runtime:
+    with ramify.Runtime(tp=2, frontends=2, port=0) as runtime:
         assert runtime.info.name == "ramify-demo"
+    said = capfd.readouterr()
+    for module in ("serve", "sibling", "core", "parallel.worker"):
+        assert f"ramify.runtime.{module} says hello" in said.err
+    assert said.out == ""
 
 
 def test_threads_that_ask_at_once_share_one_connection() -> None:

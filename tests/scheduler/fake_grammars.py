@@ -76,6 +76,9 @@ class FakeGrammars:
         self.pending.append((future, constraint))
         return future
 
+    def let_go(self, constraint: Constraint, future: Future[Any]) -> None:
+        self.pending = [one for one in self.pending if one[0] is not future]
+
     def compile(self) -> None:
         for future, constraint in self.pending:
             future.set_result(FakeGrammar(json.loads(constraint.source)))

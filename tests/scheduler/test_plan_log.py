@@ -34,6 +34,9 @@ class RealGrammars:
         self._pending.append((ready, self._grammars.get(constraint)))
         return ready
 
+    def let_go(self, constraint: Constraint, future: Future[Any]) -> None:
+        """It is compiled all the same."""
+
     def compile(self) -> None:
         for ready, compiled in self._pending:
             if (error := compiled.exception()) is not None:

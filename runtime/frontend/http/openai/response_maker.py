@@ -133,7 +133,7 @@ def usage(ask: Ask, turn: Turn) -> dict[str, Any]:
     }
 
 
-def fail(entry: Entry, error: Exception) -> None:
+def fail(entry: Entry, error: RamifyError) -> None:
     info = ErrorInfo.of(error)
     entry.response |= {"status": "failed", "error": {"code": info.code or "server_error", "message": info.message}}
 

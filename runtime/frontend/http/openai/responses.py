@@ -10,11 +10,11 @@ from contextlib import aclosing
 from fastapi import APIRouter, Request, WebSocket
 from starlette.responses import Response
 
-from ....protocol.errors import RamifyError, RequestError
+from ....protocol.errors import RamifyError, RequestError, RuntimeFailed
 from ...ask import Ask
 from ...siblings import Siblings
 from ..connection import EventStream, json_response, unless_client_leaves
-from ..errors import NotFoundError
+from ..errors import NotFoundError, bug_message
 from ..openapi import STREAMS
 from .conversation import Conversations
 from .response_body import ResponseBody
@@ -125,7 +125,7 @@ class ResponsesApi:
             return  # the entry says so
         except Exception as bug:
             logger.exception("a response in the background failed on an error of ours")
-            fail(entry, bug)
+            fail(entry, RuntimeFailed(bug_message(bug)))
 
 
 async def _exhaust(events: AsyncGenerator[Event]) -> None:

@@ -1,0 +1,50 @@
+"""What is remembered of constraints that were asked about."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from ramify.runtime.frontend.schema_check import SchemaCheck
+from ramify.runtime.protocol.core import Generate
+from ramify.runtime.protocol.errors import RamifyError, RequestError
+from ramify.runtime.protocol.sampling import Constraint
+
+from .harness import house, run
+
+BAD = RequestError("invalid json_schema: no", param="json_schema", code="invalid_grammar")
+SCHEMA = Constraint("json_schema", "{}")
+
+
+def test_what_cannot_be_compiled_is_asked_about_once() -> None:
+    async def main() -> None:
+        async with house(lambda request: BAD) as built:
+            schemas = SchemaCheck(built.frontend._generator)
+            for _ in range(2):
+                with pytest.raises(RequestError, match="invalid json_schema: no"):
+                    await schemas.check(SCHEMA)
+            assert len(built.core.requests) == 1
+
+    run(main())
+
+
+def test_an_answer_that_was_aborted_is_none() -> None:
+    answers: list[RamifyError | None] = [None, BAD]
+
+    def script(request: Generate) -> RamifyError | None:
+        return answers.pop(0)
+
+    async def main() -> None:
+        async with house(script) as built:
+            schemas = SchemaCheck(built.frontend._generator)
+            first = asyncio.create_task(schemas.check(SCHEMA))
+            await built.core.until(lambda: len(built.core.requests) == 1)
+            built.frontend._generator.core.abort(None)
+            with pytest.raises(RequestError) as caught:
+                await first
+            assert caught.value.code == "aborted"
+            with pytest.raises(RequestError, match="invalid json_schema: no"):
+                await schemas.check(SCHEMA)
+
+    run(main())
