@@ -23,7 +23,7 @@ from .step_cost import StepShape
 
 SHARE = 4  # guesses get a quarter of what a step has left for prompts, at most
 TOP_K = 4  # where nothing else is set
-LATELY = 32  # steps followed without a gap, which are as good to a head as if it had seen what came before
+LATELY = 16  # steps followed without a gap, which are as good to a head as if it had seen what came before
 COLDEST = 0.3  # drafts are ranked no colder: a head is calibrated for 1, and sharpened too far its ranking is noise
 
 
