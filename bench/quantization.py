@@ -1,8 +1,11 @@
-"""What few bits cost and give: right answers and perplexity on the model that ships; bytes and speed there and on a
-bigger model of random weights.
+"""What few bits cost and give: right answers and perplexity on the model that ships, rounded while loading and as
+checkpoints of every format that is read; bytes and speed there and, rounded while loading, on a bigger model of random
+weights.
 
-    python -P bench/quantization.py [--cases N] [--repeat N] [--out FILE]
+    python -P bench/quantization.py [--cases N] [--repeat N] [--also NAME=PATH] [--out FILE]
     python -P bench/quantization.py --cases 0        # bytes and speeds: a few minutes
+
+`--also` adds a checkpoint or GGUF file of the model that ships that something else has made.
 
 Quantised models compute in bfloat16, and their baseline is the dense model in bfloat16; float32 is shown beside it.
 Speeds are medians of interleaved runs, given as the baseline's time over the other's: above 1 is faster.
@@ -16,6 +19,7 @@ import re
 import statistics
 import sys
 import tempfile
+from collections.abc import Iterable
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Annotated, Literal, NamedTuple
@@ -27,6 +31,7 @@ import typer
 sys.path.insert(0, str(Path(__file__).parent))
 
 import offline
+import quantization_formats
 import quantization_products
 import quantization_skills
 from corpus.mix import cases
@@ -40,31 +45,35 @@ from ramify.runtime.quantize.perplexity import perplexity
 
 
 class Kind(NamedTuple):
-    dtype: Literal["bfloat16", "float32"]
+    """A model as it is served."""
+
+    path: Path
+    dtype: Literal["bfloat16", "float32"] = "bfloat16"
     quantize: QuantizeName | None = None
 
 
 BASELINE = "bf16"
-KINDS = {
-    "bf16": Kind("bfloat16"),
-    "float32": Kind("float32"),
-    "int8": Kind("bfloat16", "int8"),
-    "int4": Kind("bfloat16", "int4"),
-    "fp8": Kind("bfloat16", "fp8"),
-}
 SCENARIOS = (
     offline.Scenario("single stream", 1, 32, 32),
     offline.Scenario("batch 8", 8, 32, 16),
     offline.Scenario("prefill 512", 1, 512, 1, counts="prompt"),
 )
-Rows = list[tuple[str, list[str]]]
+Kinds = dict[str, Kind]  # the baseline first
+Rows = list[tuple[str, list[str]]]  # a cell for each kind
 
 
-def core_of(path: Path, kind: Kind) -> Core:
-    return load(CoreConfig(model=str(path), device="cpu", dtype=kind.dtype, quantize=kind.quantize))
+def rounded_while_loading(path: Path) -> Kinds:
+    methods: tuple[QuantizeName, ...] = ("int8", "int4", "fp8")
+    dense = {BASELINE: Kind(path), "float32": Kind(path, "float32")}
+    return dense | {method: Kind(path, quantize=method) for method in methods}
 
 
-def quality(num_cases: int, num_documents: int) -> Rows:
+def core_of(kind: Kind) -> Core:
+    config = CoreConfig(model=str(kind.path), device="cpu", dtype=kind.dtype, quantize=kind.quantize, speculative="off")
+    return load(config)
+
+
+def quality(kinds: Kinds, num_cases: int, num_documents: int) -> Rows:
     documents = [
         case.document
         for case in itertools.islice(cases(quantization_skills.SEED, held_out=True, wide=True), num_documents)
@@ -72,8 +81,8 @@ def quality(num_cases: int, num_documents: int) -> Rows:
     encode = transformers.AutoTokenizer.from_pretrained(SHIPPED_MODEL).encode
     tokens = [token for text in documents for token in encode(text, add_special_tokens=False)]
     found, perplexities = {}, []
-    for name, kind in KINDS.items():
-        core = core_of(SHIPPED_MODEL, kind)
+    for name, kind in kinds.items():
+        core = core_of(kind)
         perplexities.append(f"{perplexity(core.engine, tokens, 512):.4f}")
         found[name] = quantization_skills.answers(core, num_cases)
     return [("perplexity", perplexities), *quantization_skills.skill_rows(found, BASELINE)]
@@ -84,10 +93,10 @@ class Loaded(NamedTuple):
     peak: float  # megabytes by which the process's peak exceeds what it held before
 
 
-def loaded(path: Path, kind: Kind) -> Loaded:
+def loaded(kind: Kind) -> Loaded:
     """To be called in a fresh process. Mapped pages of the files, which the system may drop, are part of the peak."""
     before = _resident("VmRSS")
-    model = load_model(path, device=torch.device("cpu"), dtype=getattr(torch, kind.dtype), quantize=kind.quantize)
+    model = load_model(kind.path, device=torch.device("cpu"), dtype=getattr(torch, kind.dtype), quantize=kind.quantize)
     peak = _resident("VmHWM") - before
     linears = sum(linear.nbytes for linear in model.parameters.linears())
     return Loaded((linears + model.parameters.head.nbytes) / 1e6, peak)
@@ -99,20 +108,20 @@ def _resident(field: str) -> float:
     return int(found[1]) * 1024 / 1e6
 
 
-def costs(path: Path, repeat: int) -> Rows:
+def costs(kinds: Kinds, repeat: int) -> Rows:
     spawn = multiprocessing.get_context("spawn")
     figures = []
-    for kind in KINDS.values():
+    for kind in kinds.values():
         with ProcessPoolExecutor(1, mp_context=spawn) as fresh:
-            figures.append(fresh.submit(loaded, path, kind).result())
+            figures.append(fresh.submit(loaded, kind).result())
     rows = [
         ("weights read for a token, MB", [f"{figure.read:,.2f}" for figure in figures]),
         ("peak of loading, MB", [f"{figure.peak:,.0f}" for figure in figures]),
     ]
-    cores = {name: core_of(path, kind) for name, kind in KINDS.items()}
+    cores = {name: core_of(kind) for name, kind in kinds.items()}
     vocab_size = cores[BASELINE].info.vocab_size
     for scenario in SCENARIOS:
-        seconds: dict[str, list[float]] = {name: [] for name in KINDS}
+        seconds: dict[str, list[float]] = {name: [] for name in kinds}
         for seed in range(repeat + 1):
             batch = offline.prompts(scenario, vocab_size, seed)
             for name, core in cores.items():
@@ -131,28 +140,36 @@ def main(
     repeat: Annotated[int, typer.Option(help="runs of each speed; 0: no bytes and no speeds")] = 5,
     bigger: Annotated[bool, typer.Option(help="bytes and speeds of the bigger model too")] = True,
     products: Annotated[bool, typer.Option(help="single products by their number of rows")] = True,
+    also: Annotated[list[str] | None, typer.Option(help="NAME=PATH: another form of the model that ships")] = None,
     out: Annotated[Path | None, typer.Option(help="write the tables there too")] = None,
 ) -> None:
-    tables: dict[str, Rows] = {}
-    if num_cases:
-        tables[f"The model that ships: {num_cases} answers a skill"] = quality(num_cases, num_documents)
-    if repeat:
-        tables["The model that ships: bytes and speed"] = costs(SHIPPED_MODEL, repeat)
-        if bigger:
-            with tempfile.TemporaryDirectory() as folder:
-                tables["0.36B random weights: bytes and speed"] = costs(qwen2_shaped(Path(folder), 2048), repeat)
+    tables: dict[str, str] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        rounded = rounded_while_loading(SHIPPED_MODEL)
+        stored = {name: Kind(make(Path(folder, name))) for name, make in quantization_formats.FORMATS.items()}
+        given = {name: Kind(Path(path)) for name, path in (pair.split("=", 1) for pair in also or ())}
+        checkpoints = {BASELINE: rounded[BASELINE]} | stored | given
+        for kinds, of in ((rounded, "rounded while loading"), (checkpoints, "as checkpoints")):
+            if num_cases:
+                title = f"The model that ships, {of}: {num_cases} answers a skill"
+                tables[title] = table(kinds, quality(kinds, num_cases, num_documents))
+            if repeat:
+                tables[f"The model that ships, {of}: bytes and speed"] = table(kinds, costs(kinds, repeat))
+        if repeat and bigger:
+            kinds = rounded_while_loading(qwen2_shaped(Path(folder, "bigger"), 2048))
+            tables["0.36B random weights, rounded while loading: bytes and speed"] = table(kinds, costs(kinds, repeat))
     if products:
-        tables["One product in processor time, against bf16"] = quantization_products.product_rows(
-            {name: kind.quantize for name, kind in KINDS.items() if kind.dtype == "bfloat16"}, BASELINE
-        )
-    text = "\n".join(f"## {title}\n\n{_table(rows)}" for title, rows in tables.items())
+        methods = {name: kind.quantize for name, kind in rounded.items() if kind.dtype == "bfloat16"}
+        rows = quantization_products.product_rows(methods, BASELINE)
+        tables["One product in processor time, against bf16"] = table(methods, rows)
+    text = "\n".join(f"## {title}\n\n{table}" for title, table in tables.items())
     print(text)
     if out is not None:
         out.write_text(text, encoding="utf-8")
 
 
-def _table(rows: Rows) -> str:
-    names = [name for name, kind in KINDS.items() if len(rows[0][1]) == len(KINDS) or kind.dtype == "bfloat16"]
+def table(names: Iterable[str], rows: Rows) -> str:
+    names = list(names)
     head = f"| | {' | '.join(names)} |\n|---|{'---:|' * len(names)}\n"
     return head + "".join(f"| {title} | {' | '.join(cells)} |\n" for title, cells in rows)
 

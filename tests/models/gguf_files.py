@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,8 @@ import numpy as np
 import torch
 from gguf import GGMLQuantizationType as Type
 from transformers import PreTrainedModel
+
+from . import k_quants
 
 ARCHITECTURES = {
     "LlamaForCausalLM": "llama",
@@ -21,10 +24,17 @@ ARCHITECTURES = {
     "Qwen3MoeForCausalLM": "qwen3moe",
 }
 Kinds = Callable[[str], Type]  # how a tensor of that GGUF name is stored
+Store = Callable[[np.ndarray, Type], np.ndarray]
 
 
-def write_gguf(model: PreTrainedModel, path: Path, kinds: Kinds, change: Callable[[Any], None] | None = None) -> Path:
-    """`change` may add to what the writer is told, or say otherwise."""
+def write_gguf(
+    model: PreTrainedModel,
+    path: Path,
+    kinds: Kinds,
+    change: Callable[[Any], None] | None = None,
+    store: Store | None = None,
+) -> Path:
+    """`change` may add to what the writer is told, or say otherwise; `store` is `blocks` unless told."""
     config = model.config
     arch = ARCHITECTURES[config.architectures[0]]
     writer = gguf.GGUFWriter(path, arch)
@@ -52,21 +62,21 @@ def write_gguf(model: PreTrainedModel, path: Path, kinds: Kinds, change: Callabl
     for name, tensor in model.state_dict().items():
         if name == "lm_head.weight" and config.tie_word_embeddings:
             continue
-        rows = tensor.detach().numpy().astype(np.float32)
+        rows = tensor.detach().float().numpy()
         if arch == "llama" and name.split(".")[-2] in ("q_proj", "k_proj"):
             heads = config.num_attention_heads if ".q_proj." in name else config.num_key_value_heads
             rows = rows.reshape(heads, 2, head_dim // 2, -1).swapaxes(1, 2).reshape(rows.shape)
         if name.endswith("experts.gate_up_proj"):
             gate, up = np.split(rows, 2, axis=1)
             block = f"blk.{name.split('.')[2]}"
-            _add(writer, f"{block}.ffn_gate_exps.weight", np.ascontiguousarray(gate), kinds)
-            _add(writer, f"{block}.ffn_up_exps.weight", np.ascontiguousarray(up), kinds)
+            _add(writer, f"{block}.ffn_gate_exps.weight", np.ascontiguousarray(gate), kinds, store or blocks)
+            _add(writer, f"{block}.ffn_up_exps.weight", np.ascontiguousarray(up), kinds, store or blocks)
         elif name.endswith("experts.down_proj"):
-            _add(writer, f"blk.{name.split('.')[2]}.ffn_down_exps.weight", rows, kinds)
+            _add(writer, f"blk.{name.split('.')[2]}.ffn_down_exps.weight", rows, kinds, store or blocks)
         else:
             found = names.get_name(name, (".weight", ".bias"))
             assert found is not None, name
-            _add(writer, found, rows, kinds)
+            _add(writer, found, rows, kinds, store or blocks)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -74,18 +84,19 @@ def write_gguf(model: PreTrainedModel, path: Path, kinds: Kinds, change: Callabl
     return path
 
 
-def _add(writer: gguf.GGUFWriter, name: str, rows: np.ndarray, kinds: Kinds) -> None:
+def _add(writer: gguf.GGUFWriter, name: str, rows: np.ndarray, kinds: Kinds, store: Store) -> None:
     kind = Type.F32 if rows.ndim == 1 or "gate_inp" in name else kinds(name)
-    data = blocks(rows, kind)
+    data = store(rows, kind)
     writer.add_tensor(name, data, raw_dtype=kind)
 
 
 def blocks(rows: np.ndarray, kind: Type) -> np.ndarray:
-    """The rows as they are stored; of the formats that `gguf` cannot write, random blocks of about that size."""
-    try:
-        return gguf.quants.quantize(rows, kind)
-    except NotImplementedError:
-        return random_blocks(rows.shape, kind, seed=rows.size)
+    """The rows as they are stored; of the formats that neither `gguf` nor `k_quants` writes, random blocks of about
+    that size."""
+    for quantize in (gguf.quants.quantize, k_quants.quantize):
+        with suppress(NotImplementedError):
+            return quantize(rows, kind)
+    return random_blocks(rows.shape, kind, seed=rows.size)
 
 
 def random_blocks(shape: tuple[int, ...], kind: Type, seed: int) -> np.ndarray:

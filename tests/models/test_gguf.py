@@ -30,6 +30,7 @@ from ramify.runtime.parallel.stage import Stage
 from ramify.runtime.protocol.errors import RamifyError
 from ramify.runtime.scheduler.plan import Row
 
+from . import k_quants
 from .gguf_files import dequantised, random_blocks, write_gguf
 
 SIZES = {
@@ -144,6 +145,17 @@ def test_a_mixture_of_formats_stays_in_four_bits_where_it_can(tmp_path: Path) ->
     assert four(second) == {"qkv", "o", "gate_up", "down"}
 
 
+@pytest.mark.parametrize(("kind", "most"), [(Type.Q4_K, 0.09), (Type.Q6_K, 0.022)], ids=["Q4_K", "Q6_K"])
+def test_what_the_package_reads_of_our_blocks_is_near_the_rows(kind: Type, most: float) -> None:
+    rows = np.random.default_rng(0).normal(size=(4, 512)).astype(np.float32)
+    rows[0] = 0
+    rows[1, 256:] = np.abs(rows[1, 256:])
+    found = gguf.quants.dequantize(k_quants.quantize(rows, kind), kind)
+    assert found.shape == rows.shape
+    assert not found[0].any()
+    assert np.linalg.norm(found - rows) < most * np.linalg.norm(rows)
+
+
 @pytest.mark.parametrize("kind", FOUR_BIT, ids=lambda kind: kind.name)
 def test_four_bit_blocks_are_the_numbers_that_the_package_reads(kind: Type) -> None:
     shape = (5, 512)
@@ -209,16 +221,13 @@ def test_rope_factors_of_the_file_divide_the_frequencies(tmp_path: Path) -> None
     ids=["F64", "I8"],
 )
 def test_a_scheme_that_is_not_read_is_refused_by_layer_and_name(
-    arguments: dict[str, Any], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    arguments: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
-    from . import gguf_files
-
     def stored(rows: np.ndarray, kind: Type) -> np.ndarray:
         plain = {Type.F64: np.float64, Type.I8: np.int8}
         return rows.astype(plain[kind]) if kind in plain else gguf.quants.quantize(rows, kind)
 
-    monkeypatch.setattr(gguf_files, "blocks", stored)
-    path = write_gguf(model_of("llama"), tmp_path / "model.gguf", **arguments)
+    path = write_gguf(model_of("llama"), tmp_path / "model.gguf", store=stored, **arguments)
     with pytest.raises(CheckpointError, match=message):
         logits(path)
 
