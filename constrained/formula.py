@@ -178,12 +178,15 @@ def evaluate(formula: Formula, value: Callable[[Any], bool | None]) -> bool | No
     """In Kleene's logic: None is a truth that is not known yet."""
     if formula is True or formula is False:
         return bool(formula)
-    if isinstance(formula, And):
-        known = [evaluate(part, value) for part in formula.parts]
-        return False if False in known else None if None in known else True
-    if isinstance(formula, Or):
-        known = [evaluate(part, value) for part in formula.parts]
-        return True if True in known else None if None in known else False
+    if isinstance(formula, And | Or):
+        ends = isinstance(formula, Or)  # the truth of one part that settles it
+        unknown = False
+        for part in formula.parts:
+            inner = evaluate(part, value)
+            if inner is ends:
+                return ends
+            unknown |= inner is None
+        return None if unknown else not ends
     if isinstance(formula, One):
         known = [evaluate(part, value) for part in formula.parts]
         if known.count(True) > 1:

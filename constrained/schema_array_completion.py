@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from .errors import GrammarError
 from .formula import Formula, conj, evaluate, optimistic
 from .schema_completion import Completion, Value
 from .schema_distinct import distinct_values
@@ -19,6 +20,9 @@ from .schema_together import Together, Truths, literals, restricted, together_of
 
 if TYPE_CHECKING:
     from .schema_arrays import ArrayContext, ArrayState, Asked
+
+
+MAX_GOALS = 32  # whose truths are followed from item to item: work grows with the fourth power of their number
 
 
 @dataclass(frozen=True)
@@ -42,6 +46,8 @@ class ArrayCompletion(Completion["ArrayState"]):
     def _steps(self, state: ArrayState) -> Iterator[ArrayState]:
         asked = state.asked()
         together = self._together(asked)
+        if self._is_too_much(together):
+            return
         for truths in sorted(together.some(), key=lambda truths: self._promise(asked, together, truths)):
             for step in self._with_values(state, asked, together, truths):
                 brings_on = (step.alive, step.index, step.counts) != (state.alive, state.index, state.counts)
@@ -74,6 +80,12 @@ class ArrayCompletion(Completion["ArrayState"]):
                 yield state.with_item(asked, known, value)
                 return
 
+    def _is_too_much(self, together: Together) -> bool:
+        if len(together.goals) <= MAX_GOALS:
+            return False
+        self._world.refused.append(GrammarError(f"an array asks more than {MAX_GOALS} things of its items together"))
+        return True
+
     def _is_hopeless(self, state: ArrayState) -> bool:
         return state.truth() is False
 
@@ -96,6 +108,8 @@ class ArrayCompletion(Completion["ArrayState"]):
         """Of the next item; None when none may come."""
         context, asked = self.context, state.asked()
         together = self._together(asked)
+        if self._is_too_much(together):
+            return None
         need = self._need(asked.goals)
         if together.open is None:
             return Value(need, together.goals, None) if self._world.satisfiable(need) else None

@@ -98,10 +98,8 @@ def _of_kind(kind: str, typed: list[Formula]) -> Iterator[Truths] | None:
         combinations = string_combinations(tuple(parts)) if kind == "string" else number_combinations(parts)
     except GrammarError:
         return iter(())  # too complex together, so no such value is let in either
-    return (
-        tuple(bool(evaluate(formula, dict(zip(parts, truth, strict=True)).__getitem__)) for formula in typed)
-        for truth in combinations
-    )
+    known = (dict(zip(parts, truth, strict=True)) for truth in combinations)
+    return (tuple(bool(evaluate(formula, of.__getitem__)) for formula in typed) for of in known)
 
 
 def restricted(goals: tuple[Formula, ...], good: set[Truths], bad: set[Truths], at: int = 0) -> Formula:

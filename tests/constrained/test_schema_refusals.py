@@ -104,3 +104,17 @@ def test_items_are_different_however_their_slashes_are_written(least: int) -> No
         assert accepts(grammar, written.encode()) == valid, written
         outcomes.add(valid)
     assert outcomes == {True, False}
+
+
+def test_an_array_that_asks_too_many_things_of_its_items_together_is_refused() -> None:
+    """The work of following them grows with the fourth power of their number: forty held the interpreter for seconds
+    at a token."""
+
+    def looks_for(number: int) -> dict[str, Any]:
+        return {"type": "array", "allOf": [{"contains": {"const": index}} for index in range(number)]}
+
+    with pytest.raises(GrammarError, match="more than 32 things"):
+        compile_constraint(JsonSchema(json.dumps(looks_for(33))), VOCABULARY)
+    few = compile_constraint(JsonSchema(json.dumps(looks_for(8))), VOCABULARY)
+    assert accepts(few, b"[7, 6, 5, 4, 3, 2, 1, 0]")
+    assert not accepts(few, b"[7, 6, 5, 4, 3, 2, 1]")
