@@ -64,19 +64,24 @@ def test_more_of_speed_is_better_whatever_is_counted(counts: str, speed: float) 
 async def server(num_tokens: int) -> AsyncIterator[str]:
     """Streams an answer of so many tokens to whoever asks."""
     usage = {"prompt_tokens": 5, "completion_tokens": num_tokens}
+    answering: list[asyncio.Task[None] | None] = []
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        answering.append(asyncio.current_task())
         await reader.readuntil(b"\r\n\r\n")
-        writer.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\nConnection: close\r\nTransfer-Encoding: chunked\r\n\r\n")
         for event in [json.dumps({"usage": None}), json.dumps({"usage": usage}), "[DONE]"]:
             data = f"data: {event}\n\n".encode()
             writer.write(b"%x\r\n%s\r\n" % (len(data), data))
         writer.write(b"0\r\n\r\n")
-        await reader.read()
         writer.close()
+        await writer.wait_closed()
 
     async with await asyncio.start_server(answer, "127.0.0.1", 0) as listening:
-        yield f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}"
+        try:
+            yield f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}"
+        finally:
+            await asyncio.wait([task for task in answering if task is not None])
 
 
 async def ask(num_tokens: int) -> tuple[float, float]:
