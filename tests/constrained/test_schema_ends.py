@@ -94,18 +94,18 @@ def compiled(schema: Any, order: PropertyOrder = "any") -> CompiledGrammar | Non
 def walked(grammar: CompiledGrammar, rng: random.Random, patience: int) -> str | None:
     """Uniformly at random; after `patience` tokens rather to what closes. None when it does not end in good time."""
     matcher, output = grammar.matcher(), ""
-    letters = list(dict.fromkeys(LETTERS))
+    texts = list(dict.fromkeys(LETTERS))
     for step in range(400):
         tokens = allowed(matcher, letters())
         assert tokens, f"a mask is empty after {output}"
         assert matcher.is_accepting() == (EOS in tokens)
         if step > patience and rng.random() < 0.8:
-            tokens = [t for t in tokens if t == EOS or letters[t] in '"}]'] or tokens
+            tokens = [t for t in tokens if t == EOS or texts[t] in '"}]'] or tokens
         token = rng.choice(tokens)
         assert matcher.accept(token)
         if token == EOS:
             return output
-        output += letters[token]
+        output += texts[token]
     return None
 
 
