@@ -76,7 +76,8 @@ class CompiledLayers:
     ) -> None:
         """Every layer adds to `x_TE`, in place; the tokens' keys and values go to their slots. There are a memory and
         an attention for each layer. The tensors `captured`, [T, E], get the inputs of the layers they are named by."""
-        x, cos_TD, sin_TD, slots = x_TE.numpy(), cos_T1D.squeeze(1).numpy(), sin_T1D.squeeze(1).numpy(), slots_T.numpy()
+        x, slots = x_TE.numpy(), slots_T.numpy()
+        cos_TD, sin_TD = cos_T1D.squeeze(1).numpy(), sin_T1D.squeeze(1).numpy()
         memories = [(layer_kv.k_SKD.numpy(), layer_kv.v_SKD.numpy()) for layer_kv in kv]
         sights = [attention.sight for attention in attentions if isinstance(attention, PagedTokens)]
         assert len(sights) == len(self._layers)
