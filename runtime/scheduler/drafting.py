@@ -60,6 +60,8 @@ class Drafting:
         self._followed: Set[str] = frozenset()  # rids that the last step drafted for
         self._looked_at: set[str] = set()  # rids whose next guesses are verified whether that pays or not
         self._measures = False  # what a plain step takes, so this one is to be one
+        self._waits = False  # for requests that the source can guess for: none of those that run is one
+        self._begun = 0  # the last step, by the count below, in which a request began
         self._drafted = False  # anything in the last step, so that there may be something to verify
         self._num_steps = 0
         self._last_shut = -LATELY  # the last step, by that count, in which nothing was to be guessed
@@ -72,12 +74,13 @@ class Drafting:
 
     def began(self, request: Request) -> None:
         """It begins to be computed, perhaps again, in the step that `propose` was asked about."""
-        request.first_step = self._num_steps
+        request.first_step = self._begun = self._num_steps
 
     def follows(self, rows: Sequence[Row]) -> bool:
         """Whether the engine's source is to follow a step of these. What is known of plain decoding is measured without
         it, on steps that miss next to nothing."""
-        if self.shut:
+        if self.shut or (self._waits and self._begun < self._num_steps):
+            self._last_shut = self._num_steps
             return False
         return not self._measures or any(len(row.tokens) > 1 for row in rows)
 
@@ -95,13 +98,14 @@ class Drafting:
             self._drafts_now, self._chosen = Choice(), frozenset()
             self._proposals.clear()
             self._verified.clear()
-        if self.shut:
-            self._last_shut = self._num_steps
-            return 0
-        if self._measures:
+        self._waits = False
+        if self.shut or self._measures:
             return 0
         # Forced text leaves more than one token to compute, and guesses follow them all the same.
         decoding = [request for request in batch if request.num_output > 0 and request.wants_tokens]
+        self._waits = bool(decoding) and not any(map(self._is_worth_following, decoding))
+        if self._waits:
+            return 0
         limit = max(0, budget - len(decoding)) // SHARE
         trees = [(request, tree) for request in decoding if (tree := self._tree(request)) is not None]
         counts = self._num_worth([request for request, _ in trees], [tree for _, tree in trees], len(batch), limit)
@@ -215,6 +219,11 @@ class Drafting:
         model catches up by itself."""
         first = max(request.first_step, self._num_steps - LATELY)
         return self._source != "eagle" or first > self._last_shut
+
+    def _is_worth_following(self, request: Request) -> bool:
+        """One that the source does not know would have to be followed for a while first: too dear for a short one. What
+        has come so far is as good a guess as any of what is still to come."""
+        return not self._adaptive or self._is_known(request) or request.num_output >= 4 * LATELY
 
     def _candidate(self, request: Request) -> Candidate:
         """A greedy request whose guesses could all be one deep chain gets that: as good as a tree so small, and cheaper

@@ -70,8 +70,8 @@ class Economy:
             self._num_plain = 0
 
     def may_skip(self, num_rows: int) -> bool:
-        """Whether a plain step need not be told of: while guessing is shut, one of PLAIN_SEEN speaks for the others."""
-        if self._num_unseen == PLAIN_SEEN - 1 or self.guard.is_open(num_rows) or not self.guard.measured(num_rows):
+        """Whether a step that no source followed need not be told of: one of PLAIN_SEEN speaks for the others."""
+        if self._num_unseen == PLAIN_SEEN - 1 or not self.guard.measured(num_rows):
             return False
         self._num_unseen += 1
         return True

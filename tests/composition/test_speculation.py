@@ -120,7 +120,8 @@ def test_any_trees_leave_outputs_as_they_are(expected: dict[str, Got], shape: di
     settings = {"speculative": "eagle", "speculative_adaptive": False} | shape
     got, stats, _ = run(REQUESTS, source=AnyTree(1, outputs), **settings)
     check(got, expected)
-    assert sum(stats.accepted_lengths[2:]) > 5
+    if not settings["speculative_adaptive"]:  # else the clock decides how much is tried
+        assert sum(stats.accepted_lengths[2:]) > 5
     if shape.get("num_pages") == 20:
         assert stats.num_evicted_pages > 20
 
