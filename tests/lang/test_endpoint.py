@@ -97,12 +97,12 @@ def test_a_server_that_tells_no_way_in_is_spoken_to_over_http(
 
 def test_a_wrong_key_is_said_at_once(answering: Answer) -> None:
     error = {"error": {"message": "invalid API key", "code": "invalid_api_key", "type": "invalid_request_error"}}
-    with RuntimeEndpoint(answering(401, error), api_key="wrong") as endpoint:
-        with pytest.raises(RequestError, match="invalid API key"):
-            endpoint.connection()
+    endpoint = RuntimeEndpoint(answering(401, error), api_key="wrong")
+    with pytest.raises(RequestError, match="invalid API key"):
+        endpoint.connection()
 
 
 def test_an_address_where_nothing_listens_is_named() -> None:
-    with RuntimeEndpoint("http://127.0.0.1:1") as endpoint:
-        with pytest.raises(RuntimeFailed, match=r"127\.0\.0\.1:1.*nothing listens"):
-            endpoint.connection()
+    endpoint = RuntimeEndpoint("http://127.0.0.1:1")
+    with pytest.raises(RuntimeFailed, match=r"127\.0\.0\.1:1.*nothing listens"):
+        endpoint.connection()
