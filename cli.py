@@ -81,6 +81,10 @@ def serve(
             flush=True,
         )
 
+    if errors.is_terminal:
+        name = config.core.served_model_name or model or "the model that ships"
+        errors.print(Text(f"loading {name}; the first start on a machine compiles for it, which takes longer"))
+
     def on_start(started: Started) -> None:
         print(f"serving {started.info.name} at {config.serve.url(started.http_port)}", flush=True)
         print(f"programs: ramify run FILE --address {config.serve.client_address}", flush=True)
@@ -164,6 +168,8 @@ def _run_script(
     from .lang.backend import set_default_backend
     from .runtime.launch import Runtime
 
+    if file.suffix == ".py":
+        compile(file.read_bytes(), str(file), "exec")  # a slip is told before a runtime has started
     sys.argv = [str(file), *arguments]
     sys.path.insert(0, str(file.resolve().parent))  # as `python FILE` does
     if address is not None:

@@ -12,6 +12,7 @@ from functools import reduce
 from operator import or_
 from typing import TYPE_CHECKING
 
+from .errors import GrammarError
 from .formula import And, Formula, One, Or, conj, evaluate, forced
 from .schema_completion import NEVER, Completion, Value
 from .schema_keys import Outcome
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from .schema_object_context import ObjectContext
     from .schema_objects import ObjectState
 
+MAX_PARTS = 96  # of which a way to the end is looked for: the work grows with the fourth power of their number
 _Goals = tuple[int, tuple[tuple[Formula, int], ...]]
 
 
@@ -67,6 +69,8 @@ class ObjectCompletion(Completion["ObjectState"]):
 
     def _steps(self, state: ObjectState) -> Iterator[ObjectState]:
         """What a state may become by one more member that brings it on."""
+        if self._is_too_much():
+            return
         tried: set[tuple[object, ...]] = set()
         for outcome in self._obliged(state) or state.candidates(self._wanted(state, self.context.formulas[0]) or 0):
             alike = (*self._under(outcome), self.context.keys.bit(outcome) & self._relevant)
@@ -132,6 +136,8 @@ class ObjectCompletion(Completion["ObjectState"]):
 
     def steps(self, state: ObjectState, outcome: Outcome) -> Iterator[ObjectState]:
         """What a state may become by a member with this name, as its value may be."""
+        if self._is_too_much():
+            return
         bit = self.context.keys.bit(outcome)
         certain, open_goals = self._at(state, outcome)
         together = together_of(self.context.world, tuple(goal for goal, _ in open_goals))
@@ -143,6 +149,12 @@ class ObjectCompletion(Completion["ObjectState"]):
     def leads_on(self, state: ObjectState, outcome: Outcome) -> bool:
         """Whether a member with this name may come."""
         return any(self.can_end_after(state, step) for step in self.steps(state, outcome))
+
+    def _is_too_much(self) -> bool:
+        if len(self.context.parts) <= MAX_PARTS:
+            return False
+        self.context.world.refused.append(GrammarError(f"an object is asked more than {MAX_PARTS} things together"))
+        return True
 
     def _under(self, outcome: Outcome) -> _Goals:
         """What is asked of the value under a name: the parts that hold whatever it is, and each goal's parts."""

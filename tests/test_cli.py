@@ -273,7 +273,7 @@ def test_an_unknown_setting_names_the_one_that_was_meant(name: str, message: str
 
 
 def test_model_path_is_the_model() -> None:
-    with pytest.raises(RamifyError, match="no model at '/nowhere'"):
+    with pytest.raises(RamifyError, match=r"no model at '/nowhere'"):
         ramify.Runtime(model_path="/nowhere")
     with pytest.raises(RequestError, match="two names"):
         ramify.Runtime("/nowhere", model_path="/nowhere")
@@ -289,3 +289,13 @@ def test_a_folder_that_cannot_hold_keys_is_one_line() -> None:
     result = CliRunner().invoke(app, ["keys", "/proc/nowhere"])
     assert isinstance(result.exception, RequestError)
     assert "/proc/nowhere" in str(result.exception)
+
+
+def test_a_slip_in_a_script_is_told_before_a_runtime_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def start(*args: Any, **settings: Any) -> None:
+        raise AssertionError("a runtime was started")
+
+    monkeypatch.setattr("ramify.runtime.launch.Runtime", start)
+    script = tmp_path / "script.py"
+    script.write_text("print('unended)\n")
+    assert isinstance(CliRunner().invoke(app, ["run", str(script)]).exception, SyntaxError)

@@ -118,3 +118,23 @@ def test_an_array_that_asks_too_many_things_of_its_items_together_is_refused() -
     few = compile_constraint(JsonSchema(json.dumps(looks_for(8))), shared_vocabulary())
     assert accepts(few, b"[7, 6, 5, 4, 3, 2, 1, 0]")
     assert not accepts(few, b"[7, 6, 5, 4, 3, 2, 1]")
+
+
+def test_an_object_that_is_asked_too_many_things_together_is_refused() -> None:
+    def conditions(number: int) -> str:
+        asked = [
+            {
+                "if": {"properties": {f"k{index}": {"const": index}}},
+                "then": {"required": [f"k{(index + 1) % number}"]},
+                "else": {"not": {"required": [f"k{index}"]}},
+            }
+            for index in range(number)
+        ]
+        return json.dumps({"type": "object", "allOf": asked, "minProperties": 1})
+
+    with pytest.raises(GrammarError, match="more than 96 things"):
+        compile_constraint(JsonSchema(conditions(80)), VOCABULARY)
+    few = compile_constraint(JsonSchema(conditions(4)), VOCABULARY)
+    texts = ['{"k0": 0, "k1": 1, "k2": 2, "k3": 3}', '{"k0": 0}', "{}", '{"k0": 1}']
+    validator = jsonschema.Draft202012Validator(json.loads(conditions(4)))
+    assert [accepts(few, text.encode()) for text in texts] == [validator.is_valid(json.loads(text)) for text in texts]

@@ -98,11 +98,11 @@ def test_a_server_that_tells_no_way_in_is_spoken_to_over_http(
 def test_a_wrong_key_is_said_at_once(answering: Answer) -> None:
     error = {"error": {"message": "invalid API key", "code": "invalid_api_key", "type": "invalid_request_error"}}
     endpoint = RuntimeEndpoint(answering(401, error), api_key="wrong")
-    with endpoint, pytest.raises(RequestError, match="invalid API key"):
+    with pytest.raises(RequestError, match="invalid API key"):
         endpoint.connection()
 
 
 def test_an_address_where_nothing_listens_is_named() -> None:
     endpoint = RuntimeEndpoint("http://127.0.0.1:1")
-    with endpoint, pytest.raises(RuntimeFailed, match=r"127\.0\.0\.1:1.*nothing listens"):
+    with pytest.raises(RuntimeFailed, match=r"127\.0\.0\.1:1.*nothing listens"):
         endpoint.connection()
