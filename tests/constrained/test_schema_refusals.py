@@ -133,8 +133,8 @@ def test_an_object_that_is_asked_too_many_things_together_is_refused() -> None:
         return json.dumps({"type": "object", "allOf": asked, "minProperties": 1})
 
     with pytest.raises(GrammarError, match="more than 96 things"):
-        compile_constraint(JsonSchema(conditions(80)), VOCABULARY)
-    few = compile_constraint(JsonSchema(conditions(4)), VOCABULARY)
+        compile_constraint(JsonSchema(conditions(80)), shared_vocabulary())
+    few = compile_constraint(JsonSchema(conditions(4)), shared_vocabulary())
     texts = ['{"k0": 0, "k1": 1, "k2": 2, "k3": 3}', '{"k0": 0}', "{}", '{"k0": 1}']
     validator = jsonschema.Draft202012Validator(json.loads(conditions(4)))
     assert [accepts(few, text.encode()) for text in texts] == [validator.is_valid(json.loads(text)) for text in texts]
