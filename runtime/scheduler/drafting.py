@@ -129,9 +129,8 @@ class Drafting:
         newcomer = choice.newcomers and (part.num_tokens <= SMALL or not self._adaptive)  # others begin a step later
         if not (request.rid in self._chosen if decodes else newcomer):
             return None
-        if request.end - len(request.tokens) < 3 or not self._is_known(
-            request
-        ):  # it will have one token to go, or none
+        will_have_more = request.end - len(request.tokens) >= 3  # than one token to go, after this step's
+        if not will_have_more or not self._is_known(request):
             return None
         if choice.only_to_see:
             self._looked_at.add(request.rid)
