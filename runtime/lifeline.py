@@ -34,8 +34,12 @@ def child_command(module: str) -> list[str]:
 
 
 def child_environment() -> dict[str, str]:
-    # Threads that spin while they wait starve the other processes on a machine with few cores.
-    return {"OMP_WAIT_POLICY": "PASSIVE", "KMP_BLOCKTIME": "0", "TOKENIZERS_PARALLELISM": "false"} | dict(os.environ)
+    """Threads that spin for long while they wait starve the other processes on a machine with few cores, and those that
+    fall asleep at once are woken for each of a step's hundreds of operators. So GNU's OpenMP, which is torch's, spins
+    for some tens of microseconds, as long as it is from one operator to the next (docs/log.md). Whoever says how
+    threads shall wait is heeded."""
+    waiting = {} if "OMP_WAIT_POLICY" in os.environ else {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "2000"}
+    return waiting | {"KMP_BLOCKTIME": "0", "TOKENIZERS_PARALLELISM": "false"} | dict(os.environ)
 
 
 def take_stdout() -> BinaryIO:
