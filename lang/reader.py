@@ -99,10 +99,15 @@ class Reader:
         if var is None:
             self._raise_failure()
 
-    def meta_if_complete(self, name: str) -> Any:
-        """None while the variable is being generated."""
+    def meta_after(self, name: str, num_chars: float) -> Any:
+        """None while the variable is being generated, or has more text than so many characters."""
         value = self.value(name)
-        return value.meta() or {} if all(end <= len(log.done) for log, _, end in value.spans()) else None
+        spans = value.spans()
+        if any(end > len(log.done) for log, _, end in spans):
+            return None
+        if sum(len(log.done[index].text) for log, first, end in spans for index in range(first, end)) > num_chars:
+            return None
+        return value.meta() or {}
 
     def _follow(self, var: str | None) -> Iterator[str | Wait]:
         if var is None:

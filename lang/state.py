@@ -5,6 +5,7 @@ Knows expressions, variables and roles; the recorder knows the rest.
 
 from __future__ import annotations
 
+import math
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
@@ -229,20 +230,21 @@ class ProgramState:
         return drive(self._reader.follow(var_name))
 
     async def text_async_iter(self, var_name: str | None = None, return_meta_data: bool = False) -> AsyncIterator[Any]:
-        """`text_iter` for event loops. With meta data, pairs of text and meta info: what `get_meta_info` gives once the
-        variable is complete, `{"finish_reason": None}` before."""
+        """`text_iter` for event loops. With meta data, pairs of text and meta info: what `get_meta_info` gives with the
+        last of the variable's text, which may be empty, `{"finish_reason": None}` before."""
         if not return_meta_data:
             async for piece in drive_async(self._reader.follow(var_name)):
                 yield piece
             return
         if var_name is None:
             raise RequestError("meta data are a variable's: name it", param="return_meta_data")
-        meta: Any = None
+        meta, given = None, 0
         async for piece in drive_async(self._reader.follow(var_name)):
-            meta = self._reader.meta_if_complete(var_name)
+            given += len(piece)
+            meta = self._reader.meta_after(var_name, given)
             yield piece, {"finish_reason": None} if meta is None else meta
         if meta is None:
-            yield "", self._reader.meta_if_complete(var_name)
+            yield "", self._reader.meta_after(var_name, math.inf)
 
     # For the language's other modules
 

@@ -167,7 +167,23 @@ def test_meta_data_come_with_the_last_piece(frontend: Any) -> None:
     pairs = asyncio.run(main())
     assert "".join(text for text, _ in pairs) == "".join(PIECES)
     assert pairs[-1][1]["finish_reason"] == {"type": "stop", "matched": "\n"}
-    assert all(meta == {"finish_reason": None} for _, meta in pairs[:-1]) or len(pairs) == 1
+    assert all(meta == {"finish_reason": None} for _, meta in pairs[:-1])
+
+
+def test_meta_data_wait_for_the_last_piece_where_all_has_come_before(
+    frontend: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    frontend.script = lambda text, operation: PIECES
+    state = story.run(stream=True)
+    assert state["tale"] == "".join(PIECES)
+    monkeypatch.setattr(state._reader, "follow", lambda var: iter(PIECES))  # as who reads slowly gets them
+
+    async def main() -> list[Any]:
+        return [pair async for pair in state.text_async_iter("tale", return_meta_data=True)]
+
+    pairs = asyncio.run(main())
+    assert [text for text, _ in pairs] == PIECES
+    assert [meta["finish_reason"] is None for _, meta in pairs] == [True] * (len(PIECES) - 1) + [False]
 
 
 def test_an_event_loop_gets_the_error_too(frontend: Any) -> None:
