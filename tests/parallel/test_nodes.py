@@ -96,6 +96,8 @@ def test_all_that_join_get_the_same_messages_and_are_heard(house: House, come: C
 
 def test_a_node_that_fails_is_heard_before_it_is_missed(house: House, come: Come) -> None:
     link = come(1)
+    house.nodes.send(b"a plan")
+    assert link.plans.poll(PATIENCE * 1000)  # who was never connected is not missed
     link.say(NodeFailed(ErrorInfo.of(RuntimeFailed("rank 1 fell over"))))
     link.close()
     assert str(house.heard.get(timeout=PATIENCE)) == "rank 1 fell over"
