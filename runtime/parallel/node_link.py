@@ -43,9 +43,14 @@ def prepare(socket: zmq.Socket[bytes], own: tuple[bytes, bytes], *, server: byte
     socket.setsockopt(zmq.LINGER, 0)
 
 
-def watch(socket: zmq.Socket[bytes]) -> zmq.Socket[bytes]:
-    """What `lost` reads of a socket that connects."""
-    return socket.get_monitor_socket(zmq.Event.DISCONNECTED | zmq.Event.HANDSHAKE_FAILED_AUTH)
+LOST = zmq.Event.DISCONNECTED | zmq.Event.HANDSHAKE_FAILED_AUTH
+# Of whoever was there before we connect: nobody listens any more.
+NEVER_REACHED = zmq.Event.CONNECT_RETRIED
+
+
+def watch(socket: zmq.Socket[bytes], events: zmq.Event = LOST) -> zmq.Socket[bytes]:
+    """A socket to read these events from, of one that connects."""
+    return socket.get_monitor_socket(events)
 
 
 def next_event(monitor: zmq.Socket[bytes]) -> zmq.Event:

@@ -21,7 +21,7 @@ from ..protocol.keys import server_keys
 from .agreement import Facts
 from .master import Master
 from .messages import FromNode, Join, Leave, NodeFailed, NodeReady, Rendezvous, Welcome
-from .node_link import MAX_PLAN_BYTES, MAX_REPORT_BYTES, Doorman, logger, prepare, watch
+from .node_link import LOST, MAX_PLAN_BYTES, MAX_REPORT_BYTES, NEVER_REACHED, Doorman, logger, prepare, watch
 
 JOINING = 300.0  # seconds that the nodes may take to come
 # A report may come later than the news that its sender is gone. Looks, and not one wait: a machine that stands still
@@ -143,7 +143,7 @@ class Nodes:
             return
         socket = self._context.socket(zmq.PUSH)
         prepare(socket, self._own, server=join.key.encode(), most=MAX_PLAN_BYTES)
-        monitor = watch(socket)
+        monitor = watch(socket, LOST | NEVER_REACHED)
         socket.connect(join.address)
         poller.register(monitor, zmq.POLLIN)
         self._monitors[monitor] = identity

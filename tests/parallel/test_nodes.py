@@ -65,13 +65,16 @@ Come = Callable[..., NodeLink]
 
 @pytest.fixture
 def come(first: CoreConfig) -> Iterator[Come]:
-    """A node's link, joined as node `node` with these settings changed."""
+    """A node's link, joined as node `node` with these settings changed; if not reachable, with nobody listening for
+    plans any more."""
     made = []
 
-    def join(node: int, *, facts: Facts | None = None, **changed: Any) -> NodeLink:
+    def join(node: int, *, facts: Facts | None = None, reachable: bool = True, **changed: Any) -> NodeLink:
         config = msgspec.structs.replace(first, node_rank=node, **changed)
         link = NodeLink(config)
         made.append(link)
+        if not reachable:
+            link.plans.unbind(link.plans.getsockopt_string(zmq.LAST_ENDPOINT))
         assert link.join(node, facts or Facts.of(config)) == Welcome(RENDEZVOUS)
         return link
 
@@ -96,11 +99,14 @@ def test_all_that_join_get_the_same_messages_and_are_heard(house: House, come: C
 
 def test_a_node_that_fails_is_heard_before_it_is_missed(house: House, come: Come) -> None:
     link = come(1)
-    house.nodes.send(b"a plan")
-    assert link.plans.poll(PATIENCE * 1000)  # who was never connected is not missed
     link.say(NodeFailed(ErrorInfo.of(RuntimeFailed("rank 1 fell over"))))
     link.close()
     assert str(house.heard.get(timeout=PATIENCE)) == "rank 1 fell over"
+    assert "node 1 (tcp://127.0.0.1:" in str(house.heard.get(timeout=PATIENCE))
+
+
+def test_a_node_that_nobody_reaches_is_missed(house: House, come: Come) -> None:
+    come(1, reachable=False)
     assert "node 1 (tcp://127.0.0.1:" in str(house.heard.get(timeout=PATIENCE))
 
 
