@@ -13,11 +13,10 @@ import json
 import shutil
 import sys
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-import gguf
 import torch
 import transformers
 from gguf import GGMLQuantizationType as Type
@@ -30,7 +29,7 @@ from corpus.mix import cases
 from ramify.runtime.checkpoint import SHIPPED_MODEL
 from ramify.runtime.models.quantised import nibbles
 from ramify.runtime.quantize.write import Method, write_quantised
-from ramify.tests.models.gguf_files import write_gguf
+from ramify.tests.models.gguf_files import add_bpe_tokenizer, write_gguf
 
 Tensors = dict[str, torch.Tensor]
 CALIBRATION_SEED, CALIBRATION_DOCUMENTS = 5, 300
@@ -140,20 +139,7 @@ def _needs_more_bits(layer: int, layers: int) -> bool:
 
 def _gguf(out: Path, kinds: Callable[[str], Type]) -> Path:
     model = transformers.AutoModelForCausalLM.from_pretrained(SHIPPED_MODEL, dtype=torch.float32)
-    tokenizer = transformers.AutoTokenizer.from_pretrained(SHIPPED_MODEL)
-    merges = json.loads((SHIPPED_MODEL / "tokenizer.json").read_text(encoding="utf-8"))["model"]["merges"]
-    special = set(tokenizer.all_special_tokens)
-    pieces = tokenizer.convert_ids_to_tokens(range(len(tokenizer)))
-
-    def add_tokenizer(writer: gguf.GGUFWriter) -> None:
-        writer.add_tokenizer_model("gpt2")
-        writer.add_tokenizer_pre("gpt-2")
-        writer.add_token_list(pieces)
-        writer.add_token_types([3 if piece in special else 1 for piece in pieces])
-        writer.add_token_merges([" ".join(pair) for pair in merges])
-        writer.add_bos_token_id(tokenizer.bos_token_id)
-        writer.add_eos_token_id(tokenizer.eos_token_id)
-
+    add_tokenizer = partial(add_bpe_tokenizer, tokenizer_json=SHIPPED_MODEL / "tokenizer.json")
     return write_gguf(model, out.with_suffix(".gguf"), kinds, add_tokenizer)
 
 

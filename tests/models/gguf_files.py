@@ -1,7 +1,8 @@
-"""GGUF files of small random models, as llama.cpp's converter would write them, by `gguf`'s own writer."""
+"""GGUF files of models, as llama.cpp's converter would write them, by `gguf`'s own writer."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -23,6 +24,7 @@ ARCHITECTURES = {
     "Qwen2MoeForCausalLM": "qwen2moe",
     "Qwen3MoeForCausalLM": "qwen3moe",
 }
+NORMAL, CONTROL = 1, 3  # llama.cpp's types of tokens
 Kinds = Callable[[str], Type]  # how a tensor of that GGUF name is stored
 Store = Callable[[np.ndarray, Type], np.ndarray]
 
@@ -82,6 +84,21 @@ def write_gguf(
     writer.write_tensors_to_file()
     writer.close()
     return path
+
+
+def add_bpe_tokenizer(writer: gguf.GGUFWriter, tokenizer_json: Path) -> None:
+    """A byte-level BPE that cuts text as gpt-2 does; begins with token 0 if asked to, ends with token 1."""
+    tokenizer = json.loads(tokenizer_json.read_text(encoding="utf-8"))
+    vocabulary = tokenizer["model"]["vocab"]
+    special = {token["id"] for token in tokenizer["added_tokens"]}
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("gpt-2")
+    writer.add_token_list(sorted(vocabulary, key=vocabulary.__getitem__))
+    writer.add_token_types([CONTROL if token in special else NORMAL for token in range(len(vocabulary))])
+    writer.add_token_merges([" ".join(pair) for pair in tokenizer["model"]["merges"]])
+    writer.add_bos_token_id(0)
+    writer.add_eos_token_id(1)
+    writer.add_add_bos_token(False)
 
 
 def _add(writer: gguf.GGUFWriter, name: str, rows: np.ndarray, kinds: Kinds, store: Store) -> None:
