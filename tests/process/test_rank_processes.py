@@ -14,6 +14,7 @@ import torch
 import transformers
 
 import ramify
+from ramify.runtime.checkpoint import SHIPPED_MODEL
 
 from .processes import SOON, all_children, children, wait_until_dead
 from .questions import CHECKED, QUESTIONS, ask
@@ -121,13 +122,7 @@ def test_a_rank_that_cannot_load_says_why(way: str, tmp_path: Path) -> None:
     )
     transformers.LlamaForCausalLM(config).save_pretrained(tmp_path)
     for file in ("tokenizer.json", "tokenizer_config.json"):
-        (tmp_path / file).write_bytes((ramify_folder() / file).read_bytes())
+        (tmp_path / file).write_bytes((SHIPPED_MODEL / file).read_bytes())
     (tmp_path / "model.safetensors").write_bytes((tmp_path / "model.safetensors").read_bytes()[:-4000])
     with pytest.raises(ramify.RamifyError, match="corrupt or truncated"):
         ramify.Runtime(model=str(tmp_path), **{way: 2}, dtype="float32", num_pages=16)
-
-
-def ramify_folder() -> Path:
-    from ramify.runtime.checkpoint import SHIPPED_MODEL
-
-    return SHIPPED_MODEL
