@@ -12,7 +12,7 @@ $(BIN)/python:
 # One stamp per set of extras; constraints.txt pins torch to the build that is tested.
 $(VENV)/.base: $(BIN)/python pyproject.toml constraints.txt
 	$(PIP) -e .
-	$(BIN)/python -P -m ramify.runtime.compile_ahead  # else the first start would
+	$(BIN)/python -P -m ramiform.runtime.compile_ahead  # else the first start would
 	@touch $@
 
 $(VENV)/.%: $(BIN)/python pyproject.toml constraints.txt
@@ -31,7 +31,7 @@ $(VENV)/.node: tests/serving/node/package.json tests/serving/node/package-lock.j
 	@mkdir -p $(VENV) && touch $@
 
 demo: $(VENV)/.base  ## an agent that uses tools, on the model that ships
-	$(BIN)/ramify run examples/agents/react.py
+	$(BIN)/ramiform run examples/agents/react.py
 
 test: $(VENV)/.test $(VENV)/.clients $(VENV)/.node  ## every test; those that need a GPU skip without one
 	$(BIN)/pytest --rootdir=tests -n 2 --dist loadscope $(PYTEST_ARGS)
@@ -39,7 +39,7 @@ test: $(VENV)/.test $(VENV)/.clients $(VENV)/.node  ## every test; those that ne
 lint: $(VENV)/.dev  ## style and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	@mkdir -p $(VENV)/types && ln -sfn ../.. $(VENV)/types/ramify
+	@mkdir -p $(VENV)/types && ln -sfn ../.. $(VENV)/types/ramiform
 	$(BIN)/mypy
 
 format: $(VENV)/.dev

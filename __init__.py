@@ -1,4 +1,4 @@
-"""ramify: a structured-generation language and the runtime that serves it.
+"""ramiform: a structured-generation language and the runtime that serves it.
 
 Light: importing it loads the language, neither torch nor a web server nor a socket. What that
 needs (`Runtime`, the other backends, traces) is loaded when used.
@@ -37,7 +37,7 @@ from .lang.primitives import gen, gen_int, gen_string, select, separate_reasonin
 from .lang.program import Program, function
 from .lang.state import ProgramState
 from .lang.tools import tool_schemas
-from .runtime.protocol.errors import BusyError, RamifyError, RequestError, RuntimeFailed
+from .runtime.protocol.errors import BusyError, RamiformError, RequestError, RuntimeFailed
 from .runtime.protocol.version import __version__
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ __all__ = [
     "Plan",
     "Program",
     "ProgramState",
-    "RamifyError",
+    "RamiformError",
     "RequestError",
     "Runtime",
     "RuntimeEndpoint",

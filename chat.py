@@ -1,4 +1,4 @@
-"""`ramify chat`: a conversation in the terminal. What was said and how to answer are values; one class talks.
+"""`ramiform chat`: a conversation in the terminal. What was said and how to answer are values; one class talks.
 
 Knows the OpenAI chat route and nothing of the runtime, so that any server will do.
 """
@@ -17,7 +17,7 @@ from rich.text import Text
 
 from .lang.backends.http_client import HttpClient
 from .lang.backends.model import Call
-from .runtime.protocol.errors import RamifyError
+from .runtime.protocol.errors import RamiformError
 
 SETTINGS: dict[str, Callable[[str], float | int]] = {
     "temperature": float,
@@ -36,7 +36,7 @@ HELP = """\
 /help, /exit       Ctrl-C stops an answer, Ctrl-D ends; a line that ends with \\ goes on"""
 
 
-class CommandError(RamifyError):
+class CommandError(RamiformError):
     """What was typed is no command, or cannot be done."""
 
 
@@ -99,7 +99,7 @@ class Chat:
     def _take_or_complain(self, line: str) -> bool:
         try:
             return self._take(line)
-        except RamifyError as error:
+        except RamiformError as error:
             self._console.print(Text(str(error), style="red"))
         except OSError as error:
             self._console.print(Text(f"{error.filename}: {error.strerror}", style="red"))
@@ -167,7 +167,7 @@ class Chat:
             self._client.stream("/v1/chat/completions", self.conversation.body(self._model), Call(), on_event)
         except KeyboardInterrupt:
             self._console.print(Text(" [stopped]", style="dim"), end="")
-        except RamifyError:
+        except RamiformError:
             turns.pop()
             raise
         self._console.print()

@@ -1,4 +1,4 @@
-"""The command `ramify`. Commands with many flags of their own stand with what they do."""
+"""The command `ramiform`. Commands with many flags of their own stand with what they do."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from . import __version__
 from .flags import LOG_SETTINGS, MODEL_SETTINGS, SERVE_SETTINGS, TranslatingCommand, with_settings
 from .runtime.planner.command import plan
 from .runtime.protocol.config import RuntimeConfig
-from .runtime.protocol.errors import RamifyError
+from .runtime.protocol.errors import RamiformError
 from .runtime.quantize.calibrate import calibrate_kv
 from .runtime.quantize.command import quantize
 from .runtime.replay_command import replay
@@ -41,7 +41,7 @@ AddressOption = Annotated[
     str | None, typer.Option(help="Of a running runtime (printed by serve), instead of one's own.")
 ]
 KeysOption = Annotated[
-    str | None, typer.Option(envvar="RAMIFY_KEYS", help="Folder of the keys that an address of TCP asks for.")
+    str | None, typer.Option(envvar="RAMIFORM_KEYS", help="Folder of the keys that an address of TCP asks for.")
 ]
 
 
@@ -55,7 +55,7 @@ def serve(
         str | None,
         # From the environment it stays out of the list of processes.
         typer.Option(
-            envvar="RAMIFY_API_KEY",
+            envvar="RAMIFORM_API_KEY",
             show_envvar=True,
             help="Required as 'Authorization: Bearer KEY' when set.",
             rich_help_panel="Access and limits",
@@ -87,9 +87,9 @@ def serve(
 
     def on_start(started: Started) -> None:
         print(f"serving {started.info.name} at {config.serve.url(started.http_port)}", flush=True)
-        print(f"programs: ramify run FILE --address {config.serve.client_address}", flush=True)
+        print(f"programs: ramiform run FILE --address {config.serve.client_address}", flush=True)
         if started.tcp_address is not None:
-            print(f"from afar: ramify run FILE --address {started.tcp_address} --keys FOLDER", flush=True)
+            print(f"from afar: ramiform run FILE --address {started.tcp_address} --keys FOLDER", flush=True)
 
     async def until_signalled() -> None:
         signals = Signals()
@@ -117,7 +117,7 @@ def _serve_node(config: RuntimeConfig) -> None:
 @with_settings(*MODEL_SETTINGS, *LOG_SETTINGS)
 def run(
     context: typer.Context,
-    file: Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="A Python script that uses ramify.")],
+    file: Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="A Python script that uses ramiform.")],
     model: ModelOption = None,
     address: AddressOption = None,
     keys: KeysOption = None,
@@ -173,9 +173,9 @@ def _run_script(
     sys.argv = [str(file), *arguments]
     sys.path.insert(0, str(file.resolve().parent))  # as `python FILE` does
     if address is not None:
-        os.environ["RAMIFY_ADDRESS"] = address
+        os.environ["RAMIFORM_ADDRESS"] = address
         if keys is not None:
-            os.environ["RAMIFY_KEYS"] = keys
+            os.environ["RAMIFORM_KEYS"] = keys
         runpy.run_path(str(file), run_name="__main__")
         return
     with Runtime(model, **settings) as runtime:
@@ -212,7 +212,7 @@ def chat(
     ] = None,
     name: Annotated[str | None, typer.Option(help="Of the server's model; default: its first.")] = None,
     api_key: Annotated[
-        str | None, typer.Option(envvar="RAMIFY_API_KEY", show_envvar=True, help="Of the server.")
+        str | None, typer.Option(envvar="RAMIFORM_API_KEY", show_envvar=True, help="Of the server.")
     ] = None,
     system: Annotated[str, typer.Option(help="What the model is told before everything.")] = "",
     **settings: Any,
@@ -252,7 +252,7 @@ def info(model: ModelArgument = None, address: AddressOption = None, keys: KeysO
 def _print_info(connection: Any) -> None:
     model = connection.call("info").info
     stats = connection.call("stats").stats
-    table = Table(title=f"ramify {__version__}", show_header=False, title_justify="left")
+    table = Table(title=f"ramiform {__version__}", show_header=False, title_justify="left")
     facts = {**msgspec.structs.asdict(model), "num_slots": model.num_slots}
     load = {**msgspec.structs.asdict(stats), "cache_hit_rate": stats.cache_hit_rate, "kv_use": stats.kv_use}
     for part in (facts, {name: value for name, value in load.items() if name not in facts}):
@@ -288,8 +288,8 @@ def main() -> None:
     """Errors made on purpose are one line on standard error and status 1; anything else is a bug and shows itself."""
     try:
         app()
-    except RamifyError as error:
-        errors.print("[red]ramify:[/red]", Text(str(error)))
+    except RamiformError as error:
+        errors.print("[red]ramiform:[/red]", Text(str(error)))
         sys.exit(1)
 
 

@@ -24,7 +24,7 @@ from numba.core import config as numba_config
 F = TypeVar("F", bound=Callable[..., Any])
 
 config: Any = numba_config  # its names are made as it is imported
-logger = logging.getLogger("ramify.loops")
+logger = logging.getLogger("ramiform.loops")
 _config_lock = Lock()  # where numba keeps things is a setting of the whole process; it is ours for a moment only
 
 
@@ -64,7 +64,7 @@ def kept_at(folder: Path) -> Path | None:
         user_cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
         places = [str(folder / "__pycache__")]
         if os.path.isabs(user_cache):  # who has no home keeps its "~"
-            places.append(os.path.join(user_cache, "ramify"))
+            places.append(os.path.join(user_cache, "ramiform"))
     digest = _digest(folder)
     for place in places:
         kept = Path(place, f"loops-{digest}")

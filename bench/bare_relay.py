@@ -49,7 +49,7 @@ class BareRelay:
         self._messages.bind(address)
         with socket.create_server(("127.0.0.1", 0)) as listener:
             port = str(listener.getsockname()[1])
-            self._process = subprocess.Popen([sys.executable, "-P", "-m", "ramify.bench.bare_relay", address, port])
+            self._process = subprocess.Popen([sys.executable, "-P", "-m", "ramiform.bench.bare_relay", address, port])
             self._connection, _ = listener.accept()
         self._peer, _ = self._messages.recv_multipart()
         return self

@@ -23,9 +23,9 @@ import httpx
 import msgspec
 import typer
 
-import ramify
-from ramify.bench.report import table
-from ramify.bench.serving import closed_loop, percentiles, send
+import ramiform
+from ramiform.bench.report import table
+from ramiform.bench.serving import closed_loop, percentiles, send
 
 
 class Load(msgspec.Struct, frozen=True):
@@ -106,10 +106,10 @@ def main(
 ) -> None:
     sizes = [int(budget) for budget in budgets.split(",") if budget]
     with ExitStack() as stack:
-        runtimes = {size: stack.enter_context(ramify.Runtime(model, port=0, prefill_budget=size)) for size in sizes}
+        runtimes = {size: stack.enter_context(ramiform.Runtime(model, port=0, prefill_budget=size)) for size in sizes}
         info = next(iter(runtimes.values())).info
         off = info.context_length + num_streams  # so that a whole prompt and every stream's token are one step
-        runtimes[off] = stack.enter_context(ramify.Runtime(model, port=0, prefill_budget=off))
+        runtimes[off] = stack.enter_context(ramiform.Runtime(model, port=0, prefill_budget=off))
         long = prompt_tokens or min(1536, info.context_length * 3 // 4)
         load = Load(num_streams, num_prompts, long, stream_tokens=info.context_length - 16)
         runs: dict[int, list[dict[str, float]]] = {size: [] for size in runtimes}

@@ -15,10 +15,10 @@ from typing import Any
 import torch
 import transformers
 
-from ramify.runtime.checkpoint import SHIPPED_MODEL
-from ramify.runtime.engine import Engine
-from ramify.runtime.protocol.core import CoreReply, FromCore, Generate, RequestFailed
-from ramify.runtime.scheduler.scheduler import Scheduler
+from ramiform.runtime.checkpoint import SHIPPED_MODEL
+from ramiform.runtime.engine import Engine
+from ramiform.runtime.protocol.core import CoreReply, FromCore, Generate, RequestFailed
+from ramiform.runtime.scheduler.scheduler import Scheduler
 
 COMPILE_POLL = 0.001  # seconds between looks while nothing but grammars is under way
 

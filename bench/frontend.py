@@ -26,9 +26,9 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-import ramify
-from ramify.bench.bare_relay import BareRelay
-from ramify.bench.raw_http import RawClient
+import ramiform
+from ramiform.bench.bare_relay import BareRelay
+from ramiform.bench.raw_http import RawClient
 
 TARGET_REQUEST_MS = 1.5
 TARGET_TOKEN_US = 60.0
@@ -56,17 +56,17 @@ class Processors:
         return sum(time.clock_gettime(clock) for clock in self._clocks)
 
 
-def frontend_pids(runtime: ramify.Runtime) -> list[int]:
+def frontend_pids(runtime: ramiform.Runtime) -> list[int]:
     """The first frontend and its siblings; not the core."""
     children = Path(f"/proc/{runtime.pid}/task/{runtime.pid}/children").read_text().split()
-    siblings = [pid for pid in children if b"ramify.runtime.sibling" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    siblings = [pid for pid in children if b"ramiform.runtime.sibling" in Path(f"/proc/{pid}/cmdline").read_bytes()]
     return [runtime.pid, *map(int, siblings)]
 
 
 def num_steps(url: str) -> float:
     """Forwards since the core started."""
     lines = httpx.get(f"{url}/metrics").text.splitlines()
-    return next(float(line.rpartition(" ")[2]) for line in lines if line.startswith("ramify_steps_total"))
+    return next(float(line.rpartition(" ")[2]) for line in lines if line.startswith("ramiform_steps_total"))
 
 
 def text_of(draw: random.Random, num_words: int) -> str:
@@ -262,7 +262,7 @@ def main(
         assert model is not None, "--url needs --model"
         measure_load(url, model, None, figures)
     else:
-        with ramify.Runtime(port=0, num_pages=8192, max_running=256, frontends=frontends) as runtime:
+        with ramiform.Runtime(port=0, num_pages=8192, max_running=256, frontends=frontends) as runtime:
             assert runtime.url is not None
             processors = Processors(frontend_pids(runtime))
             measure_floor(figures)

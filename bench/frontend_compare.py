@@ -28,12 +28,12 @@ import httpx
 import typer
 from rich.console import Console
 
-import ramify
-from ramify.bench.raw_http import RawClient
+import ramiform
+from ramiform.bench.raw_http import RawClient
 
 WAYS = (("/v1/completions", True), ("/v1/chat/completions", True), ("/v1/completions", False))  # streamed or whole
 LOADS = ((1, 300), (8, 100), (32, 60))  # streams at once, tokens of each
-START = "import sys; sys.argv = ['ramify', 'serve', *sys.argv[1:]]; from ramify.cli import main; main()"
+START = "import sys; sys.argv = ['ramiform', 'serve', *sys.argv[1:]]; from ramiform.cli import main; main()"
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Server:
 def serving(checkout: Path, folder: Path) -> Iterator[Server]:
     """The runtime of a checkout, under the name that its own imports have."""
     folder.mkdir()
-    (folder / "ramify").symlink_to(checkout.resolve())
+    (folder / "ramiform").symlink_to(checkout.resolve())
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     arguments = ["--port", str(port), "--num-pages", "4096", "--max-running", "64", "--log-level", "warning"]
@@ -104,7 +104,7 @@ def load(server: Server, route: str, streamed: bool, num: int, num_tokens: int) 
 
 
 def main(
-    other: Annotated[Path, typer.Argument(help="a checkout of ramify to compare with")],
+    other: Annotated[Path, typer.Argument(help="a checkout of ramiform to compare with")],
     rounds: Annotated[int, typer.Option(help="of every load on both, the first of which does not count")] = 8,
     out: Annotated[Path | None, typer.Option(help="write the table there too, as Markdown")] = None,
 ) -> None:
@@ -112,7 +112,7 @@ def main(
     rates: dict[str, list[tuple[float, float]]] = defaultdict(list)
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        ours = stack.enter_context(serving(Path(ramify.__file__).parent, folder / "this"))
+        ours = stack.enter_context(serving(Path(ramiform.__file__).parent, folder / "this"))
         theirs = stack.enter_context(serving(other, folder / "other"))
         for number in range(rounds):
             for num, num_tokens in LOADS:

@@ -19,13 +19,13 @@ from typing import Annotated, Literal
 
 import typer
 
-from ramify.bench.grammar_cases import Whitespace, load_cases
-from ramify.bench.grammar_engines import KINDS
-from ramify.bench.grammar_measure import Options, Result
-from ramify.bench.grammar_plots import plot
-from ramify.bench.grammar_pool import Setup, measure
-from ramify.bench.grammar_report import failures_text, report, slowest
-from ramify.bench.grammar_tokens import find_tokenizer
+from ramiform.bench.grammar_cases import Whitespace, load_cases
+from ramiform.bench.grammar_engines import KINDS
+from ramiform.bench.grammar_measure import Options, Result
+from ramiform.bench.grammar_plots import plot
+from ramiform.bench.grammar_pool import Setup, measure
+from ramiform.bench.grammar_report import failures_text, report, slowest
+from ramiform.bench.grammar_tokens import find_tokenizer
 
 TEKKEN = "tekken_240911.json"
 RESULTS = Path(__file__).parent / "results"

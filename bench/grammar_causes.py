@@ -20,11 +20,11 @@ import msgspec
 import numpy as np
 import typer
 
-from ramify.bench.grammar_cases import load_cases
-from ramify.bench.grammar_tokens import find_tokenizer, load_tokens
-from ramify.constrained import CompiledGrammar, GrammarError, JsonSchema, Vocabulary, compile_constraint
-from ramify.constrained.automaton import Automaton
-from ramify.constrained.masks import Walker
+from ramiform.bench.grammar_cases import load_cases
+from ramiform.bench.grammar_tokens import find_tokenizer, load_tokens
+from ramiform.constrained import CompiledGrammar, GrammarError, JsonSchema, Vocabulary, compile_constraint
+from ramiform.constrained.automaton import Automaton
+from ramiform.constrained.masks import Walker
 
 TEKKEN = "tekken_240911.json"
 clock = time.thread_time_ns

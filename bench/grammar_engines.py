@@ -16,8 +16,8 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from ramify.bench.grammar_cases import SEPARATORS, Whitespace
-from ramify.bench.grammar_tokens import Tokens
+from ramiform.bench.grammar_cases import SEPARATORS, Whitespace
+from ramiform.bench.grammar_tokens import Tokens
 
 
 class Refused(Exception):
@@ -47,14 +47,14 @@ class Native:
     """Ours. `order="schema"` steers to the schema's order of properties, as the peers do."""
 
     def __init__(self, tokens: Tokens, order: str) -> None:
-        from ramify.constrained import Vocabulary
+        from ramiform.constrained import Vocabulary
 
         self.bits = np.zeros(-(-len(tokens.data) // 32), np.int32)
         self._vocabulary = Vocabulary.from_tokens(tokens.data, [tokens.eos])
         self._order = order
 
     def compile(self, schema: Any, whitespace: Whitespace) -> Callable[[], Session]:
-        from ramify.constrained import GrammarError, JsonSchema, compile_constraint
+        from ramiform.constrained import GrammarError, JsonSchema, compile_constraint
 
         try:
             grammar = compile_constraint(JsonSchema(schema), self._vocabulary, whitespace=whitespace, order=self._order)
@@ -217,8 +217,8 @@ class Kind:
 
 
 KINDS: dict[str, Kind] = {
-    "native": Kind(lambda tokens: Native(tokens, "any"), "ramify"),
-    "native-ordered": Kind(lambda tokens: Native(tokens, "schema"), "ramify"),
+    "native": Kind(lambda tokens: Native(tokens, "any"), "ramiform"),
+    "native-ordered": Kind(lambda tokens: Native(tokens, "schema"), "ramiform"),
     "llguidance": Kind(lambda tokens: Llguidance(tokens, lenient=False), "llguidance"),
     "llguidance-lenient": Kind(lambda tokens: Llguidance(tokens, lenient=True), "llguidance"),
     "xgrammar": Kind(lambda tokens: Xgrammar(tokens, strict=True), "xgrammar"),

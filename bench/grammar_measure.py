@@ -15,9 +15,9 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from ramify.bench.grammar_cases import Case, Instance, Spelling, Whitespace
-from ramify.bench.grammar_engines import Engine, Refused, Session
-from ramify.bench.grammar_tokens import Tokens
+from ramiform.bench.grammar_cases import Case, Instance, Spelling, Whitespace
+from ramiform.bench.grammar_engines import Engine, Refused, Session
+from ramiform.bench.grammar_tokens import Tokens
 
 Outcome = Literal["compiled", "refused", "crashed", "timeout"]
 SHOWN = 60  # characters around the place where an instance went wrong

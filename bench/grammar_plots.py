@@ -11,8 +11,8 @@ from pathlib import Path
 
 import numpy as np
 
-from ramify.bench.grammar_measure import Result
-from ramify.bench.grammar_report import compiled_values
+from ramiform.bench.grammar_measure import Result
+from ramiform.bench.grammar_report import compiled_values
 
 # The tail is what holds a batch: the axis counts nines.
 PERCENTILES = 100 - 100 / 10 ** np.linspace(0.05, 4, 200)

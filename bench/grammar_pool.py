@@ -19,10 +19,10 @@ from pathlib import Path
 
 import msgspec
 
-from ramify.bench.grammar_cases import Case, Instance
-from ramify.bench.grammar_engines import KINDS
-from ramify.bench.grammar_measure import Measurer, Options, Result
-from ramify.bench.grammar_tokens import load_tokens
+from ramiform.bench.grammar_cases import Case, Instance
+from ramiform.bench.grammar_engines import KINDS
+from ramiform.bench.grammar_measure import Measurer, Options, Result
+from ramiform.bench.grammar_tokens import load_tokens
 
 START_LIMIT = 300.0  # seconds to load a vocabulary into every engine and to compile kernels
 WARM_UP = Case(

@@ -10,8 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from ramify.bench.grammar_cases import Case
-from ramify.bench.grammar_measure import Result
+from ramiform.bench.grammar_cases import Case
+from ramiform.bench.grammar_measure import Result
 
 PERCENTILES = (50.0, 90.0, 99.0, 99.9)
 NUM_REASONS = 25

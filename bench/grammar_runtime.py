@@ -23,16 +23,16 @@ from typing import Annotated, Any
 import torch
 import typer
 
-from ramify.bench.constrained_runs import Output, play, random_checkpoint
-from ramify.bench.grammar_cases import Case, load_cases
-from ramify.bench.grammar_judge import verdict
-from ramify.bench.report import table
-from ramify.runtime.core import load
-from ramify.runtime.protocol.config import CoreConfig
-from ramify.runtime.protocol.core import Generate
-from ramify.runtime.protocol.sampling import Constraint, SamplingParams
-from ramify.runtime.scheduler.scheduler import Scheduler
-from ramify.runtime.tokenizer import load_tokenizer
+from ramiform.bench.constrained_runs import Output, play, random_checkpoint
+from ramiform.bench.grammar_cases import Case, load_cases
+from ramiform.bench.grammar_judge import verdict
+from ramiform.bench.report import table
+from ramiform.runtime.core import load
+from ramiform.runtime.protocol.config import CoreConfig
+from ramiform.runtime.protocol.core import Generate
+from ramiform.runtime.protocol.sampling import Constraint, SamplingParams
+from ramiform.runtime.scheduler.scheduler import Scheduler
+from ramiform.runtime.tokenizer import load_tokenizer
 
 CLOSING = frozenset(b'"]}')
 

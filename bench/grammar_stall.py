@@ -22,12 +22,12 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 
-from ramify.runtime.core import SWITCH_INTERVAL, load
-from ramify.runtime.grammars import Grammars
-from ramify.runtime.protocol.config import CoreConfig
-from ramify.runtime.protocol.core import Generate, Tokens
-from ramify.runtime.protocol.errors import RequestError
-from ramify.runtime.protocol.sampling import Constraint, SamplingParams
+from ramiform.runtime.core import SWITCH_INTERVAL, load
+from ramiform.runtime.grammars import Grammars
+from ramiform.runtime.protocol.config import CoreConfig
+from ramiform.runtime.protocol.core import Generate, Tokens
+from ramiform.runtime.protocol.errors import RequestError
+from ramiform.runtime.protocol.sampling import Constraint, SamplingParams
 
 RESULTS = Path(__file__).parent / "results"
 TOKENS = [bytes([byte]) for byte in range(256)]

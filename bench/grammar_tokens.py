@@ -14,10 +14,10 @@ from pathlib import Path
 
 import tiktoken
 
-from ramify.runtime.tokenizer.config_files import TokenizerFacts, read_facts
-from ramify.runtime.tokenizer.hf import HFTokenizer
-from ramify.runtime.tokenizer.sp import SentencePieceTokenizer
-from ramify.runtime.tokenizer.vocabulary import VocabularyTokenizer
+from ramiform.runtime.tokenizer.config_files import TokenizerFacts, read_facts
+from ramiform.runtime.tokenizer.hf import HFTokenizer
+from ramiform.runtime.tokenizer.sp import SentencePieceTokenizer
+from ramiform.runtime.tokenizer.vocabulary import VocabularyTokenizer
 
 TEKKEN_EOS = 2
 

@@ -22,19 +22,19 @@ from typing import Annotated, Any
 import torch
 import typer
 
-from ramify.bench.constrained_runs import Cost, Output, play
-from ramify.bench.report import table
-from ramify.constrained import Choices, JsonSchema, PropertyOrder, Regex, Vocabulary, compile_constraint
-from ramify.constrained import Constraint as GrammarSource
-from ramify.runtime.checkpoint import find_checkpoint
-from ramify.runtime.core import load
-from ramify.runtime.engine import Engine
-from ramify.runtime.protocol.config import CoreConfig
-from ramify.runtime.protocol.core import FlushCache, Generate
-from ramify.runtime.protocol.sampling import Constraint, SamplingParams
-from ramify.runtime.scheduler.retokenise import Retokeniser
-from ramify.runtime.scheduler.scheduler import Scheduler, VocabularyFacts, make_cache
-from ramify.runtime.tokenizer import load_tokenizer
+from ramiform.bench.constrained_runs import Cost, Output, play
+from ramiform.bench.report import table
+from ramiform.constrained import Choices, JsonSchema, PropertyOrder, Regex, Vocabulary, compile_constraint
+from ramiform.constrained import Constraint as GrammarSource
+from ramiform.runtime.checkpoint import find_checkpoint
+from ramiform.runtime.core import load
+from ramiform.runtime.engine import Engine
+from ramiform.runtime.protocol.config import CoreConfig
+from ramiform.runtime.protocol.core import FlushCache, Generate
+from ramiform.runtime.protocol.sampling import Constraint, SamplingParams
+from ramiform.runtime.scheduler.retokenise import Retokeniser
+from ramiform.runtime.scheduler.scheduler import Scheduler, VocabularyFacts, make_cache
+from ramiform.runtime.tokenizer import load_tokenizer
 
 PROMPT = "Question: What do we know about Ada Brown, number {}, who lives in Paris and keeps two spiders?\nAnswer: "
 PERSON = {

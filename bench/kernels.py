@@ -46,8 +46,8 @@ class Shape:
     def __init__(
         self, num_rows: int, num_keys: int, num_queries: int, stored: torch.dtype, *, tree: bool = False
     ) -> None:
-        from ramify.kernels.kv_cache import KvCache
-        from ramify.kernels.triton import paged_rows
+        from ramiform.kernels.kv_cache import KvCache
+        from ramiform.kernels.triton import paged_rows
 
         pages = -(-num_keys // PAGE_SIZE)
         table_RP = torch.randperm(num_rows * pages, device="cuda").view(num_rows, pages)
@@ -72,16 +72,16 @@ class Shape:
         self.kv_bytes = 2 * num_rows * num_keys * K * D * stored.itemsize
 
     def split(self, *, tile: int = 64) -> Callable[[], object]:
-        from ramify.kernels.triton.split_attention import split_attention
-        from ramify.kernels.triton.splits import make_splits
-        from ramify.kernels.triton.tables import num_splits_wanted
+        from ramiform.kernels.triton.split_attention import split_attention
+        from ramiform.kernels.triton.splits import make_splits
+        from ramiform.kernels.triton.tables import num_splits_wanted
 
         splits = make_splits(self.rows.num_keys_R, num_wanted=num_splits_wanted(self.q_THD.device, K), tile=tile)
         return lambda: split_attention(self.q_THD, self.kv, self.rows, splits, self.out_THD, D**-0.5)
 
     def chunk(self) -> Callable[[], object]:
-        from ramify.kernels.triton.chunk_attention import chunk_attention, query_tiles
-        from ramify.kernels.triton.tables import chunk_tile
+        from ramiform.kernels.triton.chunk_attention import chunk_attention, query_tiles
+        from ramiform.kernels.triton.tables import chunk_tile
 
         tile = chunk_tile(self.q_THD.device, D, self.kv.k_SKD.dtype)
         tiles = query_tiles(
@@ -149,9 +149,9 @@ def chunk_rows(seconds: Measure, product_rate: float) -> Iterator[dict[str, Any]
 
 
 def other_rows(seconds: Measure, copy_rate: float) -> Iterator[dict[str, Any]]:
-    from ramify.kernels.reference import layers as plain
-    from ramify.kernels.reference import sampling as plain_sampling
-    from ramify.kernels.triton import layers, logits, sampling
+    from ramiform.kernels.reference import layers as plain
+    from ramiform.kernels.reference import sampling as plain_sampling
+    from ramiform.kernels.triton import layers, logits, sampling
 
     x = torch.randn(4096, 4096, device="cuda", dtype=torch.bfloat16)
     weight = torch.ones(4096, device="cuda", dtype=torch.bfloat16)
@@ -179,7 +179,7 @@ def other_rows(seconds: Measure, copy_rate: float) -> Iterator[dict[str, Any]]:
     )
     logits_RV = torch.randn(64, VOCAB, device="cuda")
     bitmask_RW = torch.full((64, -(-VOCAB // 32)), -1, dtype=torch.int32, device="cuda")
-    from ramify.kernels.reference.logits import apply_token_bitmask
+    from ramiform.kernels.reference.logits import apply_token_bitmask
 
     yield row(
         "token mask",

@@ -30,14 +30,14 @@ import offline  # noqa: E402
 from corpus.mix import SKILLS, cases, cases_of  # noqa: E402
 from quantization_skills import SEED, Answers, Greedy, answers, change  # noqa: E402
 
-from ramify.runtime.checkpoint import SHIPPED_MODEL  # noqa: E402
-from ramify.runtime.core import Core, load  # noqa: E402
-from ramify.runtime.engine.kv_pool import PAGE_SIZE, bytes_per_page  # noqa: E402
-from ramify.runtime.engine.kv_ranges import KvRanges, measure, random_texts, write_ranges  # noqa: E402
-from ramify.runtime.models.config import read_config  # noqa: E402
-from ramify.runtime.models.load import load_model  # noqa: E402
-from ramify.runtime.protocol.config import CoreConfig, KvDtypeName  # noqa: E402
-from ramify.runtime.quantize.perplexity import perplexity  # noqa: E402
+from ramiform.runtime.checkpoint import SHIPPED_MODEL  # noqa: E402
+from ramiform.runtime.core import Core, load  # noqa: E402
+from ramiform.runtime.engine.kv_pool import PAGE_SIZE, bytes_per_page  # noqa: E402
+from ramiform.runtime.engine.kv_ranges import KvRanges, measure, random_texts, write_ranges  # noqa: E402
+from ramiform.runtime.models.config import read_config  # noqa: E402
+from ramiform.runtime.models.load import load_model  # noqa: E402
+from ramiform.runtime.protocol.config import CoreConfig, KvDtypeName  # noqa: E402
+from ramiform.runtime.quantize.perplexity import perplexity  # noqa: E402
 
 CALIBRATION_SEED = 5
 SCENARIOS = (
@@ -133,7 +133,7 @@ def speeds(cores: dict[Kind, Core], repeat: int) -> Rows:
         seconds: dict[Kind, list[float]] = {kind: [] for kind in KINDS}
         for _ in range(repeat):
             for kind, core in cores.items():
-                seconds[kind].append(offline.run_ramify(core.engine, core.scheduler, scenario, batch))
+                seconds[kind].append(offline.run_ramiform(core.engine, core.scheduler, scenario, batch))
         medians = [statistics.median(seconds[kind]) for kind in KINDS]
         rows[f"speed, {scenario.name}"] = [f"{medians[0] / median:.2f}" for median in medians]
     return rows
@@ -145,7 +145,7 @@ def main(
     repeat: Annotated[int, typer.Option(help="runs of each speed; 0: none")] = 5,
     out: Annotated[Path | None, typer.Option(help="write the table there too")] = None,
 ) -> None:
-    logging.getLogger("ramify").setLevel(logging.ERROR)
+    logging.getLogger("ramiform").setLevel(logging.ERROR)
     cores: dict[Kind, Core] = {}
     with tempfile.TemporaryDirectory() as folder:
         for name, measured in ranges(100).items():

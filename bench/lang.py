@@ -23,12 +23,12 @@ from typing import Annotated, Any
 import httpx
 import typer
 
-import ramify
-from ramify import ProgramState, gen
-from ramify.lang.backend import get_server_info
-from ramify.runtime.protocol import session
-from ramify.runtime.protocol.client import Connection
-from ramify.runtime.protocol.errors import ErrorInfo
+import ramiform
+from ramiform import ProgramState, gen
+from ramiform.lang.backend import get_server_info
+from ramiform.runtime.protocol import session
+from ramiform.runtime.protocol.client import Connection
+from ramiform.runtime.protocol.errors import ErrorInfo
 
 HEADER = (
     "Ada Brown lives in Paris and works as a driver. Tom Weber lives in Rome and likes chess. "
@@ -70,13 +70,13 @@ class Listening:
         raise error.to_exception()
 
 
-@ramify.function
+@ramiform.function
 def texts(s: ProgramState, size: int) -> None:
     for _ in range(size):
         s += "x"
 
 
-@ramify.function
+@ramiform.function
 def forks(s: ProgramState, size: int) -> None:
     for _ in range(size):
         branches = s.fork(2)
@@ -84,19 +84,19 @@ def forks(s: ProgramState, size: int) -> None:
         branches.join()
 
 
-@ramify.function
+@ramiform.function
 def small(s: ProgramState, number: int) -> None:
     s += f"Question {number}: What is {number} plus 1?\nAnswer:"
     s += gen("answer", max_tokens=1, temperature=0)
 
 
-@ramify.function
+@ramiform.function
 async def small_async(s: ProgramState, number: int) -> None:
     small(s, number)
     await s.get("answer")
 
 
-@ramify.function
+@ramiform.function
 def interview(s: ProgramState, name: str) -> None:
     """Two generations in a row, then three branches: what each sees begins with what the one before has seen."""
     s += HEADER + f"Question: Where does {name} live?\nAnswer:" + gen("where", max_tokens=8, temperature=0)
@@ -177,8 +177,8 @@ def imports(repeat: int) -> list[Row]:
     """Milliseconds of a new process that does this and ends, its interpreter's start included, and without it."""
     scripts = {
         "nothing": "pass",
-        "import ramify": "import ramify",
-        "import ramify, and what connects to a runtime": "import ramify, ramify.runtime.protocol.client",
+        "import ramiform": "import ramiform",
+        "import ramiform, and what connects to a runtime": "import ramiform, ramiform.runtime.protocol.client",
     }
     taken = {
         name: median(repeat, lambda script=script: seconds(lambda: _in_process(script)))  # type: ignore[misc]
@@ -194,10 +194,10 @@ def _in_process(script: str) -> None:
     subprocess.run([sys.executable, "-P", "-c", script], check=True)
 
 
-def recorded(program: ramify.Program, size: int) -> float:
+def recorded(program: ramiform.Program, size: int) -> float:
     """Seconds until the program has been said, without waiting for what it does."""
 
-    @ramify.function
+    @ramiform.function
     def body(s: ProgramState) -> None:
         nonlocal taken
         start = time.perf_counter()
@@ -210,7 +210,7 @@ def recorded(program: ramify.Program, size: int) -> float:
 
 
 def overheads(connection: Connection, size: int, repeat: int) -> list[Row]:
-    compiled = {program: ramify.function(program.function) for program in (texts, forks)}
+    compiled = {program: ramiform.function(program.function) for program in (texts, forks)}
     for program in compiled.values():
         program.compile(size=1)
     per_text = {
@@ -236,7 +236,7 @@ def overheads(connection: Connection, size: int, repeat: int) -> list[Row]:
 
 def throughput(size: int, repeat: int) -> list[Row]:
     batch = [{"number": number} for number in range(size)]
-    compiled = ramify.function(small.function)
+    compiled = ramiform.function(small.function)
     compiled.compile(number=1)
     ways: dict[str, Callable[[], Any]] = {
         "threads": lambda: small.run_batch(batch),
@@ -251,7 +251,7 @@ def throughput(size: int, repeat: int) -> list[Row]:
 
 def round_trips(connection: Connection, url: str) -> list[Row]:
     """Messages from the client for one program; a call over HTTP is one, and waits for its answer besides."""
-    compiled = ramify.function(interview.function)
+    compiled = ramiform.function(interview.function)
     compiled.compile(name="Ada Brown")
     rows: list[Row] = []
     for name, program in (("plain", interview), ("compiled", compiled)):
@@ -263,7 +263,7 @@ def round_trips(connection: Connection, url: str) -> list[Row]:
 
 def against_http(url: str, num_programs: int) -> list[Row]:
     names = [f"Ada {number}" for number in range(num_programs)]
-    compiled = ramify.function(interview.function)
+    compiled = ramiform.function(interview.function)
     compiled.compile(name="Ada")
     arguments = [{"name": name} for name in names]
     ways: dict[str, Callable[[], tuple[float, int, int, int]]] = {
@@ -274,7 +274,7 @@ def against_http(url: str, num_programs: int) -> list[Row]:
     rows = []
     for name, run in ways.items():
         run()  # warm
-        ramify.flush_cache()
+        ramiform.flush_cache()
         taken, sent, prefilled, calls = run()
         rows.append({"way": name, "calls": calls, "tokens sent": sent, "tokens prefilled": prefilled, "s": taken})
     return rows
@@ -302,8 +302,8 @@ def main(
 ) -> None:
     if tiny:
         repeat, operations, programs = 1, 10, 20
-    with ramify.Runtime(model, port=0, log_level="error") as runtime:
-        ramify.set_default_backend(runtime)
+    with ramiform.Runtime(model, port=0, log_level="error") as runtime:
+        ramiform.set_default_backend(runtime)
         connection = runtime.connection()
         info = get_server_info()
         assert runtime.url is not None

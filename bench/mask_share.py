@@ -18,13 +18,13 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 
-from ramify.bench.grammar_tokens import find_tokenizer, load_tokens
-from ramify.bench.jump import PERSON, Bench, tasks
-from ramify.bench.report import table
-from ramify.constrained import JsonSchema, Matcher, Vocabulary, compile_constraint, fill_batch
-from ramify.runtime.checkpoint import SHIPPED_MODEL
-from ramify.runtime.scheduler.masks import next_mask
-from ramify.runtime.tokenizer import load_tokenizer
+from ramiform.bench.grammar_tokens import find_tokenizer, load_tokens
+from ramiform.bench.jump import PERSON, Bench, tasks
+from ramiform.bench.report import table
+from ramiform.constrained import JsonSchema, Matcher, Vocabulary, compile_constraint, fill_batch
+from ramiform.runtime.checkpoint import SHIPPED_MODEL
+from ramiform.runtime.scheduler.masks import next_mask
+from ramiform.runtime.tokenizer import load_tokenizer
 
 STRIDE = 7  # tokens between the places of a batch's rows
 OBJECT = {

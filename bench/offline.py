@@ -24,14 +24,14 @@ from rich.console import Console
 from rich.table import Table
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from ramify.bench.random_model import qwen2_shaped
-from ramify.runtime.checkpoint import find_checkpoint
-from ramify.runtime.core import load
-from ramify.runtime.engine import Engine
-from ramify.runtime.protocol.config import CoreConfig
-from ramify.runtime.protocol.core import FlushCache, Generate
-from ramify.runtime.protocol.sampling import SamplingParams
-from ramify.runtime.scheduler.scheduler import Scheduler
+from ramiform.bench.random_model import qwen2_shaped
+from ramiform.runtime.checkpoint import find_checkpoint
+from ramiform.runtime.core import load
+from ramiform.runtime.engine import Engine
+from ramiform.runtime.protocol.config import CoreConfig
+from ramiform.runtime.protocol.core import FlushCache, Generate
+from ramiform.runtime.protocol.sampling import SamplingParams
+from ramiform.runtime.scheduler.scheduler import Scheduler
 
 DEFAULT_THREADS = torch.get_num_threads()  # before the engine chooses its own
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -79,7 +79,7 @@ def prompts(scenario: Scenario, vocab_size: int, seed: int) -> list[list[int]]:
     return [shared + draw.choices(range(vocab_size), k=rest) for _ in range(scenario.num_requests)]
 
 
-def run_ramify(engine: Engine, scheduler: Scheduler, scenario: Scenario, batch: list[list[int]]) -> float:
+def run_ramiform(engine: Engine, scheduler: Scheduler, scenario: Scenario, batch: list[list[int]]) -> float:
     """Seconds for the batch on an empty cache."""
     scheduler.handle(FlushCache(0), time.monotonic(), b"")
     sampling = SamplingParams(max_new_tokens=scenario.output_tokens, temperature=0.0, ignore_eos=True, seed=0)
@@ -142,7 +142,7 @@ def main(
         for seed in range(repeat + 1):
             batch = prompts(scenario, info.vocab_size, seed)
             times = (
-                run_ramify(engine, scheduler, scenario, batch),
+                run_ramiform(engine, scheduler, scenario, batch),
                 run_transformers(baseline, scenario, batch, threads),
             )
             if seed:  # the first run warms both up

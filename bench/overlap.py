@@ -27,13 +27,13 @@ import numpy as np
 import torch
 import typer
 
-from ramify.bench.report import table
-from ramify.runtime.core import load
-from ramify.runtime.pipeline import Launches, Pipeline
-from ramify.runtime.protocol.config import CoreConfig
-from ramify.runtime.protocol.core import FlushCache, FromCore, Generate, Tokens
-from ramify.runtime.protocol.sampling import Constraint, SamplingParams
-from ramify.runtime.scheduler.plan import ForwardPlan, ForwardResult, Row, RowResult, SamplingPlan
+from ramiform.bench.report import table
+from ramiform.runtime.core import load
+from ramiform.runtime.pipeline import Launches, Pipeline
+from ramiform.runtime.protocol.config import CoreConfig
+from ramiform.runtime.protocol.core import FlushCache, FromCore, Generate, Tokens
+from ramiform.runtime.protocol.sampling import Constraint, SamplingParams
+from ramiform.runtime.scheduler.plan import ForwardPlan, ForwardResult, Row, RowResult, SamplingPlan
 
 PROMPT_TOKENS, OUTPUT_TOKENS = 64, 64
 PERSON = {

@@ -1,4 +1,4 @@
-"""ramify beside vLLM and llama.cpp on a CPU: the same model, the same load over HTTP, in one run.
+"""ramiform beside vLLM and llama.cpp on a CPU: the same model, the same load over HTTP, in one run.
 
     python -P bench/peers.py --vllm VENV/bin/python --llama-server BINARY [--small] [--rounds 3] [--out FILE.md]
 
@@ -25,10 +25,10 @@ import torch
 import transformers
 import typer
 
-from ramify.bench import peers_engines as engines
-from ramify.bench.peers_checkpoint import make_checkpoint
-from ramify.bench.peers_load import Run, Scenario, prompts, scenarios, send
-from ramify.bench.report import table
+from ramiform.bench import peers_engines as engines
+from ramiform.bench.peers_checkpoint import make_checkpoint
+from ramiform.bench.peers_load import Run, Scenario, prompts, scenarios, send
+from ramiform.bench.report import table
 
 WARM_UP = Scenario("warm up", 2, 64, 4)
 
@@ -60,7 +60,7 @@ def rows(runs: dict[tuple[str, str], list[Run]], names: list[str], which: list[S
             row[name] = _shown(runs[name, scenario.name])
         for name in names[1:]:
             pairs = zip(runs[names[0], scenario.name], runs[name, scenario.name], strict=True)
-            row[f"ramify / {name}"] = f"{statistics.median(a.speed / b.speed for a, b in pairs):.2f}"
+            row[f"ramiform / {name}"] = f"{statistics.median(a.speed / b.speed for a, b in pairs):.2f}"
         result.append(row)
     return result
 
@@ -103,7 +103,7 @@ def main(
             make_checkpoint(folder, small=small, dtype=getattr(torch, dtype))
         vocab_size = transformers.AutoConfig.from_pretrained(folder).vocab_size
         ports = [engines.free_port() for _ in range(3)]
-        launches = [engines.ramify(folder, dtype, ports[0])]
+        launches = [engines.ramiform(folder, dtype, ports[0])]
         if vllm is not None:
             launches.append(engines.vllm(vllm, folder, dtype, ports[1]))
         if llama_server is not None:

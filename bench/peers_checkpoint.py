@@ -1,4 +1,4 @@
-"""One model that ramify, vLLM and llama.cpp all load: random weights, a whole vocabulary, and the same as a GGUF file.
+"""Write one random model that ramiform, vLLM and llama.cpp all load: a whole vocabulary, and a GGUF copy.
 
 What it says is noise; what it costs is what a trained model of the shape costs, detokenising included.
 """
@@ -13,8 +13,8 @@ import torch
 import transformers
 from gguf import GGMLQuantizationType as Type
 
-from ramify.bench.random_model import qwen2_shaped
-from ramify.tests.models.gguf_files import add_bpe_tokenizer, write_gguf
+from ramiform.bench.random_model import qwen2_shaped
+from ramiform.tests.models.gguf_files import add_bpe_tokenizer, write_gguf
 
 SMALL: dict[str, int] = {  # 16M parameters with 32,768 tokens
     "hidden_size": 256,

@@ -20,11 +20,11 @@ from typing import Any
 import httpx
 import psutil
 
-from ramify.bench.peers_checkpoint import GGUF_NAME
+from ramiform.bench.peers_checkpoint import GGUF_NAME
 
 CONTEXT = 2560
 MAX_REQUESTS = 32  # decoded at once by llama.cpp, which divides its memory among so many; the others need not be told
-KV_GIB = 1  # what ramify takes by default
+KV_GIB = 1  # what ramiform takes by default
 START_SECONDS = 900.0  # vLLM compiles
 IDLE_SHARE = 0.05  # of a core: what a server may take while nobody asks
 
@@ -44,10 +44,10 @@ class Launch:
         return " ".join(words)
 
 
-def ramify(model: Path, dtype: str, port: int) -> Launch:
-    version = _output(sys.executable, "-P", "-c", "import ramify; print(ramify.__version__)")
-    command = [str(Path(sys.executable).with_name("ramify")), "serve", str(model), "--port", str(port)]
-    return Launch("ramify", [*command, "--dtype", dtype], version)
+def ramiform(model: Path, dtype: str, port: int) -> Launch:
+    version = _output(sys.executable, "-P", "-c", "import ramiform; print(ramiform.__version__)")
+    command = [str(Path(sys.executable).with_name("ramiform")), "serve", str(model), "--port", str(port)]
+    return Launch("ramiform", [*command, "--dtype", dtype], version)
 
 
 def vllm(python: Path, model: Path, dtype: str, port: int) -> Launch:

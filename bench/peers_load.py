@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from ramify.bench.raw_http import RawClient
+from ramiform.bench.raw_http import RawClient
 
 RESERVED = 16  # the first ids of a vocabulary are special tokens
 

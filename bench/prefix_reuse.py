@@ -18,17 +18,17 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-import ramify
-from ramify.bench.optimum import bounded_hits, optimal_hits
-from ramify.bench.programs import Workload
-from ramify.bench.report import table
-from ramify.bench.runs import Run
-from ramify.bench.sessions import Player, word_tokens
-from ramify.bench.simulation import VOCABULARY, simulate
-from ramify.bench.workloads import make_workloads
-from ramify.runtime.checkpoint import find_checkpoint
-from ramify.runtime.protocol.config import CoreConfig
-from ramify.runtime.tokenizer import load_tokenizer
+import ramiform
+from ramiform.bench.optimum import bounded_hits, optimal_hits
+from ramiform.bench.programs import Workload
+from ramiform.bench.report import table
+from ramiform.bench.runs import Run
+from ramiform.bench.sessions import Player, word_tokens
+from ramiform.bench.simulation import VOCABULARY, simulate
+from ramiform.bench.workloads import make_workloads
+from ramiform.runtime.checkpoint import find_checkpoint
+from ramiform.runtime.protocol.config import CoreConfig
+from ramiform.runtime.tokenizer import load_tokenizer
 
 ORDERS: tuple[Literal["fcfs", "lpm", "program"], ...] = ("fcfs", "lpm", "program")
 EVICTIONS: tuple[Literal["lru", "lfu", "program"], ...] = ("lru", "lfu", "program")
@@ -134,7 +134,7 @@ def main(
     if only != "scheduler":
         tokenizer = load_tokenizer(find_checkpoint(model))
         workloads = make_workloads(word_tokens(tokenizer), **shape)
-        with ramify.Runtime(model) as on, ramify.Runtime(model, prefix_cache=False) as off:
+        with ramiform.Runtime(model) as on, ramiform.Runtime(model, prefix_cache=False) as off:
             players = {"on": Player(on.connection(), tokenizer), "off": Player(off.connection(), tokenizer)}
             for player in players.values():
                 player.connection.connect()

@@ -36,12 +36,12 @@ import quantization_products
 import quantization_skills
 from corpus.mix import cases
 
-from ramify.bench.random_model import qwen2_shaped
-from ramify.runtime.checkpoint import SHIPPED_MODEL
-from ramify.runtime.core import Core, load
-from ramify.runtime.models.load import load_model
-from ramify.runtime.protocol.config import CoreConfig, QuantizeName
-from ramify.runtime.quantize.perplexity import perplexity
+from ramiform.bench.random_model import qwen2_shaped
+from ramiform.runtime.checkpoint import SHIPPED_MODEL
+from ramiform.runtime.core import Core, load
+from ramiform.runtime.models.load import load_model
+from ramiform.runtime.protocol.config import CoreConfig, QuantizeName
+from ramiform.runtime.quantize.perplexity import perplexity
 
 
 class Kind(NamedTuple):
@@ -125,7 +125,7 @@ def costs(kinds: Kinds, repeat: int) -> Rows:
         for seed in range(repeat + 1):
             batch = offline.prompts(scenario, vocab_size, seed)
             for name, core in cores.items():
-                taken = offline.run_ramify(core.engine, core.scheduler, scenario, batch)
+                taken = offline.run_ramiform(core.engine, core.scheduler, scenario, batch)
                 if seed:  # the first run warms up
                     seconds[name].append(taken)
         medians = {name: statistics.median(taken) for name, taken in seconds.items()}

@@ -1,6 +1,6 @@
 """The model that ships in the formats of checkpoints in few bits, each as its tools write it.
 
-Four bits in AutoAWQ's and GPTQ's layouts hold what `ramify quantize --method awq` and `gptq` find on a text of the
+Four bits in AutoAWQ's and GPTQ's layouts hold what `ramiform quantize --method awq` and `gptq` find on a text of the
 training's kind. GGUF files are mixed as llama.cpp mixes them; their k-quants are rounded more plainly than there
 (`tests/models/k_quants.py`). The tokenizer's way of cutting text has no name in GGUF, so who uses those files here
 sends tokens.
@@ -26,10 +26,10 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "examples" / "demo_model"))
 
 from corpus.mix import cases
 
-from ramify.runtime.checkpoint import SHIPPED_MODEL
-from ramify.runtime.models.quantised import nibbles
-from ramify.runtime.quantize.write import Method, write_quantised
-from ramify.tests.models.gguf_files import add_bpe_tokenizer, write_gguf
+from ramiform.runtime.checkpoint import SHIPPED_MODEL
+from ramiform.runtime.models.quantised import nibbles
+from ramiform.runtime.quantize.write import Method, write_quantised
+from ramiform.tests.models.gguf_files import add_bpe_tokenizer, write_gguf
 
 Tensors = dict[str, torch.Tensor]
 CALIBRATION_SEED, CALIBRATION_DOCUMENTS = 5, 300
@@ -80,7 +80,7 @@ def _shuffled(numbers: torch.Tensor) -> torch.Tensor:
 
 
 def _repacked(out: Path, method: Method, stored: Callable[..., Tensors], **config: Any) -> Path:
-    """What `ramify quantize` writes, in another layout."""
+    """What `ramiform quantize` writes, in another layout."""
     ours = out.with_name(f"{out.name} ours")
     write_quantised(SHIPPED_MODEL, ours, method, text=_calibration())
     tensors = load_file(ours / WEIGHTS)

@@ -9,10 +9,10 @@ import time
 
 import torch
 
-from ramify.runtime.models.linear import Linear
-from ramify.runtime.models.quantised.factory import make_linear
-from ramify.runtime.models.quantised.scheme import while_loading
-from ramify.runtime.protocol.config import QuantizeName
+from ramiform.runtime.models.linear import Linear
+from ramiform.runtime.models.quantised.factory import make_linear
+from ramiform.runtime.models.quantised.scheme import while_loading
+from ramiform.runtime.protocol.config import QuantizeName
 
 OUTPUTS, INPUTS = 9728, 896  # gate and up of a model of 0.5B
 BYTES = 1 << 27  # of the layers that take turns

@@ -19,10 +19,10 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "examples" / "demo_model"))
 import evaluate
 from corpus.mix import SKILLS, cases_of
 
-from ramify.runtime.checkpoint import SHIPPED_MODEL
-from ramify.runtime.core import Core
-from ramify.runtime.protocol.core import Generate, Tokens
-from ramify.runtime.protocol.sampling import SamplingParams
+from ramiform.runtime.checkpoint import SHIPPED_MODEL
+from ramiform.runtime.core import Core
+from ramiform.runtime.protocol.core import Generate, Tokens
+from ramiform.runtime.protocol.sampling import SamplingParams
 
 SEED = 31
 Answers = dict[str, list[bool]]  # by skill: whether each case is right

@@ -26,7 +26,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from ramify.radix.cache import PrefixCache
+from ramiform.radix.cache import PrefixCache
 
 PAGE_SIZE = 16
 VOCAB_SIZE = 32_000
@@ -42,7 +42,7 @@ class Served(Protocol):
         ...
 
 
-class Ramify:
+class Ramiform:
     def __init__(self, capacity: int) -> None:
         self.cache = PrefixCache(capacity // PAGE_SIZE, PAGE_SIZE)
 
@@ -133,7 +133,7 @@ class TokenTrie:
             self.leaves.move_to_end(parent, last=False)  # as old as what hung from it
 
 
-CACHES: dict[str, Callable[[int], Served]] = {"ramify": Ramify, "flat blocks": FlatBlocks, "token trie": TokenTrie}
+CACHES: dict[str, Callable[[int], Served]] = {"ramiform": Ramiform, "flat blocks": FlatBlocks, "token trie": TokenTrie}
 
 
 class Scenario(msgspec.Struct, frozen=True):
@@ -229,8 +229,8 @@ def measure(scenario: Scenario, names: list[str]) -> dict[str, float | str]:
         for cache in caches.values():
             cache.serve(tokens)
     gc.disable()  # it would walk one cache's objects on another's account; none of them leaves cycles behind
-    ours = caches["ramify"]
-    assert isinstance(ours, Ramify)
+    ours = caches["ramiform"]
+    assert isinstance(ours, Ramiform)
     num_evicted = ours.cache.stats.num_evicted_pages
     times: dict[str, list[float]] = {name: [] for name in names}
     num_hits = dict.fromkeys(names, 0)

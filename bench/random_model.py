@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 import transformers
 
-from ramify.runtime.checkpoint import SHIPPED_MODEL
+from ramiform.runtime.checkpoint import SHIPPED_MODEL
 
 HALF_BILLION: dict[str, int] = {
     "hidden_size": 896,

@@ -24,7 +24,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-import ramify
+import ramiform
 
 
 class Timing(msgspec.Struct, frozen=True):
@@ -171,7 +171,7 @@ def main(
     if url is not None:
         result = asyncio.run(measure(url, *load))
     else:
-        with ramify.Runtime(model, port=0) as runtime:
+        with ramiform.Runtime(model, port=0) as runtime:
             assert runtime.url is not None
             result = asyncio.run(measure(runtime.url, *load))
     show(result)

@@ -13,10 +13,10 @@ from collections.abc import Callable, Sequence
 from itertools import count
 from queue import Empty, SimpleQueue
 
-from ramify.runtime.protocol.client import Connection
-from ramify.runtime.protocol.errors import ErrorInfo
-from ramify.runtime.protocol.sampling import SamplingParams
-from ramify.runtime.protocol.session import (
+from ramiform.runtime.protocol.client import Connection
+from ramiform.runtime.protocol.errors import ErrorInfo
+from ramiform.runtime.protocol.sampling import SamplingParams
+from ramiform.runtime.protocol.session import (
     Append,
     Concatenate,
     Delta,
@@ -28,7 +28,7 @@ from ramify.runtime.protocol.session import (
     Operation,
     Text,
 )
-from ramify.runtime.tokenizer.interface import Tokenizer
+from ramiform.runtime.tokenizer.interface import Tokenizer
 
 from .programs import States, Workload, play_all
 from .runs import Asked, Run
@@ -121,7 +121,7 @@ class Player:
         self._reset()
 
     def run(self, workload: Workload) -> Run:
-        """Play the whole workload. Raises RamifyError when something fails."""
+        """Play the whole workload. Raises RamiformError when something fails."""
         self._reset()
         self._began = time.perf_counter()
         play_all(workload, lambda number: Program(self))

@@ -13,12 +13,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import count
 
-from ramify.radix.cache import PrefixCache
-from ramify.runtime.protocol.config import CoreConfig
-from ramify.runtime.protocol.core import Claim, EndStates, FromCore, Generate, RequestFailed, Tokens
-from ramify.runtime.protocol.sampling import SamplingParams
-from ramify.runtime.scheduler.plan import ForwardPlan, ForwardResult, RowResult
-from ramify.runtime.scheduler.scheduler import Scheduler, VocabularyFacts
+from ramiform.radix.cache import PrefixCache
+from ramiform.runtime.protocol.config import CoreConfig
+from ramiform.runtime.protocol.core import Claim, EndStates, FromCore, Generate, RequestFailed, Tokens
+from ramiform.runtime.protocol.sampling import SamplingParams
+from ramiform.runtime.scheduler.plan import ForwardPlan, ForwardResult, RowResult
+from ramiform.runtime.scheduler.scheduler import Scheduler, VocabularyFacts
 
 from .programs import States, Workload, play_all
 from .runs import Asked, Event, Run

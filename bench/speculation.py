@@ -30,9 +30,9 @@ import torch
 import transformers
 import typer
 
-import ramify
-from ramify.bench.report import table
-from ramify.runtime.checkpoint import SHIPPED_MODEL
+import ramiform
+from ramiform.bench.report import table
+from ramiform.runtime.checkpoint import SHIPPED_MODEL
 
 NAMES = ["Ada Brook", "Tom Field", "Nina Alder", "Otis Lake", "Ruth Stone", "Karl Moor", "Lena Hill", "Igor Reed"]
 TOWNS = ["Lisbon", "Oslo", "Rome", "Paris", "Vienna", "Madrid", "Athens", "Dublin"]
@@ -181,7 +181,7 @@ def main(
                 }
             if name == "draft":
                 settings["speculative_draft_model"] = draft_model
-            runtime = stack.enter_context(ramify.Runtime(model, port=0, **settings))
+            runtime = stack.enter_context(ramiform.Runtime(model, port=0, **settings))
             assert runtime.url is not None
             clients[name] = stack.enter_context(httpx.Client(base_url=runtime.url, timeout=600))
         rows = []

@@ -20,16 +20,16 @@ import torch
 import typer
 from msgspec.structs import replace
 
-from ramify.bench.report import table
-from ramify.bench.speculation import bodies
-from ramify.runtime.checkpoint import SHIPPED_MODEL
-from ramify.runtime.core import Core, load
-from ramify.runtime.protocol.config import CoreConfig, SpeculativeName
-from ramify.runtime.protocol.core import Generate, Tokens
-from ramify.runtime.protocol.sampling import SamplingParams
-from ramify.runtime.scheduler.guard import Guard
-from ramify.runtime.scheduler.scheduler import Scheduler
-from ramify.runtime.tokenizer import load_tokenizer
+from ramiform.bench.report import table
+from ramiform.bench.speculation import bodies
+from ramiform.runtime.checkpoint import SHIPPED_MODEL
+from ramiform.runtime.core import Core, load
+from ramiform.runtime.protocol.config import CoreConfig, SpeculativeName
+from ramiform.runtime.protocol.core import Generate, Tokens
+from ramiform.runtime.protocol.sampling import SamplingParams
+from ramiform.runtime.scheduler.guard import Guard
+from ramiform.runtime.scheduler.scheduler import Scheduler
+from ramiform.runtime.tokenizer import load_tokenizer
 
 
 class Shut(Guard):

@@ -13,16 +13,16 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import msgspec
 
-from ..runtime.protocol.errors import RamifyError, RequestError
+from ..runtime.protocol.errors import RamiformError, RequestError
 from ..runtime.protocol.session import Reply, ToFrontend
 
 if TYPE_CHECKING:
     from ..runtime.protocol.client import Connection, Listener
     from .backends.channel import LocalChannel
 
-ADDRESS_VARIABLE = "RAMIFY_ADDRESS"  # set by `ramify run --address`
-API_KEY_VARIABLE = "RAMIFY_API_KEY"
-KEYS_VARIABLE = "RAMIFY_KEYS"  # set by `ramify run --keys`
+ADDRESS_VARIABLE = "RAMIFORM_ADDRESS"  # set by `ramiform run --address`
+API_KEY_VARIABLE = "RAMIFORM_API_KEY"
+KEYS_VARIABLE = "RAMIFORM_KEYS"  # set by `ramiform run --keys`
 
 
 class Channel(Protocol):
@@ -51,17 +51,17 @@ class Backend(Protocol):
 class RuntimeEndpoint:
     """A runtime that runs already, reached by its address. Connects when first used.
 
-    An address of TCP needs `keys`, a folder as `ramify keys` makes it; by default that of the variable RAMIFY_KEYS.
-    An HTTP address may need `api_key`, by default that of the variable RAMIFY_API_KEY; a runtime of this machine tells
-    there where programs come, and is then reached as by that address, any other as by `HttpRuntime`.
+    An address of TCP needs `keys`, a folder as `ramiform keys` makes it; by default that of the variable RAMIFORM_KEYS.
+    An HTTP address may need `api_key`, by default that of the variable RAMIFORM_API_KEY; a runtime of this machine
+    tells there where programs come, and is then reached as by that address, any other as by `HttpRuntime`.
     Raises RuntimeFailed when it connects and nothing listens there, or what does is not whom the keys name.
     """
 
     def __init__(self, address: str, keys: str | os.PathLike[str] | None = None, *, api_key: str | None = None) -> None:
         if not address.startswith(("ipc://", "tcp://", "inproc://", "http://", "https://")):
             raise RequestError(
-                f"{address!r} is not an address; `ramify serve` prints two, such as http://127.0.0.1:30000 and "
-                "ipc:///tmp/ramify-x/frontend",
+                f"{address!r} is not an address; `ramiform serve` prints two, such as http://127.0.0.1:30000 and "
+                "ipc:///tmp/ramiform-x/frontend",
                 param="address",
                 code="invalid_address",
             )
@@ -127,7 +127,7 @@ def set_default_backend(backend: Backend | None) -> None:
 
 
 def channel_of(backend: Backend | None) -> Channel:
-    """The channel of `backend`, or of the default one. Raises RamifyError when there is none."""
+    """The channel of `backend`, or of the default one. Raises RamiformError when there is none."""
     return (_default_backend() if backend is None else _checked(backend)).connection()
 
 
@@ -149,9 +149,9 @@ def _default_backend() -> Backend:
         if _default is None:
             address = os.environ.get(ADDRESS_VARIABLE)
             if not address:
-                raise RamifyError(
-                    "no backend to run on: call ramify.set_default_backend(ramify.Runtime()), pass backend=..., "
-                    "or start the script with `ramify run FILE`"
+                raise RamiformError(
+                    "no backend to run on: call ramiform.set_default_backend(ramiform.Runtime()), pass backend=..., "
+                    "or start the script with `ramiform run FILE`"
                 )
             _default = RuntimeEndpoint(address)
         return _default

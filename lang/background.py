@@ -12,7 +12,7 @@ from .log import Log
 if TYPE_CHECKING:
     from asyncio import Task
 
-_inside: ContextVar[Background | None] = ContextVar("ramify_body", default=None)  # whose body this code is part of
+_inside: ContextVar[Background | None] = ContextVar("ramiform_body", default=None)  # whose body this code is part of
 
 
 class Background:
@@ -42,7 +42,7 @@ class Background:
             else:
                 self._end(None)
 
-        threading.Thread(target=run, name="ramify-program", daemon=True).start()
+        threading.Thread(target=run, name="ramiform-program", daemon=True).start()
 
     def in_loop(self, body: Coroutine[Any, Any, None]) -> None:
         import asyncio

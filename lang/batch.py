@@ -99,7 +99,7 @@ def _threaded(begin: Begin, size: int, num_threads: int) -> Outcomes:
                 del running[index]
         return state
 
-    executor = ThreadPoolExecutor(num_threads, thread_name_prefix="ramify-batch")
+    executor = ThreadPoolExecutor(num_threads, thread_name_prefix="ramiform-batch")
     try:
         futures: list[Future[ProgramState]] = [executor.submit(play, index) for index in range(size)]
         for future in futures:
@@ -116,7 +116,7 @@ def _looped(run: Callable[[int], Coroutine[Any, Any, ProgramState]], size: int, 
     import asyncio  # programs that are not async do without
 
     loop = asyncio.new_event_loop()
-    thread = threading.Thread(target=loop.run_forever, name="ramify-batch", daemon=True)
+    thread = threading.Thread(target=loop.run_forever, name="ramiform-batch", daemon=True)
     thread.start()
     places = asyncio.Semaphore(at_once)
 

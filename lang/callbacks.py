@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from typing import Any
 
-from ..runtime.protocol.errors import ErrorInfo, RamifyError, RequestError
+from ..runtime.protocol.errors import ErrorInfo, RamiformError, RequestError
 from ..runtime.protocol.session import Done, Supply
 from .execution import Execution
 from .log import Log
@@ -76,11 +76,11 @@ async def _awaited(text: Coroutine[Any, Any, str]) -> str:
 
 
 def _fail(execution: Execution, state: int, operation: int, error: BaseException) -> None:
-    if not isinstance(error, RamifyError):
+    if not isinstance(error, RamiformError):
         error = RequestError(f"{type(error).__name__}: {error}", code="function_failed")
     execution.supply(Supply(state=state, op=operation + 1, error=ErrorInfo.of(error)))
 
 
 @cache
 def _threads() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(MAX_THREADS, thread_name_prefix="ramify-function")
+    return ThreadPoolExecutor(MAX_THREADS, thread_name_prefix="ramiform-function")

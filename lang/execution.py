@@ -10,7 +10,7 @@ import threading
 import weakref
 from typing import TYPE_CHECKING
 
-from ..runtime.protocol.errors import ErrorInfo, RamifyError, RequestError
+from ..runtime.protocol.errors import ErrorInfo, RamiformError, RequestError
 from ..runtime.protocol.session import Append, Budget, Close, Open, Play, Supply
 from .backend import Channel
 from .log import Log
@@ -84,23 +84,23 @@ class Execution:
         self._say(Open(number, number, self._budget), log)
 
     def append(self, message: Append, log: Log) -> None:
-        """Raises RamifyError when it cannot be sent."""
+        """Raises RamiformError when it cannot be sent."""
         self._say(message, log)
 
     def supply(self, message: Supply) -> None:
-        """Answer an Ask, if there is still somebody to answer. Never raises RamifyError."""
+        """Answer an Ask, if there is still somebody to answer. Never raises RamiformError."""
         try:
             self._channel.send(message)
         except RequestError as error:  # the text cannot be sent; why not can
-            with contextlib.suppress(RamifyError):
+            with contextlib.suppress(RamiformError):
                 self._channel.send(Supply(state=message.state, op=message.op, error=ErrorInfo.of(error)))
-        except RamifyError:
+        except RamiformError:
             return  # the runtime is gone, as every reader is told
 
     def flush(self, complete: bool = False) -> None:
         """Send what is kept; from here on everything goes at once. `complete`: the program has ended.
 
-        Raises RamifyError, with the program's line, when it cannot be sent.
+        Raises RamiformError, with the program's line, when it cannot be sent.
         """
         with self._saying:
             if self._kept is None:
@@ -136,7 +136,7 @@ class Execution:
         nothing."""
         with self._saying:
             if self._kept is None and self._program is not None:
-                with contextlib.suppress(RamifyError):
+                with contextlib.suppress(RamiformError):
                     self._channel.send(Close((), (self._program,)))
             self._kept = None
         self.attached.clear()
@@ -168,7 +168,7 @@ class Execution:
     def _send_blaming(self, message: Open | Append, log: Log) -> None:
         try:
             self._channel.send(message)
-        except RamifyError as error:
+        except RamiformError as error:
             place = log.places[message.first] if isinstance(message, Append) else program_place()
             raise blame(ErrorInfo.of(error), place).to_exception() from None
 

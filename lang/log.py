@@ -10,7 +10,7 @@ import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 
-from ..runtime.protocol.errors import ErrorInfo, RamifyError
+from ..runtime.protocol.errors import ErrorInfo, RamiformError
 from ..runtime.protocol.session import Delta, Done, Failed, Operation
 from .place import blame
 
@@ -68,7 +68,7 @@ class Log:
                 self.changed.wait()
             return self.done[operation]
 
-    def settle(self, end: int) -> RamifyError | None:
+    def settle(self, end: int) -> RamiformError | None:
         """Wait until the first `end` operations are answered; the error when one of them will not be."""
         with self.changed:
             while len(self.done) < end:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from ..runtime.protocol.errors import RamifyError, RequestError
+from ..runtime.protocol.errors import RamiformError, RequestError
 from .background import Background
 from .log import Log
 from .recorder import Recorder
@@ -51,7 +51,7 @@ class Reader:
         value = self.value(name)
         try:
             return value.get()
-        except RamifyError:
+        except RamiformError:
             self._raise_failure()  # of which the error may be a consequence
             raise
 
@@ -93,7 +93,7 @@ class Reader:
         """The text of a variable, or all of it: to the end of a program in the background, else as recorded now."""
         try:
             yield from self._follow(var)
-        except RamifyError:
+        except RamiformError:
             self._raise_failure()
             raise
         if var is None:

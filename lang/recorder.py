@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 
-from ..runtime.protocol.errors import ErrorInfo, RamifyError, RuntimeFailed
+from ..runtime.protocol.errors import ErrorInfo, RamiformError, RuntimeFailed
 from ..runtime.protocol.session import Append, Concatenate, Done, Fork, Operation
 from .execution import Execution
 from .log import Log
@@ -88,7 +88,7 @@ class Recorder:
                     return "".join([*pieces, log.partial])
         return "".join(pieces)
 
-    def settle(self) -> RamifyError | None:
+    def settle(self) -> RamiformError | None:
         """Wait until everything recorded is answered, in this state and where it came from; the error, if any."""
         for log, end in self.segments():
             if (error := log.settle(end)) is not None:
@@ -101,7 +101,7 @@ class Recorder:
         first = len(self.log.operations)
         try:
             self.execution.append(Append(self.number, first, operations), self.log)
-        except RamifyError as error:
+        except RamiformError as error:
             raise blame(ErrorInfo.of(error), place).to_exception() from None
         self.log.record(operations, place, names or {})
         return first

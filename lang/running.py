@@ -178,4 +178,4 @@ def _run_coroutine(coroutine: Coroutine[Any, Any, None]) -> None:
 
 @functools.cache
 def _threads() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(MAX_THREADS, thread_name_prefix="ramify-program")
+    return ThreadPoolExecutor(MAX_THREADS, thread_name_prefix="ramiform-program")

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 class ProgramState:
     """A growing text with variables, held by the runtime as tokens.
 
-    `s += x` appends a string or an expression, `s["v"]` reads a variable. What fails raises RamifyError, with the
+    `s += x` appends a string or an expression, `s["v"]` reads a variable. What fails raises RamiformError, with the
     program's line, where something that depends on it is read or appended to; what was answered before stays readable.
     """
 

@@ -113,7 +113,7 @@ class Trace(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _File(msgspec.Struct):
-    ramify: list[Trace]
+    ramiform: list[Trace]
 
 
 def trace_of(recording: Recording) -> Trace:
@@ -135,16 +135,16 @@ def save(traces: list[Trace], path: str | os.PathLike[str]) -> None:
     from .chrome import chrome_events
 
     events = [event for number, trace in enumerate(traces) for event in chrome_events(trace, number)]
-    content = {"traceEvents": events, "displayTimeUnit": "ms", "ramify": traces}
+    content = {"traceEvents": events, "displayTimeUnit": "ms", "ramiform": traces}
     Path(path).write_bytes(msgspec.json.encode(content))
 
 
 def load(path: str | os.PathLike[str]) -> list[Trace]:
     """What `save` has written. Raises RequestError for anything else."""
     try:
-        return msgspec.json.decode(Path(path).read_bytes(), type=_File).ramify
+        return msgspec.json.decode(Path(path).read_bytes(), type=_File).ramiform
     except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise RequestError(f"{os.fspath(path)!r} is no trace that ramify has saved: {error}", param="path") from None
+        raise RequestError(f"{os.fspath(path)!r} is no trace that ramiform has saved: {error}", param="path") from None
 
 
 def _events(steps: tuple[Step, ...], log: Log, times: Times, begin: float) -> Iterator[Event]:

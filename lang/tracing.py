@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import count
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
-from ..runtime.protocol.errors import RamifyError, RequestError
+from ..runtime.protocol.errors import RamiformError, RequestError
 from ..runtime.protocol.session import ToFrontend
 from .check import check
 from .execution import Execution, Waits
@@ -117,7 +117,7 @@ def _recorded(
         raise RequestError(
             f"{place_of(error.__traceback__)}: {error.args[0]}", param=error.name, code="invalid_program"
         ) from None
-    except RamifyError:
+    except RamiformError:
         raise
     except Exception as error:
         if not missing:

@@ -5,26 +5,26 @@ from __future__ import annotations
 from pathlib import Path
 
 from .gguf_file import SUFFIX, is_gguf
-from .protocol.errors import RamifyError
+from .protocol.errors import RamiformError
 
 SHIPPED_MODEL = Path(__file__).parent / "shipped_model"
-SHIPPED_NAME = "ramify-demo"
+SHIPPED_NAME = "ramiform-demo"
 
 
 def find_checkpoint(model: str | None) -> Path:
     """The folder of the checkpoint at `model`, or the GGUF file there; that of the model that ships when None.
 
-    Raises RamifyError when there is no folder with a config.json there and no GGUF file. Nothing is ever downloaded.
+    Raises RamiformError when there is no folder with a config.json there and no GGUF file. Nothing is ever downloaded.
     """
     if model is None:
         return SHIPPED_MODEL
     path = Path(model).expanduser()
     if not path.exists():
-        raise RamifyError(f"no model at {model!r}: no such folder. A model is a local path; nothing is downloaded")
+        raise RamiformError(f"no model at {model!r}: no such folder. A model is a local path; nothing is downloaded")
     if is_gguf(path) and path.is_file():
         return path
     if not (path / "config.json").is_file():
-        raise RamifyError(f"no model at {model!r}: it has no config.json, so it is not a Hugging Face checkpoint")
+        raise RamiformError(f"no model at {model!r}: it has no config.json, so it is not a Hugging Face checkpoint")
     return path
 
 

@@ -1,8 +1,8 @@
 """The compiled loops, before anybody waits for them: when a runtime starts, or when its image is built, by
 
-    python -m ramify.runtime.compile_ahead
+    python -m ramiform.runtime.compile_ahead
 
-The first start after an install compiles them for seconds; later ones find them on disk (`ramify.loops`).
+The first start after an install compiles them for seconds; later ones find them on disk (`ramiform.loops`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 from numba.core import event
 from rich.console import Console
 
-logger = logging.getLogger("ramify.core")
+logger = logging.getLogger("ramiform.core")
 
 MODULES = (  # that have loops of known signatures: importing them compiles those
     "kernels.cpu.attention",

@@ -45,7 +45,7 @@ from .protocol.core import (
     ToCore,
     Tokens,
 )
-from .protocol.errors import ErrorInfo, RamifyError, RequestError, RuntimeFailed
+from .protocol.errors import ErrorInfo, RamiformError, RequestError, RuntimeFailed
 from .protocol.version import __version__
 from .scheduler.plan_log import Header, LoggingScheduler, PlanLog
 from .scheduler.retokenise import Retokenise, Retokeniser
@@ -53,7 +53,7 @@ from .scheduler.scheduler import Scheduler, VocabularyFacts, make_cache
 from .speculation.build import build_source, draft_page_bytes, with_choices
 from .tokenizer import load_tokenizer
 
-logger = logging.getLogger("ramify.core")
+logger = logging.getLogger("ramiform.core")
 
 GRAMMAR_POLL_MS = 2  # how often to look again while the only work is a grammar that still compiles
 # Seconds that a thread may keep the interpreter when another waits for it. A step lets go of it and takes it back
@@ -156,7 +156,7 @@ class Core:
 def load(config: CoreConfig, lead: MakeLead | None = None) -> Core:
     """Everything that a core is made of. `lead` makes the engine when several ranks share the model.
 
-    Raises RamifyError when the checkpoint or a setting is at fault.
+    Raises RamiformError when the checkpoint or a setting is at fault.
     """
     path = find_checkpoint(config.model)
     name = served_name(config.model, config.served_model_name)
@@ -258,7 +258,7 @@ def main() -> int:
     try:
         link = Link(config.serve.core_address, ranks.wake)
     except zmq.ZMQError as error:  # the directory is gone, as when the frontend died meanwhile: nobody to tell
-        print(f"ramify core: cannot listen: {error}", file=sys.stderr)
+        print(f"ramiform core: cannot listen: {error}", file=sys.stderr)
         return 1
     try:
         sys.setswitchinterval(SWITCH_INTERVAL)
@@ -267,7 +267,7 @@ def main() -> int:
         gc.collect()
         gc.freeze()  # what is there now stays: collections in the middle of a step need not walk it
     except Exception as error:
-        if not isinstance(error, RamifyError):
+        if not isinstance(error, RamiformError):
             traceback.print_exc()
         for _ in link.receive(GOODBYE_MS):
             pass
@@ -276,7 +276,7 @@ def main() -> int:
     try:
         loop(link, core, ranks)
     except RuntimeFailed as error:  # of another rank
-        print(f"ramify core: {error}", file=sys.stderr)
+        print(f"ramiform core: {error}", file=sys.stderr)
         link.fail(error)
         return 1
     except Exception as error:

@@ -8,7 +8,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .protocol.errors import RamifyError
+from .protocol.errors import RamiformError
 
 if TYPE_CHECKING:
     import gguf
@@ -35,7 +35,7 @@ def is_gguf(path: Path) -> bool:
 
 
 def open_gguf(path: Path) -> GgufFile:
-    """Raises RamifyError when the `gguf` package is not installed, or `path` cannot be read as such a file."""
+    """Raises RamiformError when the `gguf` package is not installed, or `path` cannot be read as such a file."""
     return _open(path, path.stat().st_mtime_ns)
 
 
@@ -44,8 +44,10 @@ def _open(path: Path, changed: int) -> GgufFile:
     try:
         import gguf
     except ImportError:
-        raise RamifyError(f"{path}: GGUF files are read with the extra 'gguf': pip install 'ramify[gguf]'") from None
+        raise RamiformError(
+            f"{path}: GGUF files are read with the extra 'gguf': pip install 'ramiform[gguf]'"
+        ) from None
     try:
         return GgufFile(path, gguf.GGUFReader(path))
     except (ValueError, IndexError, OverflowError, KeyError, OSError) as error:
-        raise RamifyError(f"{path}: not readable as GGUF: {error}") from None
+        raise RamiformError(f"{path}: not readable as GGUF: {error}") from None

@@ -18,7 +18,7 @@ from .checkpoint import find_checkpoint
 from .parallel.master import check_nodes
 from .protocol.client import Connection
 from .protocol.config import CoreConfig, RuntimeConfig, ServeConfig
-from .protocol.errors import RamifyError, RequestError, RuntimeFailed
+from .protocol.errors import RamiformError, RequestError, RuntimeFailed
 from .protocol.peer_names import ours_for
 from .protocol.start import Started, StartFailed, StartReport
 from .protocol.transport import check_bind
@@ -36,7 +36,7 @@ class Runtime:
     """A runtime of one's own: its processes start here and end with `shutdown`, the `with` block, or the program.
 
     `settings` are the fields of CoreConfig and ServeConfig (`num_pages=...`, `port=...`); `model_path` is SGLang's name
-    of `model`. Raises RamifyError when the model cannot be loaded, RequestError for an unknown or ill-typed setting.
+    of `model`. Raises RamiformError when the model cannot be loaded, RequestError for an unknown or ill-typed setting.
     """
 
     def __init__(self, model: str | None = None, *, model_path: str | None = None, **settings: Any) -> None:
@@ -46,12 +46,12 @@ class Runtime:
         if config.core.node_rank > 0:
             shutil.rmtree(config.serve.socket_dir)
             raise RequestError(
-                "a program's runtime is node 0; the other nodes are started with `ramify serve`", param="node_rank"
+                "a program's runtime is node 0; the other nodes are started with `ramiform serve`", param="node_rank"
             )
         self.address = config.serve.client_address
         self._serve = config.serve
         self._process = subprocess.Popen(
-            lifeline.child_command("ramify.runtime.serve"),
+            lifeline.child_command("ramiform.runtime.serve"),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env=lifeline.child_environment(),
@@ -104,7 +104,7 @@ class Runtime:
 def make_config(model: str | None, settings: dict[str, Any]) -> RuntimeConfig:
     """The configuration that keyword settings make, with a new directory for its sockets, closed to other users.
 
-    Raises RequestError naming the setting at fault, RamifyError when there is no such model; then it makes none.
+    Raises RequestError naming the setting at fault, RamiformError when there is no such model; then it makes none.
     """
     find_checkpoint(model)  # the commonest mistake, answered before a process starts
     for name in settings:
@@ -130,8 +130,8 @@ def make_config(model: str | None, settings: dict[str, Any]) -> RuntimeConfig:
 def _make_socket_dir() -> str:
     parent = tempfile.gettempdir()
     if len(parent) > MAX_TMPDIR:
-        raise RamifyError(f"the directory for sockets has too long a path: {parent!r}; set TMPDIR to a shorter one")
-    return tempfile.mkdtemp(prefix="ramify-", dir=parent)
+        raise RamiformError(f"the directory for sockets has too long a path: {parent!r}; set TMPDIR to a shorter one")
+    return tempfile.mkdtemp(prefix="ramiform-", dir=parent)
 
 
 def _convert(values: dict[str, Any], struct: type[T]) -> T:

@@ -69,7 +69,7 @@ def leave_at_end(
         if asked and on_quit is not None:
             on_quit()
         if not asked:
-            print(f"ramify {who}: the {parent} is gone; leaving", file=sys.stderr)
+            print(f"ramiform {who}: the {parent} is gone; leaving", file=sys.stderr)
             shutil.rmtree(socket_dir, ignore_errors=True)
         leave(0 if asked else 1)
 

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
-logger = logging.getLogger("ramify.core")
+logger = logging.getLogger("ramiform.core")
 
 OnProgress = Callable[[int, int], None]  # (bytes done, bytes in all)
 

@@ -1,4 +1,4 @@
-"""`ramify bench replay`: a logged run planned again, and what would have been under other settings."""
+"""`ramiform bench replay`: a logged run planned again, and what would have been under other settings."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def replay(
     try:
         logged = replaying.replay(entries)
     except replaying.Difference as difference:
-        errors.print("[red]ramify:[/red] a plan differs from the log.", Text(str(difference)))
+        errors.print("[red]ramiform:[/red] a plan differs from the log.", Text(str(difference)))
         raise typer.Exit(1) from None
     changes = {
         "order": order,

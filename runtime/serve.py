@@ -1,7 +1,7 @@
 """The first frontend process: starts the core and the other frontends, serves until told to end or until one of them
 dies, and leaves nothing behind.
 
-`ramify serve` runs `serve` in its own process; `launch.Runtime` runs this module as a child, which reports on its
+`ramiform serve` runs `serve` in its own process; `launch.Runtime` runs this module as a child, which reports on its
 standard output, in one line of JSON, a `StartReport`.
 """
 
@@ -27,7 +27,7 @@ from .frontend.process import Frontend
 from .pause import pause
 from .protocol.config import RuntimeConfig
 from .protocol.core import ModelInfo
-from .protocol.errors import ErrorInfo, RamifyError
+from .protocol.errors import ErrorInfo, RamiformError
 from .protocol.start import Started, StartFailed, StartReport
 from .tokenizer import load_tokenizer
 
@@ -53,7 +53,7 @@ class Signals:
 
 
 async def serve(config: RuntimeConfig, signals: Signals, on_start: Callable[[Started], None]) -> None:
-    """Serve until told to end. Raises RamifyError when starting fails, RuntimeFailed when a process of ours dies.
+    """Serve until told to end. Raises RamiformError when starting fails, RuntimeFailed when a process of ours dies.
 
     The directory of the sockets is removed at the end, however it ends.
     """
@@ -63,22 +63,24 @@ async def serve(config: RuntimeConfig, signals: Signals, on_start: Callable[[Sta
         listener = listen(config.serve)
         try:
             frontend = Frontend(config, tokenizer, listener=listener)
-        except RamifyError:
+        except RamiformError:
             if listener is not None:
                 listener.close()
             raise
-        error: RamifyError | None = None
+        error: RamiformError | None = None
         try:
-            children.append(await Child.start("core", "ramify.runtime.core", config=config, reports=False))
+            children.append(await Child.start("core", "ramiform.runtime.core", config=config, reports=False))
             fds = [] if listener is None else [listener.fileno()]
             for index in range(1, config.serve.frontends):
                 name, arguments = f"frontend {index}", (str(index), *map(str, fds))
                 children.append(
-                    await Child.start(name, "ramify.runtime.sibling", *arguments, config=config, fds=fds, reports=True)
+                    await Child.start(
+                        name, "ramiform.runtime.sibling", *arguments, config=config, fds=fds, reports=True
+                    )
                 )
             await frontend.start()
             await _supervise(config, frontend, children, signals, on_start)
-        except RamifyError as caught:
+        except RamiformError as caught:
             error = caught
             raise
         finally:
@@ -99,7 +101,7 @@ async def _supervise(
     signals: Signals,
     on_start: Callable[[Started], None],
 ) -> None:
-    """Returns when it is time to end. Raises RamifyError when the core cannot start, or a child dies."""
+    """Returns when it is time to end. Raises RamiformError when the core cannot start, or a child dies."""
     deaths = [asyncio.ensure_future(child.died()) for child in children]
     ended = asyncio.ensure_future(signals.end.wait())
     drained = asyncio.ensure_future(signals.drain.wait())
@@ -152,7 +154,7 @@ async def _child(config: RuntimeConfig, reports: BinaryIO) -> int:
 
     def on_end(asked: bool) -> None:
         if not asked:
-            print("ramify frontend: the program that started it is gone; leaving", file=sys.stderr, flush=True)
+            print("ramiform frontend: the program that started it is gone; leaving", file=sys.stderr, flush=True)
         loop.call_soon_threadsafe(signals.end.set)
         pause(STUCK)
         lifeline.leave(1)  # the event loop does not look up; the core follows by its own lifeline
@@ -170,9 +172,9 @@ async def _child(config: RuntimeConfig, reports: BinaryIO) -> int:
 
     try:
         await serve(config, signals, on_start)
-    except RamifyError as error:
+    except RamiformError as error:
         if started:
-            print(f"ramify frontend: {error}", file=sys.stderr)
+            print(f"ramiform frontend: {error}", file=sys.stderr)
         else:
             report(StartFailed(ErrorInfo.of(error)))
         return 1

@@ -19,7 +19,7 @@ from .checkpoint import find_checkpoint
 from .frontend.process import Frontend
 from .pause import pause
 from .protocol.config import RuntimeConfig
-from .protocol.errors import RamifyError
+from .protocol.errors import RamiformError
 from .tokenizer import load_tokenizer
 
 STUCK = 5.0  # seconds after which a frontend that was to end does so, whatever it is busy with
@@ -32,7 +32,7 @@ async def _serve(config: RuntimeConfig, index: int, listener: socket.socket | No
 
     def on_end(asked: bool) -> None:
         if not asked:
-            print(f"ramify frontend {index}: the first frontend is gone; leaving", file=sys.stderr, flush=True)
+            print(f"ramiform frontend {index}: the first frontend is gone; leaving", file=sys.stderr, flush=True)
         loop.call_soon_threadsafe(end.set)
         pause(STUCK)
         lifeline.leave(0 if asked else 1)
@@ -67,8 +67,8 @@ def main() -> NoReturn:
     status = 0
     try:
         asyncio.run(_serve(config, index, listener, reports))
-    except RamifyError as error:
-        print(f"ramify frontend {index}: {error}", file=sys.stderr)
+    except RamiformError as error:
+        print(f"ramiform frontend {index}: {error}", file=sys.stderr)
         status = 1
     except Exception:
         traceback.print_exc()

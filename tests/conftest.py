@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, settings
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # chosen when Triton is first imported, which other libraries may do
 
-import ramify
+import ramiform
 
 # The same examples in every run, however slow the machine; HYPOTHESIS_PROFILE=explore looks for new ones.
 unhurried = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -22,21 +22,21 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
 
 
 @pytest.fixture(scope="session")
-def runtime() -> Iterator[ramify.Runtime]:
+def runtime() -> Iterator[ramiform.Runtime]:
     """A runtime with HTTP, float32, and few enough pages that tests can fill them."""
-    with ramify.Runtime(port=0, dtype="float32", num_pages=2048, log_level="error") as started:
+    with ramiform.Runtime(port=0, dtype="float32", num_pages=2048, log_level="error") as started:
         yield started
 
 
 @pytest.fixture(scope="session")
-def url(runtime: ramify.Runtime) -> str:
+def url(runtime: ramiform.Runtime) -> str:
     assert runtime.url is not None
     return runtime.url
 
 
 @pytest.fixture
-def backend(runtime: ramify.Runtime) -> Iterator[ramify.Runtime]:
+def backend(runtime: ramiform.Runtime) -> Iterator[ramiform.Runtime]:
     """The runtime as the default backend of programs, for one test."""
-    ramify.set_default_backend(runtime)
+    ramiform.set_default_backend(runtime)
     yield runtime
-    ramify.set_default_backend(None)
+    ramiform.set_default_backend(None)

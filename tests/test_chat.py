@@ -1,4 +1,4 @@
-"""`ramify chat`: over the real runtime, typed by a script."""
+"""`ramiform chat`: over the real runtime, typed by a script."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from pathlib import Path
 import httpx
 from rich.console import Console
 
-from ramify.chat import Chat
+from ramiform.chat import Chat
 
-RAMIFY = str(Path(sys.executable).parent / "ramify")
+RAMIFORM = str(Path(sys.executable).parent / "ramiform")
 
 
 def talk(url: str, *lines: str) -> tuple[Chat, str]:
@@ -27,7 +27,7 @@ def test_an_answer_is_what_the_server_says_and_the_next_one_knows_it(url: str) -
     chat, shown = talk(url, "/temperature 0", "/max_tokens 12", "Hello", "And then?")
     turns = chat.conversation.turns
     assert [turn["role"] for turn in turns] == ["user", "assistant"] * 2
-    body = {"model": "ramify-demo", "temperature": 0, "max_tokens": 12}
+    body = {"model": "ramiform-demo", "temperature": 0, "max_tokens": 12}
     for index in (1, 3):
         answer = httpx.post(f"{url}/v1/chat/completions", json={**body, "messages": turns[:index]}, timeout=120).json()
         assert turns[index]["content"] == answer["choices"][0]["message"]["content"]
@@ -67,7 +67,11 @@ def test_mistakes_are_said_and_the_conversation_goes_on(url: str, tmp_path: Path
 def test_the_command_talks_with_a_model_of_its_own(tmp_path: Path) -> None:
     typed = f"/max_tokens 4\nHello \\\nagain\n/save {tmp_path / 't.json'}\n"
     done = subprocess.run(
-        [RAMIFY, "chat", "--num-pages", "64", "--system", "S"], input=typed, capture_output=True, text=True, timeout=120
+        [RAMIFORM, "chat", "--num-pages", "64", "--system", "S"],
+        input=typed,
+        capture_output=True,
+        text=True,
+        timeout=120,
     )
     assert done.returncode == 0, done.stderr
     saved = json.loads((tmp_path / "t.json").read_text())
@@ -77,7 +81,9 @@ def test_the_command_talks_with_a_model_of_its_own(tmp_path: Path) -> None:
 
 
 def test_a_server_that_is_not_there_is_one_line() -> None:
-    done = subprocess.run([RAMIFY, "chat", "--url", "http://127.0.0.1:9"], capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        [RAMIFORM, "chat", "--url", "http://127.0.0.1:9"], capture_output=True, text=True, timeout=120
+    )
     assert done.returncode == 1
     [line] = done.stderr.splitlines()
     assert "nothing listens" in line

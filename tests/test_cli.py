@@ -12,15 +12,15 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-import ramify
-from ramify import RamifyError, RequestError
-from ramify.cli import app
-from ramify.flags import PANELS
-from ramify.runtime.launch import make_config
-from ramify.runtime.protocol import peer_names
-from ramify.runtime.protocol.config import CoreConfig, ServeConfig
+import ramiform
+from ramiform import RamiformError, RequestError
+from ramiform.cli import app
+from ramiform.flags import PANELS
+from ramiform.runtime.launch import make_config
+from ramiform.runtime.protocol import peer_names
+from ramiform.runtime.protocol.config import CoreConfig, ServeConfig
 
-RAMIFY = str(Path(sys.executable).parent / "ramify")
+RAMIFORM = str(Path(sys.executable).parent / "ramiform")
 
 MODEL_FLAGS = {
     "--order",
@@ -165,12 +165,12 @@ def test_settings_are_shown_in_groups() -> None:
 
 
 def test_the_version_is_the_same_everywhere() -> None:
-    assert CliRunner().invoke(app, ["--version"]).stdout.strip() == version("ramify") == ramify.__version__
+    assert CliRunner().invoke(app, ["--version"]).stdout.strip() == version("ramiform") == ramiform.__version__
 
 
 def test_info_shows_the_model_and_the_cache() -> None:
     done = subprocess.run(
-        [RAMIFY, "info", "--num-pages", "64"], capture_output=True, text=True, check=True, timeout=120
+        [RAMIFORM, "info", "--num-pages", "64"], capture_output=True, text=True, check=True, timeout=120
     )
     for fact in ("LlamaForCausalLM", "num_free_pages", "float32", "context_length"):
         assert fact in done.stdout
@@ -179,41 +179,41 @@ def test_info_shows_the_model_and_the_cache() -> None:
 def test_run_gives_the_script_its_arguments_and_its_folder(tmp_path: Path) -> None:
     (tmp_path / "helper.py").write_text("PROMPT = 'Question: What is the capital of France?\\nAnswer:'\n")
     (tmp_path / "script.py").write_text(
-        "import sys, ramify\nfrom helper import PROMPT\n"
-        "@ramify.function\n"
-        "def ask(s):\n    s += PROMPT + ramify.gen('answer', max_tokens=4, temperature=0)\n"
+        "import sys, ramiform\nfrom helper import PROMPT\n"
+        "@ramiform.function\n"
+        "def ask(s):\n    s += PROMPT + ramiform.gen('answer', max_tokens=4, temperature=0)\n"
         "print(sys.argv[1:], type(ask.run()['answer']).__name__)\n"
     )
     done = subprocess.run(
-        [RAMIFY, "run", str(tmp_path / "script.py"), "--verbose", "7"], capture_output=True, text=True, timeout=120
+        [RAMIFORM, "run", str(tmp_path / "script.py"), "--verbose", "7"], capture_output=True, text=True, timeout=120
     )
     assert done.stdout == "['--verbose', '7'] str\n", done.stderr
 
 
 def test_trace_runs_a_script_and_shows_a_saved_trace(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(
-        "import ramify\n"
-        "@ramify.function\n"
+        "import ramiform\n"
+        "@ramiform.function\n"
         "def ask(s, country):\n"
         "    s += country\n"
         "    branches = s.fork(2)\n"
-        "    branches += ramify.gen('city', stop='.')\n"
+        "    branches += ramiform.gen('city', stop='.')\n"
         "    branches.join()\n"
-        "ask.run('France', backend=ramify.Scripted([' Paris.', ' Lyon.']))\n"
-        "ask.run('Peru', backend=ramify.Scripted([' Lima.', ' Cusco.']))\n"
+        "ask.run('France', backend=ramiform.Scripted([' Paris.', ' Lyon.']))\n"
+        "ask.run('Peru', backend=ramiform.Scripted([' Lima.', ' Cusco.']))\n"
     )
-    command = [RAMIFY, "trace", str(tmp_path / "script.py"), "--address", "ipc:///unused", "--save", "t.json"]
+    command = [RAMIFORM, "trace", str(tmp_path / "script.py"), "--address", "ipc:///unused", "--save", "t.json"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     for fact in ("ask: 3 states", "branch 1", "' Paris'", "' Cusco'", "script.py:6"):
         assert fact in done.stdout
-    again = subprocess.run([RAMIFY, "trace", "t.json"], capture_output=True, text=True, timeout=120, cwd=tmp_path)
+    again = subprocess.run([RAMIFORM, "trace", "t.json"], capture_output=True, text=True, timeout=120, cwd=tmp_path)
     assert again.stdout == done.stdout
 
 
 def test_what_is_no_trace_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "x.json").write_text("[]")
-    done = subprocess.run([RAMIFY, "trace", "x.json"], capture_output=True, text=True, timeout=120, cwd=tmp_path)
+    done = subprocess.run([RAMIFORM, "trace", "x.json"], capture_output=True, text=True, timeout=120, cwd=tmp_path)
     assert (done.returncode, len(done.stderr.splitlines())) == (1, 1)
     assert "x.json" in done.stderr
 
@@ -232,7 +232,7 @@ def test_what_is_no_trace_is_one_line(tmp_path: Path) -> None:
     ],
 )
 def test_a_bad_setting_is_one_line(setting: list[str], message: str) -> None:
-    done = subprocess.run([RAMIFY, "info", *setting], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([RAMIFORM, "info", *setting], capture_output=True, text=True, timeout=120)
     assert done.returncode == 1
     [line] = done.stderr.splitlines()
     assert message in line
@@ -273,10 +273,10 @@ def test_an_unknown_setting_names_the_one_that_was_meant(name: str, message: str
 
 
 def test_model_path_is_the_model() -> None:
-    with pytest.raises(RamifyError, match=r"no model at '/nowhere'"):
-        ramify.Runtime(model_path="/nowhere")
+    with pytest.raises(RamiformError, match=r"no model at '/nowhere'"):
+        ramiform.Runtime(model_path="/nowhere")
     with pytest.raises(RequestError, match="two names"):
-        ramify.Runtime("/nowhere", model_path="/nowhere")
+        ramiform.Runtime("/nowhere", model_path="/nowhere")
 
 
 @pytest.mark.parametrize("key", ["", " ", ",", " , "])
@@ -295,7 +295,7 @@ def test_a_slip_in_a_script_is_told_before_a_runtime_starts(tmp_path: Path, monk
     def start(*args: Any, **settings: Any) -> None:
         raise AssertionError("a runtime was started")
 
-    monkeypatch.setattr("ramify.runtime.launch.Runtime", start)
+    monkeypatch.setattr("ramiform.runtime.launch.Runtime", start)
     script = tmp_path / "script.py"
     script.write_text("print('unended)\n")
     assert isinstance(CliRunner().invoke(app, ["run", str(script)]).exception, SyntaxError)

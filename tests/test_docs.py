@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-import ramify
+import ramiform
 
-ROOT = Path(ramify.__file__).parent
+ROOT = Path(ramiform.__file__).parent
 PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")]
 PAGES += sorted([*(ROOT / "docs").rglob("*.md"), *(ROOT / "bench/results").glob("*.md")])
 FILES = {

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-import ramify
+import ramiform
 
-ROOT = Path(ramify.__file__).parent
+ROOT = Path(ramiform.__file__).parent
 PARTS = ("lang", "runtime", "radix", "constrained", "kernels")
 
-# What a module of ours may import of ours, longest folder first. Roots of dotted names below `ramify`.
+# What a module of ours may import of ours, longest folder first. Roots of dotted names below `ramiform`.
 MAY_IMPORT = {
     "radix": {"radix"},
     "constrained": {"constrained", "loops"},
@@ -52,8 +52,8 @@ def modules(folder: str) -> Iterator[Path]:
 
 
 def imports(path: Path) -> Iterator[str]:
-    """Absolute dotted names of everything a module imports, relative imports resolved against `ramify`."""
-    package = ("ramify", *path.relative_to(ROOT).parent.parts)
+    """Absolute dotted names of everything a module imports, relative imports resolved against `ramiform`."""
+    package = ("ramiform", *path.relative_to(ROOT).parent.parts)
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -77,9 +77,9 @@ def test_a_module_imports_only_what_its_layer_may(path: Path) -> None:
     folder = max((part for part in MAY_IMPORT if relative.startswith((part + "/", part + ".py"))), key=len)
     allowed = MAY_IMPORT[folder]
     for name in imports(path):
-        if name != "ramify" and not name.startswith("ramify."):
+        if name != "ramiform" and not name.startswith("ramiform."):
             continue
-        ours = name.removeprefix("ramify").removeprefix(".")
+        ours = name.removeprefix("ramiform").removeprefix(".")
         assert any(ours == root or ours.startswith(root + ".") for root in allowed), (
             f"{relative} imports {name}; {folder} may import only {sorted(allowed)}"
         )
@@ -102,7 +102,7 @@ def test_imports_inside_the_package_are_relative() -> None:
                     named = [module]
                 case _:
                     continue
-            assert not any(name.split(".")[0] == "ramify" for name in named), path.relative_to(ROOT)
+            assert not any(name.split(".")[0] == "ramiform" for name in named), path.relative_to(ROOT)
 
 
 def test_no_pickle_and_no_eval() -> None:
@@ -120,15 +120,15 @@ def test_no_pickle_and_no_eval() -> None:
 
 def test_the_listed_packages_are_those_on_disk() -> None:
     listed = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
-    on_disk = {"ramify"} | {
-        ".".join(("ramify", *path.parent.relative_to(ROOT).parts)) for part in PARTS for path in modules(part)
+    on_disk = {"ramiform"} | {
+        ".".join(("ramiform", *path.parent.relative_to(ROOT).parts)) for part in PARTS for path in modules(part)
     }
-    assert sorted(on_disk | {"ramify.runtime.shipped_model"}) == sorted(listed)
+    assert sorted(on_disk | {"ramiform.runtime.shipped_model"}) == sorted(listed)
 
 
 def test_the_client_imports_no_torch_and_no_web_server() -> None:
     code = (
-        "import ramify, sys; print(*(m for m in ('torch', 'fastapi', 'transformers', 'uvicorn') if m in sys.modules))"
+        "import ramiform, sys; print(*(m for m in ('torch', 'fastapi', 'transformers', 'uvicorn') if m in sys.modules))"
     )
     done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == ""

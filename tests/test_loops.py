@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-import ramify
-from ramify.runtime.compile_ahead import MODULES
+import ramiform
+from ramiform.runtime.compile_ahead import MODULES
 
-ROOT = Path(ramify.__file__).parent
+ROOT = Path(ramiform.__file__).parent
 CODE = """
 import sys
 from numba.core import event
@@ -33,7 +33,7 @@ def folder(tmp_path: Path) -> Path:
     (package / "__init__.py").touch()
     (package / "constants.py").write_text("FACTOR = 2\n")
     (package / "loop.py").write_text(
-        "from ramify.loops import compiled\n"
+        "from ramiform.loops import compiled\n"
         "from grown.constants import FACTOR\n\n"
         '@compiled("int64(int64)")\n'
         "def scaled(x):\n"
@@ -99,7 +99,7 @@ def test_a_directory_that_the_user_names_comes_first(folder: Path, tmp_path: Pat
 
 
 def loop_modules() -> Iterator[str]:
-    """Names below `ramify` of the modules that have loops compiled as they are imported."""
+    """Names below `ramiform` of the modules that have loops compiled as they are imported."""
     for path in sorted(ROOT.glob("[kc]*/**/*.py")):
         for node in ast.parse(path.read_text()).body:
             if isinstance(node, ast.FunctionDef) and any(
@@ -111,10 +111,10 @@ def loop_modules() -> Iterator[str]:
 
 
 def test_every_loop_is_compiled_before_a_runtime_says_that_it_is_ready() -> None:
-    imported = {f"ramify.{name}" for name in MODULES}
+    imported = {f"ramiform.{name}" for name in MODULES}
     code = f"import sys, {', '.join(sorted(imported))}; print(*sys.modules)"
     modules = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True)
-    names = [f"ramify.{name}" for name in loop_modules()]
+    names = [f"ramiform.{name}" for name in loop_modules()]
     assert imported <= set(names)
     assert set(names) <= set(modules.stdout.split())
 
@@ -122,7 +122,7 @@ def test_every_loop_is_compiled_before_a_runtime_says_that_it_is_ready() -> None
 def test_loops_can_be_compiled_ahead() -> None:
     for _ in range(2):
         done = subprocess.run(
-            [sys.executable, "-P", "-m", "ramify.runtime.compile_ahead"], capture_output=True, text=True, check=True
+            [sys.executable, "-P", "-m", "ramiform.runtime.compile_ahead"], capture_output=True, text=True, check=True
         )
     assert done.stderr == "", "the second time there is nothing to say"
 

@@ -1,6 +1,6 @@
 """From sentences to records: each is generated under a JSON schema, so each parses, and all run together.
 
-ramify run examples/agents/extract.py
+ramiform run examples/agents/extract.py
 """
 
 import json
@@ -8,8 +8,8 @@ import json
 from rich.console import Console
 from rich.table import Table
 
-import ramify
-from ramify import gen
+import ramiform
+from ramiform import gen
 
 PERSON = {
     "type": "object",
@@ -29,7 +29,7 @@ TEXTS = [
 ]
 
 
-@ramify.function
+@ramiform.function
 def extract(s, text):
     s += f"Text: {text}\nFields: {', '.join(PERSON['properties'])}\nJSON:"
     s += gen("record", max_tokens=100, json_schema=json.dumps(PERSON))

@@ -1,6 +1,6 @@
 """Branch, solve, merge: judge a short text point by point, each point by a branch of its own.
 
-    ramify run examples/agents/judge.py
+    ramiform run examples/agents/judge.py
 
 Branch: the model writes an outline of the topic, whose points are what the text is judged by. Solve: for each point a
 branch writes down what should be said, and another rates the text's sentence on it. Merge: the mean of the ratings.
@@ -15,8 +15,8 @@ from statistics import mean
 from rich.console import Console
 from rich.table import Table
 
-import ramify
-from ramify import gen, select
+import ramiform
+from ramiform import gen, select
 
 NUM_POINTS = 4
 OUTLINE = r"1\. [A-Z][a-z]+" + "".join(rf"\n{number}\. [A-Z][a-z]+" for number in range(2, NUM_POINTS + 1))
@@ -29,7 +29,7 @@ TASKS = [
 ]  # fmt: skip
 
 
-@ramify.function
+@ramiform.function
 def judge(s, topic, text):
     with s.copy() as planner:
         planner += f"Write an outline about {topic}.\nOutline:\n" + gen("outline", max_tokens=40, regex=OUTLINE)

@@ -1,7 +1,7 @@
 """A chat of several turns, streamed: every turn goes on from the tokens of those before it; nothing is sent again.
 
-ramify run examples/agents/multi_turn_chat.py ["Hello!" "My name is Tom." ...]
-ramify run examples/agents/multi_turn_chat.py -      # talk to it; an empty line ends
+ramiform run examples/agents/multi_turn_chat.py ["Hello!" "My name is Tom." ...]
+ramiform run examples/agents/multi_turn_chat.py -      # talk to it; an empty line ends
 """
 
 import sys
@@ -9,8 +9,8 @@ from collections.abc import Iterator
 
 from rich.console import Console
 
-import ramify
-from ramify import assistant, gen, system, user
+import ramiform
+from ramiform import assistant, gen, system, user
 
 TURNS = ["Hello!", "My name is Ada.", "I have a rabbit.", "What is the capital of Japan?", "What is my name?",
          "What pet do I have?", "Thank you!"]  # fmt: skip
@@ -31,7 +31,7 @@ def given(turns: list[str]) -> Iterator[str]:
         yield turn
 
 
-@ramify.function
+@ramiform.function
 def chat(s, turns):
     s += system("You are a helpful assistant.")
     s["metas"] = []

@@ -1,6 +1,6 @@
 """Questions about several documents: the documents are read in parallel, the questions asked in parallel.
 
-    ramify run examples/agents/parallel_document_qa.py
+    ramiform run examples/agents/parallel_document_qa.py
 
 Each document is a branch, and the branches are concatenated; then each question is a branch that shares them all. The
 model that ships finds answers in a few short documents but names the wrong one as its source: the source printed here
@@ -12,8 +12,8 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-import ramify
-from ramify import gen
+import ramiform
+from ramiform import gen
 
 FOLDER = Path(__file__).parent / "texts"
 NAMES = ["velburg", "tom_weber", "harlow"]
@@ -21,7 +21,7 @@ QUESTIONS = ["Who is the mayor of Velburg?", "What does Tom Weber like?", "Who l
              "What is Velburg known for?", "Who is the best friend of Tom Weber?"]  # fmt: skip
 
 
-@ramify.function
+@ramiform.function
 def document_qa(s, documents, questions):
     s += "Documents:\n"
     readers = s.fork(len(documents))

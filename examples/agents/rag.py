@@ -1,6 +1,6 @@
 """Retrieval: the passages of a folder that fit the question best, then an answer from the best of them.
 
-    ramify run examples/agents/rag.py ["Who is the mayor of Velburg?"] [FOLDER]
+    ramiform run examples/agents/rag.py ["Who is the mayor of Velburg?"] [FOLDER]
 
 Retrieval is BM25 over the words of the texts, in plain Python; the two best texts stand in the prompt. The names of
 those that hold the answer are printed beside it.
@@ -15,8 +15,8 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-import ramify
-from ramify import gen
+import ramiform
+from ramiform import gen
 
 FOLDER = Path(__file__).parent / "texts"
 QUESTIONS = ["Who is the mayor of Velburg?", "What does Harlow make?", "How old is Nadia Haddad?",
@@ -48,7 +48,7 @@ class Passages:
         return sorted(self.texts, key=lambda name: self.score(name, question), reverse=True)[:size]
 
 
-@ramify.function
+@ramiform.function
 def answer(s, question, passages, size=2):
     s["retrieved"] = passages.best(question, size)
     s += "Passage: " + " ".join(passages.texts[name] for name in s["retrieved"])

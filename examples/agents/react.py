@@ -1,6 +1,6 @@
 """Reason and act: the model thinks, calls a tool, reads what it answers, and goes on until it knows.
 
-    ramify run examples/agents/react.py ["A question?"]
+    ramiform run examples/agents/react.py ["A question?"]
 
 Every action is constrained to a well-formed call, so the program never has to guess what the model meant.
 """
@@ -11,8 +11,8 @@ import sys
 
 from transcript import show
 
-import ramify
-from ramify import gen
+import ramiform
+from ramiform import gen
 
 PAGES = {
     "spider": "A spider is an arachnid. It has 8 legs, lives in gardens and eats insects.",
@@ -55,7 +55,7 @@ def observe(action: str) -> str:
     return calculate(action[len("calculate(") : -1])
 
 
-@ramify.function
+@ramiform.function
 def react(s, question, max_steps=6):
     s += HEADER + f"Question: {question}\n"
     for n in range(1, max_steps + 1):

@@ -1,6 +1,6 @@
 """Self-consistency: several samples of one answer in one generation, and a vote among them.
 
-    ramify run examples/agents/self_consistency.py ["A question?"]
+    ramiform run examples/agents/self_consistency.py ["A question?"]
 
 `gen(n=...)` draws the samples from one prompt, which is computed once. At this temperature single samples go astray.
 """
@@ -11,13 +11,13 @@ from collections import Counter
 from rich.console import Console
 from rich.table import Table
 
-import ramify
-from ramify import gen
+import ramiform
+from ramiform import gen
 
 QUESTIONS = ["What is the capital of Australia?", "What is the chemical symbol of iron?", "What do pandas eat?"]
 
 
-@ramify.function
+@ramiform.function
 def self_consistency(s, question, samples=9):
     s += f"Question: {question}\nAnswer:"
     s += gen("answers", n=samples, max_tokens=12, temperature=1.2, stop="\n")

@@ -1,19 +1,19 @@
 """Skeleton of thought: first the outline, then all its points at once, each in a branch of its own.
 
-    ramify run examples/agents/skeleton_of_thought.py ["an owl"]
+    ramiform run examples/agents/skeleton_of_thought.py ["an owl"]
 
 The branches share the tokens of the outline, and take as long together as the longest of them.
 """
 
 import sys
 
-import ramify
-from ramify import gen
+import ramiform
+from ramiform import gen
 
 OUTLINE = r"1\. [A-Z][a-z]+\n2\. [A-Z][a-z]+\n3\. [A-Z][a-z]+(\n4\. [A-Z][a-z]+)?"
 
 
-@ramify.function
+@ramiform.function
 def skeleton_of_thought(s, topic):
     with s.copy() as planner:
         planner += f"Write an outline about {topic}.\nOutline:\n" + gen("outline", max_tokens=60, regex=OUTLINE)

@@ -1,6 +1,6 @@
 """Tools: the model calls Python functions, whose signatures constrain its arguments, and answers from their results.
 
-ramify run examples/agents/tool_use.py ["What is 12 plus 30?"]
+ramiform run examples/agents/tool_use.py ["What is 12 plus 30?"]
 """
 
 import json
@@ -8,8 +8,8 @@ import sys
 
 from transcript import show
 
-import ramify
-from ramify import assistant, gen, system, user
+import ramiform
+from ramiform import assistant, gen, system, user
 
 TEMPERATURES = {"Paris": 21, "Oslo": 4, "Cairo": 33}
 QUESTIONS = ["What is the weather in Oslo?", "What is 37 times 12?", "Add 250 and 78.", "Set a timer for 25 minutes."]
@@ -42,14 +42,14 @@ TOOLS = [get_weather, add, multiply, set_timer]
 def described() -> str:
     """The tools as this model's chat template lists them: a line each, with the types of the arguments."""
     lines = []
-    for tool in ramify.tool_schemas(TOOLS):
+    for tool in ramiform.tool_schemas(TOOLS):
         function = tool["function"]
         types = {name: schema["type"] for name, schema in function["parameters"]["properties"].items()}
         lines.append(function | {"parameters": types})
     return "\n".join(json.dumps(line) for line in lines)
 
 
-@ramify.function
+@ramiform.function
 def tool_use(s, question):
     s += system(f"You are a helpful assistant.\n\nTools:\n{described()}")
     s += user(question)

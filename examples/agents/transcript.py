@@ -3,10 +3,10 @@
 from rich.console import Console
 from rich.text import Text
 
-import ramify
+import ramiform
 
 
-def show(state: ramify.ProgramState) -> None:
+def show(state: ramiform.ProgramState) -> None:
     """The whole text, then tokens generated, prompt tokens reused from the cache, and tokens per second of decoding."""
     console = Console(soft_wrap=True, highlight=False)
     segments = state.segments()

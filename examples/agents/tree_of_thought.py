@@ -1,6 +1,6 @@
 """A small tree of thought: propose several thoughts at once, judge each, then vote among those that passed.
 
-    ramify run examples/agents/tree_of_thought.py
+    ramiform run examples/agents/tree_of_thought.py
 
 The branches are forks: they run together and share the prompt's tokens. Judging and voting are `select`s, which read
 the model's probabilities instead of sampling from them.
@@ -9,8 +9,8 @@ the model's probabilities instead of sampling from them.
 from rich.console import Console
 from rich.tree import Tree
 
-import ramify
-from ramify import gen, select
+import ramiform
+from ramiform import gen, select
 
 TASKS = [
     ("What is the capital of Japan?", "The capital of Japan is"),
@@ -18,7 +18,7 @@ TASKS = [
 ]
 
 
-@ramify.function
+@ramiform.function
 def tree_of_thought(s, question, stem, width=4):
     s += f"Question: {question}\n"
     branches = s.fork(width)

@@ -1,4 +1,4 @@
-"""Writes prompts and answers of the generated corpus, for `ramify train-draft`.
+"""Writes prompts and answers of the generated corpus, for `ramiform train-draft`.
 
     python examples/demo_model/draft_data.py --count 110000 --out train.jsonl
     python examples/demo_model/draft_data.py --count 400 --held-out --seed 91 --out held_out.jsonl

@@ -9,7 +9,7 @@ After each old layer come new ones, copies of it whose two output projections ar
 al. 2024, LLaMA Pro, section 3.2); an MLP's new neurons are random, and zero where they are read (Chen et al. 2016,
 Net2Net, in spirit). Both begin to take part with the first step of training.
 
-The draft head grows in the same way, into OUT/first_head: for `ramify train-draft OUT --init OUT/first_head`.
+The draft head grows in the same way, into OUT/first_head: for `ramiform train-draft OUT --init OUT/first_head`.
 """
 
 from __future__ import annotations

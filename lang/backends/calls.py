@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...runtime.protocol import session
-from ...runtime.protocol.errors import ErrorInfo, RamifyError
+from ...runtime.protocol.errors import ErrorInfo, RamiformError
 from .model import Call, Model
 from .steps import State
 
-logger = logging.getLogger("ramify.backends")
+logger = logging.getLogger("ramiform.backends")
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,7 +56,7 @@ class Calls:
             try:
                 answer = self._answer(state, op, step, call)
             except BaseException as error:
-                if not isinstance(error, RamifyError):
+                if not isinstance(error, RamiformError):
                     logger.exception("a backend failed on an error that is not the endpoint's")
                 answer = ErrorInfo.of(error)
             self._tell(Answered(state, call, op, answer))
@@ -76,7 +76,7 @@ class Calls:
 
     def _start(self, run: Callable[[], None]) -> None:
         self._num_running += 1
-        threading.Thread(target=run, name="ramify-call", daemon=True).start()
+        threading.Thread(target=run, name="ramiform-call", daemon=True).start()
 
     def _answer(self, state: State, op: int, step: session.Gen | session.Select | session.Decide, call: Call) -> Any:
         assert state.transcript is not None

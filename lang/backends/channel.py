@@ -36,7 +36,7 @@ class LocalChannel:
         self._sending = threading.Lock()  # so that nothing is sent after the end, and waits for ever
         self._ended = False
         self._player = Player(model, Calls(model, num_threads, self._inbox.put), self._inbox.put, self._listeners)
-        self._thread = threading.Thread(target=self._run, name="ramify-backend", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="ramiform-backend", daemon=True)
         self._thread.start()
 
     # For every thread

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 from urllib.parse import urlsplit
 
-from ...runtime.protocol.errors import BusyError, RamifyError, RequestError, RuntimeFailed
+from ...runtime.protocol.errors import BusyError, RamiformError, RequestError, RuntimeFailed
 from .model import Call
 
 _Use = Callable[[http.client.HTTPResponse], Any]
@@ -141,7 +141,7 @@ def _events(response: http.client.HTTPResponse) -> Iterator[bytes]:
             yield line[5:].strip()
 
 
-def _error(status: int, data: bytes) -> RamifyError:
+def _error(status: int, data: bytes) -> RamiformError:
     """Source of the shape: OpenAI's API."""
     message, param, code = data[:500].decode("utf-8", "replace"), None, None
     with contextlib.suppress(ValueError):

@@ -1,4 +1,4 @@
-"""A ramify runtime reached over its native HTTP routes, for where only HTTP passes.
+"""A ramiform runtime reached over its native HTTP routes, for where only HTTP passes.
 
 A state keeps token ids: its text is tokenised once, by the runtime, and what was generated goes back as the ids that
 were generated. Each gen is one request, and one more when there is new text to tokenise.

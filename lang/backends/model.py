@@ -59,7 +59,7 @@ class Generated:
 
 
 class Model(Protocol):
-    """Any method may raise RamifyError; `generate`, `select` and `decide` may take their time, in a thread."""
+    """Any method may raise RamiformError; `generate`, `select` and `decide` may take their time, in a thread."""
 
     def begin_role(self, role: str) -> str:
         """How the beginning of a message is shown."""

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ...runtime.protocol import session
-from ...runtime.protocol.errors import ErrorInfo, RamifyError, RequestError
+from ...runtime.protocol.errors import ErrorInfo, RamiformError, RequestError
 from ...runtime.protocol.session import Append, Close, Delta, Done, Failed, Open, Play, Supply
 from .calls import Answered, Calls, Streamed
 from .model import Generated, Model
@@ -158,7 +158,7 @@ class Player:
         assert state.transcript is not None
         try:
             before, state.transcript = state.transcript, after(self._model, state, op, step)
-        except RamifyError as error:
+        except RamiformError as error:
             self._fail(state, op, step, ErrorInfo.of(error))
             return
         if isinstance(step, Tell):

@@ -9,7 +9,7 @@ from ...runtime.protocol import choices, decisions
 from ...runtime.protocol import session as protocol
 from ...runtime.protocol.core import Finish
 from ...runtime.protocol.decisions import DecisionAnswer, Question
-from ...runtime.protocol.errors import RamifyError, RequestError
+from ...runtime.protocol.errors import RamiformError, RequestError
 from ...runtime.protocol.sampling import TokenLogprob
 from . import roles
 from .channel import LazyChannel, LocalChannel
@@ -22,12 +22,12 @@ _UNLIKELY = -1e9  # a log-probability whose exponential is 0
 class Scripted:
     """Programs run on it get these answers, in the order in which they ask: in one thread, so a test can rely on it.
 
-    >>> import ramify
-    >>> @ramify.function
+    >>> import ramiform
+    >>> @ramiform.function
     ... def capital(s, country):
-    ...     s += f"The capital of {country} is" + ramify.gen("city", stop=".")
-    ...     s += ". It is" + ramify.select("size", [" big", " small"])
-    >>> state = capital.run("France", backend=ramify.Scripted([" Paris", " big"]))
+    ...     s += f"The capital of {country} is" + ramiform.gen("city", stop=".")
+    ...     s += ". It is" + ramiform.select("size", [" big", " small"])
+    >>> state = capital.run("France", backend=ramiform.Scripted([" Paris", " big"]))
     >>> state["city"], state["size"]
     (' Paris', ' big')
 
@@ -100,7 +100,7 @@ class Scripted:
     def _next(self, transcript: Transcript) -> Any:
         self.prompts.append(transcript.text)
         answer = self._answers(transcript.text)
-        if isinstance(answer, RamifyError):
+        if isinstance(answer, RamiformError):
             raise answer
         if isinstance(answer, BaseException):
             raise RequestError(f"{type(answer).__name__}: {answer}", code="scripted")

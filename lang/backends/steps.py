@@ -125,7 +125,7 @@ class State:
 
 
 def after(model: Model, state: State, op: int, step: Step) -> Transcript:
-    """What the state holds once `step`, which needs no model, is played. Raises RamifyError when it cannot be."""
+    """What the state holds once `step`, which needs no model, is played. Raises RamiformError when it cannot be."""
     transcript = state.transcript
     assert transcript is not None
     match step:

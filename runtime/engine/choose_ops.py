@@ -12,7 +12,7 @@ from ..models.config import ModelConfig
 from ..protocol.config import CoreConfig
 from ..protocol.errors import RequestError
 
-logger = logging.getLogger("ramify.engine")
+logger = logging.getLogger("ramiform.engine")
 
 MAX_DETERMINISTIC_TREE = 64  # tokens that the kernels' masks have bits for
 
@@ -32,7 +32,7 @@ def choose_ops(config: CoreConfig, model: ModelConfig, device: torch.device) -> 
                 param="kernels",
             )
         if importlib.util.find_spec("triton") is None:
-            raise RequestError("kernels 'triton' need the package triton: install ramify[gpu]", param="kernels")
+            raise RequestError("kernels 'triton' need the package triton: install ramiform[gpu]", param="kernels")
     if not config.deterministic:
         return None if config.kernels == "auto" else for_device(device, config.kernels)
     if rotates:

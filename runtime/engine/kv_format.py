@@ -17,7 +17,7 @@ from ..protocol.config import CoreConfig, KvDtypeName
 from ..protocol.errors import RequestError
 from .kv_ranges import measure, random_texts, ranges_file, read_ranges
 
-logger = logging.getLogger("ramify.engine")
+logger = logging.getLogger("ramiform.engine")
 
 KV_DTYPES: dict[KvDtypeName, torch.dtype] = {
     "fp32": torch.float32,
@@ -72,7 +72,7 @@ def choose_scales(
     ranges = measure(model, random_texts(model.config), group)
     logger.warning(
         "KV in %s with scales measured on %d RANDOM tokens: neither %s nor the checkpoint has any. "
-        "Better ones: ramify calibrate-kv %s --data TEXTS",
+        "Better ones: ramiform calibrate-kv %s --data TEXTS",
         kv_dtype_name(dtype),
         ranges.num_tokens,
         file,

@@ -89,7 +89,7 @@ Range = Annotated[float, msgspec.Meta(ge=0)]
 class _File(msgspec.Struct, forbid_unknown_fields=True):
     """What is in the file, lists by layer, then head."""
 
-    format: Literal["ramify KV ranges, 1"]
+    format: Literal["ramiform KV ranges, 1"]
     num_tokens: Annotated[int, msgspec.Meta(ge=1)]
     k_absmax: list[list[Range]]
     v_absmax: list[list[Range]]
@@ -101,7 +101,7 @@ def ranges_file(path: Path) -> Path:
 
 
 def write_ranges(ranges: KvRanges, file: Path) -> None:
-    content = _File("ramify KV ranges, 1", ranges.num_tokens, ranges.k_LK.tolist(), ranges.v_LK.tolist())
+    content = _File("ramiform KV ranges, 1", ranges.num_tokens, ranges.k_LK.tolist(), ranges.v_LK.tolist())
     file.write_bytes(msgspec.json.format(msgspec.json.encode(content), indent=1) + b"\n")
 
 
@@ -112,7 +112,7 @@ def read_ranges(file: Path, config: ModelConfig) -> KvRanges:
     except OSError as error:
         raise CheckpointError(file, f"not readable: {error.strerror}") from None
     except msgspec.DecodeError as error:
-        raise CheckpointError(file, f"not what `ramify calibrate-kv` writes: {error}") from None
+        raise CheckpointError(file, f"not what `ramiform calibrate-kv` writes: {error}") from None
     for name, rows in (("k_absmax", content.k_absmax), ("v_absmax", content.v_absmax)):
         if len(rows) != config.num_layers or any(len(row) != config.num_kv_heads for row in rows):
             raise CheckpointError(

@@ -39,7 +39,7 @@ from ..protocol.errors import ErrorInfo, RequestError, RuntimeFailed
 from ..protocol.measures import CoreMeasures
 from .watch import Watch, Watcher
 
-logger = logging.getLogger("ramify.frontend")
+logger = logging.getLogger("ramiform.frontend")
 
 _NOBLOCK, _EVENTS, _POLLIN = int(zmq.NOBLOCK), int(zmq.EVENTS), int(zmq.POLLIN)  # plain: enums are slow to combine
 MESSAGES_PER_TURN = 256  # of the core's, before others have their turn
@@ -72,7 +72,7 @@ class Answer:
         return self
 
     async def __anext__(self) -> Tokens:
-        """Raises RamifyError when the request, or the core, failed."""
+        """Raises RamiformError when the request, or the core, failed."""
         if self._over:
             raise StopAsyncIteration
         while not self._items:
@@ -123,7 +123,7 @@ class CoreClient:
         self._send(Attach())
 
     async def ready(self) -> ModelInfo:
-        """What the core serves, once it does. Raises RamifyError when it could not start."""
+        """What the core serves, once it does. Raises RamiformError when it could not start."""
         return await asyncio.shield(self._ready)
 
     def require_info(self) -> ModelInfo:

@@ -27,7 +27,7 @@ class Embedded:
 async def embed(
     core: CoreClient, prompts: Sequence[list[int]], pooling: Pooling, *, namespace: str = "", priority: int = 0
 ) -> list[Embedded]:
-    """All prompts' embeddings, submitted together. Raises RamifyError when one fails; the others are then aborted."""
+    """All prompts' embeddings, submitted together. Raises RamiformError when one fails; the others are then aborted."""
     with ExitStack() as stack:
         answers = [
             stack.enter_context(

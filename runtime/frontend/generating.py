@@ -35,7 +35,7 @@ async def generate(
 ) -> Outcome:
     """Continue `tokens`; `on_piece` hears of the first sample as it comes, when the operation streams.
 
-    Raises RamifyError when the request fails, or the program's budget is spent.
+    Raises RamiformError when the request fails, or the program's budget is spent.
     """
     sampling = program.afford(op.sampling, op.n)
     prompt = Prompt(

@@ -100,7 +100,7 @@ class Sample:
         )
 
     async def result(self) -> Generated:
-        """Wait for the end. Raises RamifyError when the request failed."""
+        """Wait for the end. Raises RamiformError when the request failed."""
         async for _ in self:
             pass
         assert self.generated is not None

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ..protocol.core import Claim
-from ..protocol.errors import ErrorInfo, RamifyError, RequestError
+from ..protocol.errors import ErrorInfo, RamiformError, RequestError
 from ..protocol.session import Ask, Decide, Delta, Done, Failed, Gen, RoleBegin, RoleEnd, Select, Sync, Text
 from .claims import Ancestor
 from .content import Appended, Content
@@ -23,7 +23,7 @@ from .program import Program
 from .scoring import Asker
 from .select import select
 
-logger = logging.getLogger("ramify.frontend")
+logger = logging.getLogger("ramiform.frontend")
 
 Report = Appended | ErrorInfo
 
@@ -178,7 +178,7 @@ class Player:
         try:
             done = await self._perform(self._content, op, step)
         except Exception as error:
-            if not isinstance(error, RamifyError):
+            if not isinstance(error, RamiformError):
                 logger.exception("an operation failed on an error of ours")
             self._failure = ErrorInfo.of(error)
             self._refuse(op, step, self._failure)

@@ -80,7 +80,7 @@ class Frontend:
         return None if self._remote is None else self._remote.service.address
 
     async def start(self) -> None:
-        """Accept clients, which wait until the core is ready. Raises RamifyError when HTTP cannot be served."""
+        """Accept clients, which wait until the core is ready. Raises RamiformError when HTTP cannot be served."""
         self._core.start()
         self._service.start()
         if self._remote is not None:
@@ -93,7 +93,7 @@ class Frontend:
             await self._http.start()
 
     async def core_ready(self) -> ModelInfo:
-        """What the core serves, once it does. Raises RamifyError when it could not start."""
+        """What the core serves, once it does. Raises RamiformError when it could not start."""
         return await self._core.ready()
 
     async def hear_last_words(self) -> None:

@@ -14,7 +14,7 @@ from ..protocol.transport import check_bind
 from .generation import Generator
 from .service import Service
 
-logger = logging.getLogger("ramify.frontend")
+logger = logging.getLogger("ramiform.frontend")
 
 
 class RemoteService:
@@ -24,12 +24,12 @@ class RemoteService:
         check_bind(bind, keys)
         assert keys is not None
         self._keys = server_keys(Path(keys))
-        self._authenticator = AsyncioAuthenticator(context, log=logging.getLogger("ramify.keys"))
+        self._authenticator = AsyncioAuthenticator(context, log=logging.getLogger("ramiform.keys"))
         self._authenticator.configure_curve_callback("*", credentials_provider=self)
         self.service = Service(context, bind, generator, keys=self._keys)
 
     def start(self) -> None:
-        """Raises RamifyError when the address cannot be had."""
+        """Raises RamiformError when the address cannot be had."""
         self._authenticator.start()
         self.service.start()
 

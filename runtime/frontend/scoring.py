@@ -43,7 +43,7 @@ class Scored:
 
 
 async def score(core: CoreClient, batch: Sequence[Continuation], asker: Asker) -> list[Scored]:
-    """Score a batch, submitted together. Raises RamifyError when one of them fails; the others are then aborted."""
+    """Score a batch, submitted together. Raises RamiformError when one of them fails; the others are then aborted."""
     with ExitStack() as stack:
         answers = [
             stack.enter_context(

@@ -17,7 +17,7 @@ import zmq
 import zmq.asyncio
 
 from ..protocol import wire
-from ..protocol.errors import BusyError, ErrorInfo, RamifyError, RequestError, RuntimeFailed
+from ..protocol.errors import BusyError, ErrorInfo, RamiformError, RequestError, RuntimeFailed
 from ..protocol.keys import ServerKeys
 from ..protocol.session import (
     Answers,
@@ -46,7 +46,7 @@ from ..protocol.version import __version__
 from .generation import Generator
 from .session import Session
 
-logger = logging.getLogger("ramify.frontend")
+logger = logging.getLogger("ramiform.frontend")
 
 SETTLED = 0.05  # seconds after a disconnection is told until the socket behaves accordingly
 SILENCE = 15.0  # seconds after which a client that says nothing loses its states
@@ -109,11 +109,11 @@ class Service:
         return self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
 
     def start(self) -> None:
-        """Raises RamifyError when the address cannot be had."""
+        """Raises RamiformError when the address cannot be had."""
         try:
             self._socket.bind(self._address)
         except zmq.ZMQError as error:
-            raise RamifyError(f"programs cannot be served at {self._address}: {error}") from None
+            raise RamiformError(f"programs cannot be served at {self._address}: {error}") from None
         self._tasks = [
             asyncio.create_task(self._receive(), name="service"),
             asyncio.create_task(self._forget_regularly(), name="forget silent clients"),
@@ -238,7 +238,7 @@ class Service:
     async def _welcome(self, version: str) -> FromFrontend:
         if version != __version__:
             error = RequestError(
-                f"the program uses ramify {version}, the runtime is {__version__}", param="version", code="version"
+                f"the program uses ramiform {version}, the runtime is {__version__}", param="version", code="version"
             )
             return Fatal(ErrorInfo.of(error))
         if self._closing:
@@ -247,7 +247,7 @@ class Service:
             info = await self._core.ready()
             await self._sharing.wait()
             return Welcome(info, move_to=next(self._turns))
-        except RamifyError as error:
+        except RamiformError as error:
             return Fatal(ErrorInfo.of(error))
 
     async def _answer(self, call: Call) -> FromFrontend:
@@ -260,7 +260,7 @@ class Service:
                 case "flush_cache":
                     await self._core.flush_cache()
                     return Reply(call.call)
-        except RamifyError as error:
+        except RamiformError as error:
             return Reply(call.call, error=ErrorInfo.of(error))
 
     def _send(self, identity: bytes, message: FromFrontend) -> None:

@@ -19,7 +19,7 @@ from ..protocol import wire
 from ..protocol.errors import RuntimeFailed
 from ..protocol.measures import FrontendMeasures, total
 
-logger = logging.getLogger("ramify.frontend")
+logger = logging.getLogger("ramiform.frontend")
 
 PATIENCE = 30.0  # seconds for a sibling that is busy, or stands still; one that has died ends the runtime
 

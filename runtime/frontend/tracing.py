@@ -14,14 +14,14 @@ from typing import Any
 from starlette.types import Scope
 
 from ..protocol.core import Generate
-from ..protocol.errors import ErrorInfo, RamifyError
+from ..protocol.errors import ErrorInfo, RamiformError
 from ..protocol.measures import Outcome
 
 FLUSH_MS = 5000  # what a frontend that ends gives the collector
 
 
 class Traces:
-    """Sends to `endpoint` (OTLP over HTTP), or to `exporter` when given. Raises RamifyError without the libraries."""
+    """Sends to `endpoint` (OTLP over HTTP), or to `exporter` when given. Raises RamiformError without the libraries."""
 
     def __init__(self, endpoint: str, exporter: Any = None) -> None:
         try:
@@ -32,14 +32,14 @@ class Traces:
             from opentelemetry.sdk.trace import TracerProvider
             from opentelemetry.sdk.trace.export import BatchSpanProcessor
         except ImportError as error:
-            raise RamifyError(f"traces need the extra `otel` (pip install ramify[otel]): {error}") from None
+            raise RamiformError(f"traces need the extra `otel` (pip install ramiform[otel]): {error}") from None
         self._trace = trace
         self._extract = extract
         exporter = exporter or OTLPSpanExporter(endpoint=endpoint.rstrip("/") + "/v1/traces", timeout=FLUSH_MS / 1000)
         # A provider of our own: the process's global one belongs to whoever embeds us.
-        self._provider = TracerProvider(resource=Resource.create({"service.name": "ramify"}), shutdown_on_exit=False)
+        self._provider = TracerProvider(resource=Resource.create({"service.name": "ramiform"}), shutdown_on_exit=False)
         self._provider.add_span_processor(BatchSpanProcessor(exporter))
-        self._tracer = self._provider.get_tracer("ramify")
+        self._tracer = self._provider.get_tracer("ramiform")
 
     @contextmanager
     def serve(self, scope: Scope) -> Iterator[_ServerSpan]:
@@ -57,15 +57,15 @@ class Traces:
         sampling = request.sampling
         attributes: dict[str, Any] = {
             "gen_ai.operation.name": "text_completion",
-            "gen_ai.provider.name": "ramify",
+            "gen_ai.provider.name": "ramiform",
             "gen_ai.request.max_tokens": sampling.max_new_tokens,
             "gen_ai.request.temperature": sampling.temperature,
             "gen_ai.request.top_p": sampling.top_p,
             "gen_ai.usage.input_tokens": len(request.tokens),
-            "ramify.rid": request.rid,
+            "ramiform.rid": request.rid,
         }
         if request.program is not None:
-            attributes["ramify.program"] = request.program
+            attributes["ramiform.program"] = request.program
         span = self._tracer.start_span("text_completion", kind=self._trace.SpanKind.INTERNAL, attributes=attributes)
         return _RequestSpan(span, self._trace)
 

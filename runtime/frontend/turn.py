@@ -60,7 +60,7 @@ class Turn:
         self._steps.close()
 
     async def deltas(self) -> AsyncGenerator[Delta]:
-        """Raises RamifyError when a step fails."""
+        """Raises RamiformError when a step fails."""
         calling = self._ask.calling
         if self._splitter is None and calling is None:
             async for piece in self._steps.sample:

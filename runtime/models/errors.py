@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ..protocol.errors import RamifyError
+from ..protocol.errors import RamiformError
 
 
-class CheckpointError(RamifyError):
+class CheckpointError(RamiformError):
     """The checkpoint cannot be served. The message names the file, and the field or tensor."""
 
     def __init__(self, file: Path, problem: str) -> None:

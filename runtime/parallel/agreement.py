@@ -27,7 +27,7 @@ class Facts(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, config: CoreConfig) -> Facts:
-        """Raises RamifyError when a file is not there."""
+        """Raises RamiformError when a file is not there."""
         settings = {name: value for name, value in msgspec.structs.asdict(config).items() if name not in _OWN}
         files = {}
         for name in _FILES:
@@ -43,7 +43,7 @@ class Facts(msgspec.Struct, frozen=True):
     def check(self, other: Facts, node: int) -> None:
         """Raises RequestError, naming the setting, when those of node `node` are not node 0's, which these are."""
         if other.version != self.version:
-            raise RequestError(f"node {node} runs ramify {other.version}, node 0 {self.version}", param="version")
+            raise RequestError(f"node {node} runs ramiform {other.version}, node 0 {self.version}", param="version")
         for name, value in self.settings.items():
             theirs = other.settings.get(name)
             if theirs != value:

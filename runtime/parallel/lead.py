@@ -95,7 +95,7 @@ class MakeLead(Protocol):
 def build_lead_engine(
     config: RuntimeConfig, ranks: Ranks, path: Path, on_progress: Progress, make_source: MakeSource
 ) -> LeadEngine:
-    """Starts the other ranks and loads this one's part. Raises RamifyError when a setting or the checkpoint is at
+    """Starts the other ranks and loads this one's part. Raises RamiformError when a setting or the checkpoint is at
     fault, or a rank fails."""
     place = place_of(config.core, path, 0)
     store, rendezvous = None, None

@@ -62,7 +62,7 @@ def check_nodes(config: CoreConfig) -> None:
     _parts(config.master)
     if config.node_keys is None:
         raise RequestError(
-            "nodes must show each other a key: make them with `ramify keys FOLDER`, and name it with node_keys",
+            "nodes must show each other a key: make them with `ramiform keys FOLDER`, and name it with node_keys",
             param="node_keys",
         )
     try:

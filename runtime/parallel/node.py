@@ -1,6 +1,6 @@
 """A node other than the first: starts its ranks, hands them the plans that node 0 sends, and tells it how they are.
 
-`ramify serve --node-rank N` is this, and serves no clients. It ends with node 0, and node 0 with it.
+`ramiform serve --node-rank N` is this, and serves no clients. It ends with node 0, and node 0 with it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import zmq
 
 from ..protocol import wire
 from ..protocol.config import CoreConfig, RuntimeConfig
-from ..protocol.errors import ErrorInfo, RamifyError, RequestError, RuntimeFailed
+from ..protocol.errors import ErrorInfo, RamiformError, RequestError, RuntimeFailed
 from ..protocol.keys import program_keys
 from .agreement import Facts
 from .master import Master
@@ -85,7 +85,7 @@ class NodeLink:
 
 
 def serve_node(config: RuntimeConfig, on_start: Callable[[], None]) -> None:
-    """Until node 0 asks for the end; `on_start` is called when node 0 has let us in. Raises RamifyError when node 0
+    """Until node 0 asks for the end; `on_start` is called when node 0 has let us in. Raises RamiformError when node 0
     ends otherwise or will not have us, a rank is gone, a setting is at fault, or this process is told to end.
 
     The directory of the sockets is removed at the end, however it ends.
@@ -104,7 +104,7 @@ def serve_node(config: RuntimeConfig, on_start: Callable[[], None]) -> None:
                     _relay(link, ranks, f"node 0 at {config.core.master}", told_to_end)
             except KeyboardInterrupt:
                 raise _told(link, RuntimeFailed(f"node {node} was told to end; the runtime is down")) from None
-            except RamifyError as error:
+            except RamiformError as error:
                 raise _told(link, error) from None
         finally:
             ranks.stop()
@@ -113,7 +113,7 @@ def serve_node(config: RuntimeConfig, on_start: Callable[[], None]) -> None:
         shutil.rmtree(config.serve.socket_dir, ignore_errors=True)
 
 
-def _told(link: NodeLink, error: RamifyError) -> RamifyError:
+def _told(link: NodeLink, error: RamiformError) -> RamiformError:
     """The error, of which node 0 knows now."""
     link.say(NodeFailed(ErrorInfo.of(error)))
     return error

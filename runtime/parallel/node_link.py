@@ -16,7 +16,7 @@ import zmq
 from zmq.auth.thread import ThreadAuthenticator
 from zmq.utils.monitor import recv_monitor_message
 
-logger = logging.getLogger("ramify.nodes")
+logger = logging.getLogger("ramiform.nodes")
 
 MAX_PLAN_BYTES = 1 << 28
 MAX_REPORT_BYTES = 1 << 20
@@ -63,7 +63,7 @@ class Doorman:
 
     def __init__(self, context: zmq.Context[Any], knows: Callable[[bytes], bool]) -> None:
         self._knows = knows
-        self._authenticator = ThreadAuthenticator(context, log=logging.getLogger("ramify.keys"))
+        self._authenticator = ThreadAuthenticator(context, log=logging.getLogger("ramiform.keys"))
         self._authenticator.start()
         self._authenticator.configure_curve_callback("*", credentials_provider=self)
 

@@ -16,7 +16,7 @@ import zmq
 
 from ..protocol import wire
 from ..protocol.config import RuntimeConfig
-from ..protocol.errors import ErrorInfo, RamifyError, RequestError, RuntimeFailed
+from ..protocol.errors import ErrorInfo, RamiformError, RequestError, RuntimeFailed
 from ..protocol.keys import server_keys
 from .agreement import Facts
 from .master import Master
@@ -39,7 +39,7 @@ class Nodes:
         config: RuntimeConfig,
         rendezvous: Rendezvous,
         on_ready: Callable[[], None],
-        on_gone: Callable[[RamifyError], None],
+        on_gone: Callable[[RamiformError], None],
     ) -> None:
         core = config.core
         assert core.node_keys is not None, "checked before"

@@ -19,7 +19,7 @@ import zmq
 from .. import lifeline
 from ..pause import pause
 from ..protocol.config import RuntimeConfig
-from ..protocol.errors import ErrorInfo, RamifyError, RuntimeFailed
+from ..protocol.errors import ErrorInfo, RamiformError, RuntimeFailed
 from .messages import RankFailed, RankReady, RankReport, Rendezvous, ToRank, plan_address
 from .nodes import Nodes
 
@@ -39,12 +39,12 @@ class Ranks:
         self._num_ready = self._num_expected = 0
         self._nodes: Nodes | None = None
         self._where = ""
-        self._down: RamifyError | None = None
+        self._down: RamiformError | None = None
         self._serving = False
         self._encoder = msgspec.msgpack.Encoder()
 
     def start(self, config: RuntimeConfig, rendezvous: Rendezvous | None = None) -> None:
-        """On node 0 of several, with the `rendezvous` of all: once all nodes are there. Raises RamifyError when they
+        """On node 0 of several, with the `rendezvous` of all: once all nodes are there. Raises RamiformError when they
         do not come, or a setting is at fault."""
         if rendezvous is not None:
             self._nodes = Nodes(config, rendezvous, self._one_ready, self._gone)
@@ -62,7 +62,7 @@ class Ranks:
             socket.bind(plan_address(config.serve.socket_dir, rank))
             self._sockets.append(socket)
             child = subprocess.Popen(
-                [*lifeline.child_command("ramify.runtime.parallel.worker"), str(rank)],
+                [*lifeline.child_command("ramiform.runtime.parallel.worker"), str(rank)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 start_new_session=True,  # a terminal's Ctrl-C is the frontend's to answer
@@ -155,7 +155,7 @@ class Ranks:
             how = f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
             self._gone(RuntimeFailed(f"{who} {how}; the runtime is down"))
 
-    def _gone(self, error: RamifyError) -> None:
+    def _gone(self, error: RamiformError) -> None:
         with self._changed:
             if self._down is not None:
                 return  # the others follow the first
@@ -166,5 +166,5 @@ class Ranks:
             self._nodes.end(ErrorInfo.of(error))
         if self._serving:
             pause(GRACE)
-            print(f"ramify core: {error}", file=sys.stderr)
+            print(f"ramiform core: {error}", file=sys.stderr)
             lifeline.leave(1)

@@ -12,7 +12,7 @@ from typing import Literal
 import torch
 import torch.distributed as dist
 
-logger = logging.getLogger("ramify.engine")
+logger = logging.getLogger("ramiform.engine")
 
 LARGEST = 64 << 20  # bytes of a sum; above it NCCL's rings are as fast
 _MOST_ONE_SHOT = 256 << 10  # bytes; above it each rank reading all of the others' costs more than a second exchange

@@ -23,7 +23,7 @@ from ..engine.launched import Launched
 from ..models.decoder import Decoder
 from ..pause import pause
 from ..protocol.config import RuntimeConfig
-from ..protocol.errors import ErrorInfo, RamifyError
+from ..protocol.errors import ErrorInfo, RamiformError
 from ..scheduler.plan import PageCopy, Row
 from ..speculation.build import draft_page_bytes
 from ..speculation.source import DraftSource, DraftStep
@@ -54,7 +54,7 @@ class NoGuesses:
 
 
 def serve(config: RuntimeConfig, rank: int, report: Callable[[RankReport], None]) -> None:
-    """For ever. Raises RamifyError when the checkpoint or a setting is at fault."""
+    """For ever. Raises RamiformError when the checkpoint or a setting is at fault."""
     socket = zmq.Context.instance().socket(zmq.PAIR)
     socket.setsockopt(zmq.LINGER, 0)
     socket.connect(plan_address(config.serve.socket_dir, rank))
@@ -98,7 +98,7 @@ def main() -> int:
     try:
         serve(config, rank, report)
     except Exception as error:
-        if not isinstance(error, RamifyError):
+        if not isinstance(error, RamiformError):
             pause(_SECOND)
             traceback.print_exc()
         report(RankFailed(ErrorInfo.of(error)))

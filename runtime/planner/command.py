@@ -1,4 +1,4 @@
-"""`ramify plan`: what fits where, how fast at best, and what it costs."""
+"""`ramiform plan`: what fits where, how fast at best, and what it costs."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ class CoreConfig(msgspec.Struct, frozen=True, kw_only=True):
     kv_scales: Annotated[
         str | None,
         Meta(
-            description="file of `ramify calibrate-kv` for fp8 and int8; default: kv_scales.json in MODEL, else the "
+            description="file of `ramiform calibrate-kv` for fp8 and int8; default: kv_scales.json in MODEL, else the "
             "checkpoint's own, else measured on random tokens at start"
         ),
     ] = None
@@ -47,7 +47,7 @@ class CoreConfig(msgspec.Struct, frozen=True, kw_only=True):
         str | None, Meta(description="HOST:PORT of node 0, where the other nodes come to it; the same on all nodes")
     ] = None
     node_keys: Annotated[
-        str | None, Meta(description="folder of the keys that nodes show each other, made by `ramify keys`")
+        str | None, Meta(description="folder of the keys that nodes show each other, made by `ramiform keys`")
     ] = None
     quantize: Annotated[
         QuantizeName | None,
@@ -145,7 +145,7 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True):
     bind: Annotated[
         str | None, Meta(description="let programs of other machines in too, at tcp://HOST:PORT; needs keys")
     ] = None
-    keys: Annotated[str | None, Meta(description="folder of the keys for bind, made by `ramify keys`")] = None
+    keys: Annotated[str | None, Meta(description="folder of the keys for bind, made by `ramiform keys`")] = None
     frontends: Annotated[
         int, Meta(ge=1, le=64, description="processes that tokenise and answer HTTP and programs, for one core")
     ] = 1

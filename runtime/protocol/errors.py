@@ -7,11 +7,11 @@ from typing import Literal
 import msgspec
 
 
-class RamifyError(Exception):
-    """Base of every error that ramify raises on purpose."""
+class RamiformError(Exception):
+    """Base of every error that ramiform raises on purpose."""
 
 
-class RequestError(RamifyError, ValueError):
+class RequestError(RamiformError, ValueError):
     """The client's mistake. `param` names the parameter, the message quotes the offending text.
 
     `code` is a stable machine-readable word, e.g. "context_length_exceeded", "invalid_grammar".
@@ -23,11 +23,11 @@ class RequestError(RamifyError, ValueError):
         self.code = code
 
 
-class BusyError(RamifyError):
+class BusyError(RamiformError):
     """The runtime is full; the same request may succeed later."""
 
 
-class RuntimeFailed(RamifyError):
+class RuntimeFailed(RamiformError):
     """The runtime, or one of its processes, died or could not start. Nothing that was running will be answered."""
 
 
@@ -49,12 +49,12 @@ class ErrorInfo(msgspec.Struct, frozen=True, kw_only=True):
                 return cls(kind="request", message=str(error), param=error.param, code=error.code)
             case BusyError():
                 return cls(kind="busy", message=str(error))
-            case RamifyError():
+            case RamiformError():
                 return cls(kind="runtime", message=str(error))
             case _:
                 return cls(kind="runtime", message=f"{type(error).__name__}: {error}")
 
-    def to_exception(self) -> RamifyError:
+    def to_exception(self) -> RamiformError:
         match self.kind:
             case "request":
                 return RequestError(self.message, param=self.param, code=self.code or "invalid_value")

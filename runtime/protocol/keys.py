@@ -62,7 +62,7 @@ def server_keys(folder: Path) -> ServerKeys:
     programs = {_public(file): file.stem for file in sorted(folder.glob("*.key")) if file.stem != SERVER}
     if not programs:
         raise RequestError(
-            f"{folder} has no program's key, so nobody could connect; `ramify keys` makes one", param="keys"
+            f"{folder} has no program's key, so nobody could connect; `ramiform keys` makes one", param="keys"
         )
     return ServerKeys(public, secret, programs)
 

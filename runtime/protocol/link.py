@@ -61,7 +61,7 @@ class Link:
     ) -> None:
         if keys is None and address.startswith("tcp:"):
             raise RequestError(
-                f"{address} is reached over a network, which needs keys: name their folder (keys, --keys, RAMIFY_KEYS)",
+                f"{address} is reached over a network, which needs keys: name their folder (--keys or RAMIFORM_KEYS)",
                 param="keys",
                 code="keys_missing",
             )
@@ -88,7 +88,7 @@ class Link:
         self._bell, self._ring = socket.socketpair()
         self._bell.setblocking(False)
         self._ring.setblocking(False)
-        self._thread = threading.Thread(target=self._run, name="ramify-connection", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="ramiform-connection", daemon=True)
 
     # For every thread
 

@@ -49,7 +49,7 @@ def check_bind(bind: str, keys: str | None) -> None:
         raise RequestError(f"bind is tcp://HOST:PORT, 0 for any free port; got {bind!r}", param="bind")
     if keys is None:
         raise RequestError(
-            f"programs at {bind} must show a key: make them with `ramify keys FOLDER`, and name it with keys",
+            f"programs at {bind} must show a key: make them with `ramiform keys FOLDER`, and name it with keys",
             param="keys",
         )
     server_keys(Path(keys))

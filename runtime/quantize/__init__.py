@@ -1,2 +1,2 @@
-"""From a dense checkpoint to a quantised one, `ramify quantize`, and to scales for quantised KV,
-`ramify calibrate-kv`."""
+"""From a dense checkpoint to a quantised one, `ramiform quantize`, and to scales for quantised KV,
+`ramiform calibrate-kv`."""

@@ -1,4 +1,4 @@
-"""`ramify quantize`: the command's arguments, its progress bar and its report."""
+"""`ramiform quantize`: the command's arguments, its progress bar and its report."""
 
 from __future__ import annotations
 

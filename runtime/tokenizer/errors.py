@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ..protocol.errors import RamifyError
+from ..protocol.errors import RamiformError
 
 
-class TokenizerError(RamifyError):
+class TokenizerError(RamiformError):
     """A checkpoint has no tokenizer, or one that cannot be read. The message names the file."""

@@ -43,7 +43,7 @@ _PRE = {
 
 
 def load_gguf_tokenizer(path: Path) -> Tokenizer:
-    """Raises TokenizerError naming the key whose value is not supported, RamifyError when the file cannot be read."""
+    """Raises TokenizerError naming the key whose value is not supported, RamiformError when the file cannot be read."""
     file = open_gguf(path)
     tokens: list[str] = _required(file, "tokens")
     types: list[int] = file.value("tokenizer.ggml.token_type", default=[_NORMAL] * len(tokens))
@@ -106,7 +106,7 @@ def _sentencepiece(file: GgufFile, tokens: Sequence[str], types: Sequence[int]) 
         from sentencepiece import sentencepiece_model_pb2 as messages
     except ImportError:
         raise TokenizerError(
-            f"{file.path}: its tokenizer is read with the extra 'gguf': pip install 'ramify[gguf]'"
+            f"{file.path}: its tokenizer is read with the extra 'gguf': pip install 'ramiform[gguf]'"
         ) from None
     scores: list[float] = _required(file, "scores")
     model = messages.ModelProto()

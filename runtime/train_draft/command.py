@@ -1,4 +1,4 @@
-"""`ramify train-draft`: its flags."""
+"""`ramiform train-draft`: its flags."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`ramify train-draft`: from a model and texts to a head beside it, with a bar, resumable at any time."""
+"""`ramiform train-draft`: from a model and texts to a head beside it, with a bar, resumable at any time."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class Options:
 
 
 def train_draft(options: Options, console: Console) -> dict[str, Acceptance]:
-    """Train, save, and measure on held-out texts. Raises RamifyError when model, data or device cannot be used."""
+    """Train, save, and measure on held-out texts. Raises RamiformError when model, data or device cannot be used."""
     path = find_checkpoint(options.model)
     out = options.out or path / "draft"
     kind: HeadKind = "eagle3" if options.eagle == 3 else "eagle"

@@ -12,10 +12,10 @@ import pytest
 import torch
 import transformers
 
-import ramify
-from ramify.runtime.checkpoint import SHIPPED_MODEL
+import ramiform
+from ramiform.runtime.checkpoint import SHIPPED_MODEL
 
-BENCH = Path(ramify.__file__).parent / "bench"
+BENCH = Path(ramiform.__file__).parent / "bench"
 
 
 @pytest.fixture(scope="module")
@@ -67,14 +67,14 @@ def test_radix_compares_with_a_flat_cache_and_a_trie(tmp_path: Path) -> None:
     figures = json.loads((tmp_path / "figures.json").read_text())
     assert len(figures["rows"]) == 9
     for row in figures["rows"]:
-        assert row["ramify µs"] > 0
+        assert row["ramiform µs"] > 0
         assert row["flat blocks µs"] > 0
-        assert row["ramify hit %"] > 20
+        assert row["ramiform hit %"] > 20
     ample = figures["rows"][1]
     assert ample["token trie µs"] > 0
     assert ample["evicted pages/request"] == 0
     assert ample["flat blocks hit %"] < ample["token trie hit %"], "it finds whole pages only"
-    assert ample["ramify hit %"] == ample["token trie hit %"], "reuse is token-exact"
+    assert ample["ramiform hit %"] == ample["token trie hit %"], "reuse is token-exact"
 
 
 @pytest.mark.parametrize("loop", [["--concurrency", "3"], ["--rate", "200"]], ids=["closed", "open"])
@@ -93,4 +93,4 @@ def test_peers_reports_each_scenario_with_what_was_started(checkpoint: Path, tmp
     run("peers.py", "--checkpoint", str(checkpoint), *arguments)
     report = (tmp_path / "report.md").read_text()
     assert report.count("| single stream |") == 2  # its speed, its processor time
-    assert "ramify serve" in report
+    assert "ramiform serve" in report

@@ -12,14 +12,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-import ramify
-from ramify.bench.grammar_cases import Case, Instance, load_cases
-from ramify.bench.grammar_engines import Refused, Session
-from ramify.bench.grammar_measure import Measurer, Options
-from ramify.bench.grammar_tokens import Tokens
-from ramify.runtime.checkpoint import SHIPPED_MODEL
+import ramiform
+from ramiform.bench.grammar_cases import Case, Instance, load_cases
+from ramiform.bench.grammar_engines import Refused, Session
+from ramiform.bench.grammar_measure import Measurer, Options
+from ramiform.bench.grammar_tokens import Tokens
+from ramiform.runtime.checkpoint import SHIPPED_MODEL
 
-BENCH = Path(ramify.__file__).parent / "bench"
+BENCH = Path(ramiform.__file__).parent / "bench"
 EOS = 256
 BYTES = Tokens("bytes", [*(bytes([byte]) for byte in range(256)), None], EOS, lambda text: list(text.encode()))
 CASE = Case("digits", {}, [Instance(12, True), Instance("é", True), Instance(3, False)])

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 import torch
 
-from ramify.bench.constrained_runs import random_checkpoint
-from ramify.bench.grammar_cases import Case
-from ramify.bench.grammar_judge import verdict
-from ramify.bench.grammar_runtime import run
-from ramify.bench.jump import Bench, compare, tasks
-from ramify.bench.mask_share import OBJECT, PERSON, measure
-from ramify.constrained import Vocabulary
+from ramiform.bench.constrained_runs import random_checkpoint
+from ramiform.bench.grammar_cases import Case
+from ramiform.bench.grammar_judge import verdict
+from ramiform.bench.grammar_runtime import run
+from ramiform.bench.jump import Bench, compare, tasks
+from ramiform.bench.mask_share import OBJECT, PERSON, measure
+from ramiform.constrained import Vocabulary
 
 STRING = {"type": "string", "maxLength": 12}
 NODE = {"type": "object", "properties": {"value": {"type": "integer"}, "next": {"$ref": "#/$defs/node"}}}

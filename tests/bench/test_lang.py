@@ -7,9 +7,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-import ramify
+import ramiform
 
-BENCH = Path(ramify.__file__).parent / "bench"
+BENCH = Path(ramiform.__file__).parent / "bench"
 
 
 def test_the_language_s_overhead_round_trips_and_tokens_are_measured(tmp_path: Path) -> None:

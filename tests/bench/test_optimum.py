@@ -9,12 +9,12 @@ from itertools import combinations, pairwise, permutations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ramify.bench.optimum import bounded_hits, optimal_hits
-from ramify.bench.programs import Workload
-from ramify.bench.runs import Asked, Event
-from ramify.bench.simulation import simulate
-from ramify.bench.workloads import make_workloads
-from ramify.runtime.protocol.config import CoreConfig
+from ramiform.bench.optimum import bounded_hits, optimal_hits
+from ramiform.bench.programs import Workload
+from ramiform.bench.runs import Asked, Event
+from ramiform.bench.simulation import simulate
+from ramiform.bench.workloads import make_workloads
+from ramiform.runtime.protocol.config import CoreConfig
 
 few = st.integers(0, 1)  # few different tokens, so that prefixes are shared
 asked = st.builds(

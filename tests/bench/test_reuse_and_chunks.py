@@ -8,9 +8,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import ramify
+import ramiform
 
-BENCH = Path(ramify.__file__).parent / "bench"
+BENCH = Path(ramiform.__file__).parent / "bench"
 
 
 def run(path: Path, script: str, *arguments: str) -> tuple[str, dict[str, Any]]:

@@ -7,20 +7,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ramify.runtime.checkpoint import SHIPPED_MODEL
-from ramify.runtime.engine import PAGE_SIZE, Engine, build_engine
-from ramify.runtime.grammars import Grammars
-from ramify.runtime.models.decoder import Decoder
-from ramify.runtime.pipeline import Pipeline
-from ramify.runtime.protocol.config import CoreConfig
-from ramify.runtime.protocol.core import Abort, CoreStats, Finish, Generate, Tokens
-from ramify.runtime.protocol.sampling import TokenLogprob
-from ramify.runtime.scheduler.plan import ForwardPlan, PageCopy, Row
-from ramify.runtime.scheduler.retokenise import Retokeniser
-from ramify.runtime.scheduler.scheduler import Scheduler, VocabularyFacts, make_cache
-from ramify.runtime.speculation.source import DraftRow, DraftSource, DraftStep
-from ramify.runtime.speculation.tree import DraftTree
-from ramify.runtime.tokenizer import load_tokenizer
+from ramiform.runtime.checkpoint import SHIPPED_MODEL
+from ramiform.runtime.engine import PAGE_SIZE, Engine, build_engine
+from ramiform.runtime.grammars import Grammars
+from ramiform.runtime.models.decoder import Decoder
+from ramiform.runtime.pipeline import Pipeline
+from ramiform.runtime.protocol.config import CoreConfig
+from ramiform.runtime.protocol.core import Abort, CoreStats, Finish, Generate, Tokens
+from ramiform.runtime.protocol.sampling import TokenLogprob
+from ramiform.runtime.scheduler.plan import ForwardPlan, PageCopy, Row
+from ramiform.runtime.scheduler.retokenise import Retokeniser
+from ramiform.runtime.scheduler.scheduler import Scheduler, VocabularyFacts, make_cache
+from ramiform.runtime.speculation.source import DraftRow, DraftSource, DraftStep
+from ramiform.runtime.speculation.tree import DraftTree
+from ramiform.runtime.tokenizer import load_tokenizer
 
 TOKENIZER = load_tokenizer(SHIPPED_MODEL)
 

@@ -15,8 +15,8 @@ from typing import Any, Protocol
 
 import httpx
 
-import ramify
-from ramify import assistant, gen, select, system, user
+import ramiform
+from ramiform import assistant, gen, select, system, user
 
 # What depends on who else was there, and must not matter to anybody.
 CIRCUMSTANCES = frozenset(
@@ -54,7 +54,7 @@ PATIENCE = 120.0  # seconds until a runtime that should have nothing to do is ta
 class Target:
     """A runtime as its clients see it. Use as a context manager."""
 
-    def __init__(self, runtime: ramify.Runtime) -> None:
+    def __init__(self, runtime: ramiform.Runtime) -> None:
         assert runtime.url is not None
         self.runtime = runtime
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
@@ -136,7 +136,7 @@ class Forced:
 class Program:
     """A program; all its variables and how they came about, and its text."""
 
-    function: ramify.Program
+    function: ramiform.Program
     arguments: dict[str, Any]
     variables: tuple[str, ...]
 
@@ -180,7 +180,7 @@ class Cut:
 class Closed:
     """A program that is closed after the first `after` pieces of a variable's text."""
 
-    function: ramify.Program
+    function: ramiform.Program
     arguments: dict[str, Any]
     variable: str
     after: int
@@ -200,8 +200,8 @@ class Closed:
         return Outcome("".join(pieces), [])
 
 
-@ramify.function
-def branches(s: ramify.ProgramState, text: str, width: int, seed: int, concatenated: bool) -> None:
+@ramiform.function
+def branches(s: ramiform.ProgramState, text: str, width: int, seed: int, concatenated: bool) -> None:
     s += text
     forks = s.fork(width)
     for index, fork in enumerate(forks):
@@ -212,8 +212,8 @@ def branches(s: ramify.ProgramState, text: str, width: int, seed: int, concatena
     s += " So" + gen("so", max_tokens=5, temperature=0, return_logprob=True)
 
 
-@ramify.function
-def conversation(s: ramify.ProgramState, text: str, turns: int, seed: int) -> None:
+@ramiform.function
+def conversation(s: ramiform.ProgramState, text: str, turns: int, seed: int) -> None:
     s += system(text)
     for turn in range(turns):
         s += user(f"Tell me {WORDS[(seed + turn) % len(WORDS)]}.")
@@ -229,8 +229,8 @@ def conversation(s: ramify.ProgramState, text: str, turns: int, seed: int) -> No
         )
 
 
-@ramify.function
-def thoughts(s: ramify.ProgramState, text: str, seed: int) -> None:
+@ramiform.function
+def thoughts(s: ramiform.ProgramState, text: str, seed: int) -> None:
     """Forks of forks; the branch that is selected goes on, the others are dropped."""
     s += text
     for depth in range(2):
@@ -250,14 +250,14 @@ def thoughts(s: ramify.ProgramState, text: str, seed: int) -> None:
         )
 
 
-@ramify.function
-def samples(s: ramify.ProgramState, text: str, seed: int) -> None:
+@ramiform.function
+def samples(s: ramiform.ProgramState, text: str, seed: int) -> None:
     s += text + gen("samples", n=3, max_tokens=7, temperature=1.0, seed=seed, stop=["e ", "."], return_logprob=True)
     s += " Then" + gen("then", max_tokens=4, temperature=0, return_logprob=True, logprob_start_len=3)
 
 
-@ramify.function
-def story(s: ramify.ProgramState, text: str, seed: int) -> None:
+@ramiform.function
+def story(s: ramiform.ProgramState, text: str, seed: int) -> None:
     s += text + gen("story", max_tokens=30, temperature=0.7, seed=seed, ignore_eos=True)
 
 

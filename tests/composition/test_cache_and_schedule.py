@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-import ramify
-from ramify import gen
-from ramify.runtime.checkpoint import SHIPPED_MODEL
+import ramiform
+from ramiform import gen
+from ramiform.runtime.checkpoint import SHIPPED_MODEL
 
 from .mix import Case, Closed, Cut, Outcome, Target, depends_on_jumps, make_mix, make_writers, run_alone, run_together
 
@@ -58,8 +58,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 
 
-def start(**settings: Any) -> ramify.Runtime:
-    return ramify.Runtime(port=0, dtype="float32", log_level="error", **{"speculative": "eagle"} | settings)
+def start(**settings: Any) -> ramiform.Runtime:
+    return ramiform.Runtime(port=0, dtype="float32", log_level="error", **{"speculative": "eagle"} | settings)
 
 
 @pytest.fixture(scope="module")
@@ -172,7 +172,7 @@ def test_outputs_that_have_to_give_up_their_pages_go_on_where_they_were(
         check_flush(target)
 
 
-def test_every_turn_reuses_all_but_one_token_of_the_turn_before(url: str, runtime: ramify.Runtime) -> None:
+def test_every_turn_reuses_all_but_one_token_of_the_turn_before(url: str, runtime: ramiform.Runtime) -> None:
     with Target(runtime) as target:
         target.flush()
         history = target.encode("Question: What is the capital of France?\nAnswer:")
@@ -188,8 +188,8 @@ def test_every_turn_reuses_all_but_one_token_of_the_turn_before(url: str, runtim
 def test_branches_reuse_all_but_one_token_of_what_they_were_forked_from() -> None:
     texts = [" alpha beta gamma delta:", " one two three four:", " xylophone yard zebra you:"]
 
-    @ramify.function
-    def ask(s: ramify.ProgramState) -> None:
+    @ramiform.function
+    def ask(s: ramiform.ProgramState) -> None:
         s += "Three ways to go on from the river." + gen("way", max_tokens=9, temperature=0, ignore_eos=True)
         s.sync()
         for index, text in enumerate(texts):
@@ -201,7 +201,7 @@ def test_branches_reuse_all_but_one_token_of_what_they_were_forked_from() -> Non
         forks += [text + " and" + gen("together", max_tokens=4, temperature=0, ignore_eos=True) for text in texts]
         forks.join()
 
-    ramify.flush_cache()
+    ramiform.flush_cache()
     state = ask.run()
     way = state.get_meta_info("way")
     held = way["prompt_tokens"] + way["completion_tokens"]
@@ -214,7 +214,7 @@ def test_branches_reuse_all_but_one_token_of_what_they_were_forked_from() -> Non
         assert meta["cached_tokens"] == alone["prompt_tokens"]
 
 
-def test_prompt_logprobs_on_a_hit_equal_those_of_a_cold_run(runtime: ramify.Runtime) -> None:
+def test_prompt_logprobs_on_a_hit_equal_those_of_a_cold_run(runtime: ramiform.Runtime) -> None:
     def ask(start: int, ids: list[int]) -> tuple[list[float], int]:
         body = {
             "input_ids": ids,

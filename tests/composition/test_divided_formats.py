@@ -11,13 +11,13 @@ import pytest
 import torch
 import transformers
 
-from ramify.runtime.checkpoint import SHIPPED_MODEL
-from ramify.runtime.models.errors import CheckpointError
-from ramify.runtime.models.load import load_model
-from ramify.runtime.protocol.config import CoreConfig
-from ramify.runtime.quantize.write import write_quantised
-from ramify.tests.models.packing import STORED, changed
-from ramify.tests.models.test_quantised import SIZES, logits
+from ramiform.runtime.checkpoint import SHIPPED_MODEL
+from ramiform.runtime.models.errors import CheckpointError
+from ramiform.runtime.models.load import load_model
+from ramiform.runtime.protocol.config import CoreConfig
+from ramiform.runtime.quantize.write import write_quantised
+from ramiform.tests.models.packing import STORED, changed
+from ramiform.tests.models.test_quantised import SIZES, logits
 
 from .alone import Got, run
 from .test_ranks import ORDERED
@@ -91,7 +91,7 @@ def test_rounded_while_loading(quantize: str, bound: float, dense: Path) -> None
 @pytest.mark.parametrize("name", MODELS)
 def test_gguf_files(name: str, kind: str, tmp_path: Path) -> None:
     gguf = pytest.importorskip("gguf")
-    from ramify.tests.models.gguf_files import write_gguf
+    from ramiform.tests.models.gguf_files import write_gguf
 
     model = model_of(name)
     model.config.architectures = [type(model).__name__]

@@ -24,13 +24,13 @@ from transformers import (
     Qwen3MoeConfig,
 )
 
-from ramify.kernels import for_device
-from ramify.runtime.engine import KvMemory, KvPool
-from ramify.runtime.engine.inputs import decoder_inputs
-from ramify.runtime.models import weights
-from ramify.runtime.models.load import load_model
-from ramify.runtime.parallel.group import ALONE, Group
-from ramify.runtime.scheduler.plan import Row
+from ramiform.kernels import for_device
+from ramiform.runtime.engine import KvMemory, KvPool
+from ramiform.runtime.engine.inputs import decoder_inputs
+from ramiform.runtime.models import weights
+from ramiform.runtime.models.load import load_model
+from ramiform.runtime.parallel.group import ALONE, Group
+from ramiform.runtime.scheduler.plan import Row
 
 from .architectures import SIZES, checkpoint_maker
 from .threads import groups, on_each

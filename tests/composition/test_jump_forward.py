@@ -11,8 +11,8 @@ import httpx
 import jsonschema
 import pytest
 
-import ramify
-from ramify import gen, select
+import ramiform
+from ramiform import gen, select
 
 PROMPT = "Question: What is the capital of France?\nAnswer:"
 # Nothing is left open, or nothing after one choice: then the text cannot depend on which ids it is made of.
@@ -33,20 +33,20 @@ SCHEMA = {
 
 
 @pytest.fixture(scope="module")
-def cramped() -> Iterator[ramify.Runtime]:
+def cramped() -> Iterator[ramiform.Runtime]:
     """What is appended at once is longer than a step may be, and all of it needs more memory than there is."""
     small = {"num_pages": 24, "prefill_budget": 24, "max_running": 16}
-    with ramify.Runtime(port=0, dtype="float32", log_level="error", **small) as started:
+    with ramiform.Runtime(port=0, dtype="float32", log_level="error", **small) as started:
         yield started
 
 
 @pytest.fixture(scope="module")
-def plain() -> Iterator[ramify.Runtime]:
-    with ramify.Runtime(port=0, dtype="float32", num_pages=256, jump_forward=False, log_level="error") as started:
+def plain() -> Iterator[ramiform.Runtime]:
+    with ramiform.Runtime(port=0, dtype="float32", num_pages=256, jump_forward=False, log_level="error") as started:
         yield started
 
 
-def ask(runtime: ramify.Runtime, params: dict[str, Any], **fields: Any) -> httpx.Response:
+def ask(runtime: ramiform.Runtime, params: dict[str, Any], **fields: Any) -> httpx.Response:
     sampling = {"temperature": 0.0, "max_new_tokens": 60, **params}
     body = {"text": PROMPT, "sampling_params": sampling, **fields}
     return httpx.post(f"{runtime.url}/generate", json=body, timeout=120)
@@ -58,20 +58,20 @@ def texts(response: httpx.Response) -> list[str]:
     return [part["text"] for part in (answer if isinstance(answer, list) else [answer])]
 
 
-def stats(runtime: ramify.Runtime) -> dict[str, Any]:
+def stats(runtime: ramiform.Runtime) -> dict[str, Any]:
     figures: dict[str, Any] = httpx.get(f"{runtime.url}/get_server_info", timeout=120).json()
     return figures
 
 
 @pytest.mark.parametrize("index", range(len(FORCED)))
 def test_forced_text_is_the_same_with_and_without_jumps(
-    runtime: ramify.Runtime, plain: ramify.Runtime, index: int
+    runtime: ramiform.Runtime, plain: ramiform.Runtime, index: int
 ) -> None:
     assert texts(ask(runtime, FORCED[index])) == texts(ask(plain, FORCED[index]))
 
 
 def test_forced_text_is_the_same_when_memory_runs_out_and_rows_are_cut(
-    cramped: ramify.Runtime, plain: ramify.Runtime
+    cramped: ramiform.Runtime, plain: ramiform.Runtime
 ) -> None:
     drawn: dict[str, Any] = {"temperature": 1.0, "sampling_seed": 1}
     writer: dict[str, Any] = {"max_new_tokens": 120, "ignore_eos": True}
@@ -94,10 +94,10 @@ def test_forced_text_is_the_same_when_memory_runs_out_and_rows_are_cut(
 
 
 def test_programs_whose_texts_are_forced_are_the_same_with_and_without_jumps(
-    runtime: ramify.Runtime, plain: ramify.Runtime, cramped: ramify.Runtime
+    runtime: ramiform.Runtime, plain: ramiform.Runtime, cramped: ramiform.Runtime
 ) -> None:
-    @ramify.function
-    def interview(s: ramify.ProgramState) -> None:
+    @ramiform.function
+    def interview(s: ramiform.ProgramState) -> None:
         s += PROMPT + gen("head", regex=FORCED[0]["regex"], max_tokens=60)
         forks = s.fork(3)
         for index, fork in enumerate(forks):
@@ -107,8 +107,8 @@ def test_programs_whose_texts_are_forced_are_the_same_with_and_without_jumps(
         forks.join()
         s += "\nTo sum up: " + gen("record", json_schema=json.loads(FORCED[2]["json_schema"]), max_tokens=80)
 
-    @ramify.function
-    def verdict(s: ramify.ProgramState, text: str) -> None:
+    @ramiform.function
+    def verdict(s: ramiform.ProgramState, text: str) -> None:
         s += text + "\nGood:" + select("good", choices=[" yes", " no", " maybe"])
 
     found = []
@@ -137,7 +137,7 @@ def test_forced_tokens_have_the_log_probabilities_of_a_prompt(request: pytest.Fi
     assert stats(runtime)["num_forced_tokens"] > 0
 
 
-def test_40_mixed_requests_at_once_and_the_wrong_ones_are_told_where(runtime: ramify.Runtime) -> None:
+def test_40_mixed_requests_at_once_and_the_wrong_ones_are_told_where(runtime: ramiform.Runtime) -> None:
     good: list[dict[str, Any]] = [{}, {"json_schema": json.dumps(SCHEMA)}, *FORCED]
     wrong = {"json_schema": json.dumps({"properties": {"a": {"type": "strin"}}})}
     mix = [wrong if index % 5 == 4 else good[index % len(good)] for index in range(40)]
@@ -153,7 +153,7 @@ def test_40_mixed_requests_at_once_and_the_wrong_ones_are_told_where(runtime: ra
 
 
 def test_another_engine_of_grammars_end_to_end() -> None:
-    with ramify.Runtime(
+    with ramiform.Runtime(
         port=0, dtype="float32", num_pages=64, grammar_backend="llguidance", log_level="error"
     ) as started:
         answer = ask(started, {"json_schema": json.dumps(SCHEMA), "max_new_tokens": 120})

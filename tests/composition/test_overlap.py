@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 import torch
 
-from ramify.runtime.checkpoint import SHIPPED_MODEL
-from ramify.runtime.protocol.config import CoreConfig
-from ramify.runtime.protocol.core import Generate
-from ramify.runtime.protocol.sampling import SamplingParams
-from ramify.runtime.scheduler.plan import ForwardPlan
+from ramiform.runtime.checkpoint import SHIPPED_MODEL
+from ramiform.runtime.protocol.config import CoreConfig
+from ramiform.runtime.protocol.core import Generate
+from ramiform.runtime.protocol.sampling import SamplingParams
+from ramiform.runtime.scheduler.plan import ForwardPlan
 
 from .alone import TOKENIZER, AnyTree, Got, run
 from .test_speculation import TEXTS, check, crowding_requests, make_requests, plain

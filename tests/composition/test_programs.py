@@ -7,10 +7,10 @@ import re
 import httpx
 import pytest
 
-import ramify
-from ramify import assistant, gen, select, system, user
-from ramify.runtime.checkpoint import SHIPPED_MODEL
-from ramify.runtime.tokenizer import load_tokenizer
+import ramiform
+from ramiform import assistant, gen, select, system, user
+from ramiform.runtime.checkpoint import SHIPPED_MODEL
+from ramiform.runtime.tokenizer import load_tokenizer
 
 pytestmark = pytest.mark.usefixtures("backend")
 
@@ -26,8 +26,8 @@ def complete(url: str, ids: list[int], **params: object) -> dict[str, object]:
 
 
 def test_gen_equals_the_native_route(url: str) -> None:
-    @ramify.function
-    def ask(s: ramify.ProgramState) -> None:
+    @ramiform.function
+    def ask(s: ramiform.ProgramState) -> None:
         s += TEXT
         s += gen("answer", max_tokens=12, temperature=0)
 
@@ -39,8 +39,8 @@ def test_gen_equals_the_native_route(url: str) -> None:
 
 
 def test_a_conversation_is_the_chat_template_applied_to_it(url: str) -> None:
-    @ramify.function
-    def talk(s: ramify.ProgramState) -> None:
+    @ramiform.function
+    def talk(s: ramiform.ProgramState) -> None:
         s += system("Answer in one word.")
         s += user("Hello, my name is Ada.")
         s += assistant(gen("first", max_tokens=20, temperature=0))
@@ -64,15 +64,15 @@ def test_a_conversation_is_the_chat_template_applied_to_it(url: str) -> None:
 
 
 def test_branches_share_their_prefix_and_join_in_order() -> None:
-    @ramify.function
-    def fan(s: ramify.ProgramState, width: int) -> None:
+    @ramiform.function
+    def fan(s: ramiform.ProgramState, width: int) -> None:
         s += "Ada lives near a river and reads about spiders. " * 20
         branches = s.fork(width)
         for index, branch in enumerate(branches):
             branch += f"Item {index}:" + gen("item", max_tokens=6, temperature=0, ignore_eos=True)
         branches.join()
 
-    ramify.flush_cache()
+    ramiform.flush_cache()
     state = fan.run(8)
     alone = [fan.run(8)["item"][index] for index in range(8)]
     assert state["item"] == alone
@@ -83,8 +83,8 @@ def test_branches_share_their_prefix_and_join_in_order() -> None:
 
 
 def test_concatenated_branches_are_the_text_that_the_next_gen_sees(url: str) -> None:
-    @ramify.function
-    def gather(s: ramify.ProgramState) -> None:
+    @ramiform.function
+    def gather(s: ramiform.ProgramState) -> None:
         s += "Facts:"
         branches = s.fork(3)
         branches += lambda index: f" fact {index},"
@@ -101,10 +101,10 @@ def test_concatenated_branches_are_the_text_that_the_next_gen_sees(url: str) -> 
 def test_select_takes_the_likeliest_choice(url: str, method: str) -> None:
     choices = [" Berlin", " Paris", " Par", " the colour blue"]
 
-    @ramify.function
-    def pick(s: ramify.ProgramState) -> None:
+    @ramiform.function
+    def pick(s: ramiform.ProgramState) -> None:
         s += TEXT
-        s += select("city", choices=choices, choices_method=getattr(ramify, method))
+        s += select("city", choices=choices, choices_method=getattr(ramiform, method))
 
     state = pick.run()
     tokenizer = load_tokenizer(SHIPPED_MODEL)
@@ -127,8 +127,8 @@ def test_select_takes_the_likeliest_choice(url: str, method: str) -> None:
 
 
 def test_samples_are_reproducible_and_differ() -> None:
-    @ramify.function
-    def sample(s: ramify.ProgramState) -> None:
+    @ramiform.function
+    def sample(s: ramiform.ProgramState) -> None:
         s += "The spider" + gen("ends", n=4, max_tokens=12, temperature=1.0, seed=11)
 
     first, second = sample.run()["ends"], sample.run()["ends"]
@@ -138,8 +138,8 @@ def test_samples_are_reproducible_and_differ() -> None:
 
 
 def test_a_stream_is_the_text_in_pieces() -> None:
-    @ramify.function
-    def tell(s: ramify.ProgramState) -> None:
+    @ramiform.function
+    def tell(s: ramiform.ProgramState) -> None:
         s += "Three facts about spiders:" + gen("facts", max_tokens=40, temperature=0, ignore_eos=True)
 
     state = tell.run(stream=True)
@@ -149,8 +149,8 @@ def test_a_stream_is_the_text_in_pieces() -> None:
 
 
 def test_stop_strings_end_the_text_across_tokens() -> None:
-    @ramify.function
-    def stop(s: ramify.ProgramState, at: list[str]) -> None:
+    @ramiform.function
+    def stop(s: ramiform.ProgramState, at: list[str]) -> None:
         s += "Ada lives in" + gen("x", max_tokens=60, temperature=0, stop=at, ignore_eos=True)
 
     whole = stop.run([])["x"]
@@ -174,8 +174,8 @@ def naive_cut(text: str, patterns: list[str]) -> tuple[str, str]:
     ids=str,
 )
 def test_stop_patterns_end_the_text_across_tokens(patterns: list[str], url: str) -> None:
-    @ramify.function
-    def stop(s: ramify.ProgramState, **params: object) -> None:
+    @ramiform.function
+    def stop(s: ramiform.ProgramState, **params: object) -> None:
         s += "Ada lives in" + gen("x", max_tokens=60, temperature=0, ignore_eos=True, **params)
         s += "|" + gen("y", max_tokens=2, temperature=0)
 
@@ -199,8 +199,8 @@ def test_stop_patterns_end_the_text_across_tokens(patterns: list[str], url: str)
 
 
 def test_what_a_stop_cut_off_is_not_in_the_state() -> None:
-    @ramify.function
-    def go_on(s: ramify.ProgramState) -> None:
+    @ramiform.function
+    def go_on(s: ramiform.ProgramState) -> None:
         s += TEXT + gen("a", max_tokens=12, temperature=0, stop="ris")
         s += "ma is a city." + gen("b", max_tokens=3, temperature=0)
 
@@ -210,8 +210,8 @@ def test_what_a_stop_cut_off_is_not_in_the_state() -> None:
 
 
 def test_many_programs_run_at_once() -> None:
-    @ramify.function
-    def count(s: ramify.ProgramState, number: int) -> None:
+    @ramiform.function
+    def count(s: ramiform.ProgramState, number: int) -> None:
         s += f"Number {number}:" + gen("x", max_tokens=4, temperature=0, ignore_eos=True)
 
     arguments = [{"number": number} for number in range(60)]
@@ -220,8 +220,8 @@ def test_many_programs_run_at_once() -> None:
 
 
 def test_typed_values_are_of_their_type() -> None:
-    @ramify.function
-    def typed(s: ramify.ProgramState) -> None:
+    @ramiform.function
+    def typed(s: ramiform.ProgramState) -> None:
         s += "Question: How many legs does a spider have?\nAnswer:"
         s += gen("legs", dtype=int, max_tokens=8, temperature=0)
         s += "\nStatement: A spider has legs.\nTrue:" + gen("true", dtype=bool, temperature=0)

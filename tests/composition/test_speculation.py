@@ -16,11 +16,11 @@ import msgspec
 import pytest
 import torch
 
-from ramify.runtime.checkpoint import SHIPPED_MODEL
-from ramify.runtime.models.load import load_model
-from ramify.runtime.protocol.core import Generate
-from ramify.runtime.protocol.sampling import Constraint, LogprobParams, SamplingParams
-from ramify.runtime.speculation.draft_model import DraftModelSource
+from ramiform.runtime.checkpoint import SHIPPED_MODEL
+from ramiform.runtime.models.load import load_model
+from ramiform.runtime.protocol.core import Generate
+from ramiform.runtime.protocol.sampling import Constraint, LogprobParams, SamplingParams
+from ramiform.runtime.speculation.draft_model import DraftModelSource
 
 from .alone import TOKENIZER, AnyTree, Got, run
 from .mix import SCHEMA, WORDS

@@ -25,17 +25,17 @@ from transformers import (
     Qwen3MoeConfig,
 )
 
-from ramify.kernels import for_device
-from ramify.runtime.engine import KvMemory, KvPool, stages
-from ramify.runtime.engine.kv_ranges import measure
-from ramify.runtime.engine.stages import hidden_and_features, micro_batches
-from ramify.runtime.models.config import read_config
-from ramify.runtime.models.load import load_model
-from ramify.runtime.models.parameters import allocate, destinations
-from ramify.runtime.parallel.group import ALONE, Group
-from ramify.runtime.parallel.stage import Stage, layer_counts, stage_of
-from ramify.runtime.protocol.errors import RequestError
-from ramify.runtime.scheduler.plan import Row
+from ramiform.kernels import for_device
+from ramiform.runtime.engine import KvMemory, KvPool, stages
+from ramiform.runtime.engine.kv_ranges import measure
+from ramiform.runtime.engine.stages import hidden_and_features, micro_batches
+from ramiform.runtime.models.config import read_config
+from ramiform.runtime.models.load import load_model
+from ramiform.runtime.models.parameters import allocate, destinations
+from ramiform.runtime.parallel.group import ALONE, Group
+from ramiform.runtime.parallel.stage import Stage, layer_counts, stage_of
+from ramiform.runtime.protocol.errors import RequestError
+from ramiform.runtime.scheduler.plan import Row
 
 from .architectures import SIZES as BASE
 from .architectures import checkpoint_maker

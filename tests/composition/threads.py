@@ -16,19 +16,19 @@ from typing import TypeVar
 
 import torch
 
-from ramify.runtime.engine import Engine, EngineInfo, build_engine
-from ramify.runtime.engine.build import MakeSource
-from ramify.runtime.engine.launched import Launched
-from ramify.runtime.models.config import read_config
-from ramify.runtime.models.decoder import Decoder
-from ramify.runtime.models.load import load_ends
-from ramify.runtime.parallel.group import Group, Settle, leads, tree_sum
-from ramify.runtime.parallel.shard import Shard, cut
-from ramify.runtime.parallel.stage import Stage, stage_of
-from ramify.runtime.parallel.worker import NoGuesses
-from ramify.runtime.protocol.config import CoreConfig
-from ramify.runtime.scheduler.plan import ForwardPlan, ForwardResult, SamplingPlan
-from ramify.runtime.speculation.source import DraftSource
+from ramiform.runtime.engine import Engine, EngineInfo, build_engine
+from ramiform.runtime.engine.build import MakeSource
+from ramiform.runtime.engine.launched import Launched
+from ramiform.runtime.models.config import read_config
+from ramiform.runtime.models.decoder import Decoder
+from ramiform.runtime.models.load import load_ends
+from ramiform.runtime.parallel.group import Group, Settle, leads, tree_sum
+from ramiform.runtime.parallel.shard import Shard, cut
+from ramiform.runtime.parallel.stage import Stage, stage_of
+from ramiform.runtime.parallel.worker import NoGuesses
+from ramiform.runtime.protocol.config import CoreConfig
+from ramiform.runtime.scheduler.plan import ForwardPlan, ForwardResult, SamplingPlan
+from ramiform.runtime.speculation.source import DraftSource
 
 T = TypeVar("T")
 PATIENCE = 120.0  # seconds until ranks that ask different things of each other are told so

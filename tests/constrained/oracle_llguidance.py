@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from ramify.constrained import CompiledGrammar, Vocabulary
+from ramiform.constrained import CompiledGrammar, Vocabulary
 
 llguidance = pytest.importorskip("llguidance")
 

@@ -8,8 +8,8 @@ import sys
 import numpy as np
 import pytest
 
-from ramify.constrained import Choices, Constraint, Grammar, GrammarError, JsonSchema, Regex, StructuralTag
-from ramify.constrained.backends import BackendName, Compile, backend
+from ramiform.constrained import Choices, Constraint, Grammar, GrammarError, JsonSchema, Regex, StructuralTag
+from ramiform.constrained.backends import BackendName, Compile, backend
 
 from .walks import EOS, shared_vocabulary
 
@@ -123,6 +123,6 @@ def test_what_a_peer_does_not_know_is_refused(name: BackendName, constraint: Con
 
 def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "outlines_core", None)
-    monkeypatch.delitem(sys.modules, "ramify.constrained.backend_outlines", raising=False)
+    monkeypatch.delitem(sys.modules, "ramiform.constrained.backend_outlines", raising=False)
     with pytest.raises(ImportError, match="outlines_core"):
         backend("outlines", shared_vocabulary())

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from ramify.constrained import budget as budgets
-from ramify.constrained.budget import Budget
-from ramify.constrained.errors import GrammarError
+from ramiform.constrained import budget as budgets
+from ramiform.constrained.budget import Budget
+from ramiform.constrained.errors import GrammarError
 
 
 class Clock:

@@ -13,9 +13,9 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from ramify.constrained import CompiledGrammar, JsonSchema, Regex, Vocabulary, compile_constraint
-from ramify.runtime.checkpoint import SHIPPED_MODEL
-from ramify.runtime.tokenizer import load_tokenizer
+from ramiform.constrained import CompiledGrammar, JsonSchema, Regex, Vocabulary, compile_constraint
+from ramiform.runtime.checkpoint import SHIPPED_MODEL
+from ramiform.runtime.tokenizer import load_tokenizer
 
 from .oracle_llguidance import Judge, json_grammar, regex_grammar, schema_grammar
 from .walks import accepts, shared_vocabulary

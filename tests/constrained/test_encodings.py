@@ -7,9 +7,9 @@ import json
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from ramify.constrained.alphabet import NO_CLASS, Alphabet, alphabet_of, common_alphabet
-from ramify.constrained.charset import CharSet, charset, complement
-from ramify.constrained.decoder import Decoder, Encoding, decoder
+from ramiform.constrained.alphabet import NO_CLASS, Alphabet, alphabet_of, common_alphabet
+from ramiform.constrained.charset import CharSet, charset, complement
+from ramiform.constrained.decoder import Decoder, Encoding, decoder
 
 SEAMS = [
     0,

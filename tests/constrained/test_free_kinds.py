@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ramify.constrained import JsonSchema, Vocabulary, compile_constraint
-from ramify.constrained.byte_kinds import KIND, NUM_KINDS
-from ramify.constrained.dfa import DEAD, START, free_kinds
-from ramify.constrained.string_dfas import pattern_dfa
+from ramiform.constrained import JsonSchema, Vocabulary, compile_constraint
+from ramiform.constrained.byte_kinds import KIND, NUM_KINDS
+from ramiform.constrained.dfa import DEAD, START, free_kinds
+from ramiform.constrained.string_dfas import pattern_dfa
 
 PATTERNS = [
     "^[a-z]+$",

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from lark import Lark
 from lark.exceptions import LarkError
 
-from ramify.constrained import CompiledGrammar, Grammar, GrammarError, compile_constraint
-from ramify.constrained.earley import EarleySets
-from ramify.constrained.grammar_gbnf import gbnf_grammar
-from ramify.constrained.grammar_lark import lark_grammar
+from ramiform.constrained import CompiledGrammar, Grammar, GrammarError, compile_constraint
+from ramiform.constrained.earley import EarleySets
+from ramiform.constrained.grammar_gbnf import gbnf_grammar
+from ramiform.constrained.grammar_lark import lark_grammar
 
 from .grammar_texts import GBNF, LARK
 from .walks import TOKENS, accepts, allowed, shared_vocabulary

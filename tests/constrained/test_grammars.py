@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from ramify.runtime.grammars import Grammars
-from ramify.runtime.protocol.errors import RequestError
-from ramify.runtime.protocol.sampling import Constraint
+from ramiform.runtime.grammars import Grammars
+from ramiform.runtime.protocol.errors import RequestError
+from ramiform.runtime.protocol.sampling import Constraint
 
 from .walks import EOS, TOKENS, accepts
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ramify.constrained import Choices, GrammarError, JsonSchema, Regex, Vocabulary, compile_constraint
+from ramiform.constrained import Choices, GrammarError, JsonSchema, Regex, Vocabulary, compile_constraint
 
 from .walks import EOS, TOKENS, allowed, sample, shared_vocabulary
 
@@ -170,5 +170,7 @@ def test_a_large_vocabulary_is_walked_as_a_naive_loop_would() -> None:
 
 
 def test_the_package_imports_light() -> None:
-    code = "import sys, ramify.constrained; sys.exit(any(m in sys.modules for m in ('torch', 'numba', 'transformers')))"
+    code = (
+        "import sys, ramiform.constrained; sys.exit(any(m in sys.modules for m in ('torch', 'numba', 'transformers')))"
+    )
     assert subprocess.run([sys.executable, "-c", code], cwd="/", check=False).returncode == 0

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from ramify.constrained import JsonSchema, Matcher, PropertyOrder, Vocabulary, compile_constraint
+from ramiform.constrained import JsonSchema, Matcher, PropertyOrder, Vocabulary, compile_constraint
 
 from .walks import EOS, TOKENS, allowed
 

@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from numpy.typing import NDArray
 
-from ramify.constrained import Vocabulary, product_kernel
-from ramify.constrained.errors import GrammarError
-from ramify.constrained.pair_product import Lives, pair_product
-from ramify.constrained.schema_string_parts import StringPart
-from ramify.constrained.string_regions import MANY, has_many_texts
+from ramiform.constrained import Vocabulary, product_kernel
+from ramiform.constrained.errors import GrammarError
+from ramiform.constrained.pair_product import Lives, pair_product
+from ramiform.constrained.schema_string_parts import StringPart
+from ramiform.constrained.string_regions import MANY, has_many_texts
 
 Table = NDArray[np.int32]  # [S, C]
 

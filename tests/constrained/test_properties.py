@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from ramify.constrained import CompiledGrammar, GrammarError, JsonSchema, Matcher, compile_constraint, fill_batch
+from ramiform.constrained import CompiledGrammar, GrammarError, JsonSchema, Matcher, compile_constraint, fill_batch
 
 from .oracle_schemas import (
     NAMES,

@@ -14,7 +14,7 @@ import pytest
 WALK = """
 import hashlib, json, random, sys
 import numpy as np
-from ramify.constrained import JsonSchema, Vocabulary, compile_constraint
+from ramiform.constrained import JsonSchema, Vocabulary, compile_constraint
 
 LETTERS = '{}[]",: abcdefxyz01.-truefalsn'
 tokens = [None, *sorted({letter.encode() for letter in LETTERS} | {b'": ', b'", "', b'"}', b'true'})]

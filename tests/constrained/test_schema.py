@@ -13,9 +13,9 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from ramify.constrained import GrammarError, JsonSchema, WhitespacePolicy, compile_constraint
-from ramify.constrained.automaton import Automaton
-from ramify.constrained.schema import schema_start
+from ramiform.constrained import GrammarError, JsonSchema, WhitespacePolicy, compile_constraint
+from ramiform.constrained.automaton import Automaton
+from ramiform.constrained.schema import schema_start
 
 from .schemas import SCHEMAS, instances
 from .walks import accepts, compiled_or_none, sample, shared_vocabulary

@@ -15,7 +15,7 @@ from typing import Any
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ramify.constrained import CompiledGrammar, JsonSchema, PropertyOrder, Vocabulary
+from ramiform.constrained import CompiledGrammar, JsonSchema, PropertyOrder, Vocabulary
 
 from .oracle_schemas import is_valid, judge
 from .walks import allowed, compiled_or_none

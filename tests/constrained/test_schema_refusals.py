@@ -10,7 +10,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from ramify.constrained import GrammarError, JsonSchema, compile_constraint
+from ramiform.constrained import GrammarError, JsonSchema, compile_constraint
 
 from .walks import accepts, shared_vocabulary
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ramify.constrained import GrammarError, JsonSchema, compile_constraint
+from ramiform.constrained import GrammarError, JsonSchema, compile_constraint
 
 from .walks import accepts, allowed, compiled_or_none, shared_vocabulary
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ramify.constrained import GrammarError, Match, search
+from ramiform.constrained import GrammarError, Match, search
 
 ATOMS = st.sampled_from(
     [*"abcé東", "[ab]", "[^a]", ".", "ab", "(?:a|bc)", "(?:aa|b.)", r"\w", r"\n", "(?s:.)", "(?i:B)"]

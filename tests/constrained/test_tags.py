@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ramify.constrained import CompiledGrammar, GrammarError, StructuralTag, compile_constraint
-from ramify.constrained.schema_numbers import AFTER
+from ramiform.constrained import CompiledGrammar, GrammarError, StructuralTag, compile_constraint
+from ramiform.constrained.schema_numbers import AFTER
 
 from .walks import TOKENS, accepts, allowed, shared_vocabulary
 

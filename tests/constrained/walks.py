@@ -8,7 +8,7 @@ from functools import cache
 
 import numpy as np
 
-from ramify.constrained import (
+from ramiform.constrained import (
     CompiledGrammar,
     Constraint,
     GrammarError,

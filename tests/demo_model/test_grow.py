@@ -12,9 +12,9 @@ from grow import grow_head, grown  # noqa: E402
 from tokenizer import train_tokenizer  # noqa: E402
 from train import Recipe, Stage, Trainer  # noqa: E402
 
-from ramify.runtime.models.load import load_model  # noqa: E402
-from ramify.runtime.speculation.eagle.load import load_head  # noqa: E402
-from ramify.runtime.train_draft.attention import AheadAttention  # noqa: E402
+from ramiform.runtime.models.load import load_model  # noqa: E402
+from ramiform.runtime.speculation.eagle.load import load_head  # noqa: E402
+from ramiform.runtime.train_draft.attention import AheadAttention  # noqa: E402
 
 SHAPE = {
     "vocab_size": 512,

@@ -8,8 +8,8 @@ import pytest
 import torch
 import transformers
 
-from ramify.runtime.engine import Engine, build_engine
-from ramify.runtime.protocol.config import CoreConfig
+from ramiform.runtime.engine import Engine, build_engine
+from ramiform.runtime.protocol.config import CoreConfig
 
 torch.set_num_threads(1)  # threads that wait for each other on a busy machine cost more than this model
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 
-from ramify.runtime.engine import Engine
-from ramify.runtime.scheduler.plan import ForwardPlan, Node, Row, RowResult, Sample
+from ramiform.runtime.engine import Engine
+from ramiform.runtime.scheduler.plan import ForwardPlan, Node, Row, RowResult, Sample
 
 SAMPLE = Sample(temperature=0.7, top_k=50, top_p=0.95, min_p=0.0, draw=11, num_top_logprobs=20)
 PROMPT = random.Random(1).choices(range(150), k=45)

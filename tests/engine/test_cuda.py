@@ -9,9 +9,9 @@ import msgspec
 import pytest
 import torch
 
-from ramify.runtime.engine import Engine, build_engine
-from ramify.runtime.protocol.config import CoreConfig
-from ramify.runtime.scheduler.plan import ForwardPlan, Row, Sample, Score
+from ramiform.runtime.engine import Engine, build_engine
+from ramiform.runtime.protocol.config import CoreConfig
+from ramiform.runtime.scheduler.plan import ForwardPlan, Row, Sample, Score
 
 from .same_bits import check_same_bits
 from .test_launch import ahead, one_by_one, random_steps

@@ -10,8 +10,8 @@ import pytest
 import torch
 import transformers
 
-from ramify.runtime.engine import build_engine
-from ramify.runtime.protocol.config import CoreConfig
+from ramiform.runtime.engine import build_engine
+from ramiform.runtime.protocol.config import CoreConfig
 
 from .same_bits import check_same_bits, said
 

@@ -12,15 +12,15 @@ import msgspec
 import pytest
 import torch
 
-from ramify.runtime.engine import Engine, build_engine, kv_format
-from ramify.runtime.engine.kv_format import KV_DTYPES, choose_kv_dtype
-from ramify.runtime.engine.kv_ranges import FILE_NAME, KvRanges, measure, random_texts, read_ranges, write_ranges
-from ramify.runtime.models.config import read_config
-from ramify.runtime.models.errors import CheckpointError
-from ramify.runtime.models.load import load_model
-from ramify.runtime.protocol.config import CoreConfig, KvDtypeName
-from ramify.runtime.protocol.errors import RequestError
-from ramify.runtime.scheduler.plan import ForwardPlan, PageCopy, Row, Sample, Score
+from ramiform.runtime.engine import Engine, build_engine, kv_format
+from ramiform.runtime.engine.kv_format import KV_DTYPES, choose_kv_dtype
+from ramiform.runtime.engine.kv_ranges import FILE_NAME, KvRanges, measure, random_texts, read_ranges, write_ranges
+from ramiform.runtime.models.config import read_config
+from ramiform.runtime.models.errors import CheckpointError
+from ramiform.runtime.models.load import load_model
+from ramiform.runtime.protocol.config import CoreConfig, KvDtypeName
+from ramiform.runtime.protocol.errors import RequestError
+from ramiform.runtime.scheduler.plan import ForwardPlan, PageCopy, Row, Sample, Score
 
 QUANTISED = pytest.mark.parametrize("kv_dtype", ["fp8", "int8"])
 GREEDY = Sample(temperature=0.0, top_k=None, top_p=1.0, min_p=0.0, draw=0)
@@ -107,7 +107,7 @@ def test_a_long_text_is_measured_to_its_end_and_in_parts_as_in_one(
 ) -> None:
     model = load_model(checkpoint, device=torch.device("cpu"), dtype=torch.float32)
     whole = measure(model, [PROMPT])
-    monkeypatch.setattr("ramify.runtime.engine.kv_ranges.CHUNK", 13)
+    monkeypatch.setattr("ramiform.runtime.engine.kv_ranges.CHUNK", 13)
     parts = measure(model, [PROMPT])
     torch.testing.assert_close(parts.k_LK, whole.k_LK)
     torch.testing.assert_close(parts.v_LK, whole.v_LK)

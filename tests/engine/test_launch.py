@@ -15,10 +15,10 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from ramify.runtime.engine import Engine, build_engine
-from ramify.runtime.models.rope import Rope
-from ramify.runtime.protocol.config import CoreConfig
-from ramify.runtime.scheduler.plan import (
+from ramiform.runtime.engine import Engine, build_engine
+from ramiform.runtime.models.rope import Rope
+from ramiform.runtime.protocol.config import CoreConfig
+from ramiform.runtime.scheduler.plan import (
     PENDING,
     ForwardPlan,
     PageCopy,

@@ -10,11 +10,11 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from ramify.kernels import for_device
-from ramify.runtime.engine.sampler import chosen_logprobs, sample
-from ramify.runtime.protocol.sampling import TokenLogprob
-from ramify.runtime.scheduler.plan import Penalties, Sample
-from ramify.runtime.scheduler.sampling_draw import draw, splitmix64
+from ramiform.kernels import for_device
+from ramiform.runtime.engine.sampler import chosen_logprobs, sample
+from ramiform.runtime.protocol.sampling import TokenLogprob
+from ramiform.runtime.scheduler.plan import Penalties, Sample
+from ramiform.runtime.scheduler.sampling_draw import draw, splitmix64
 
 VOCAB = 70
 OPS = for_device(torch.device("cpu"))

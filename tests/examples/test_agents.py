@@ -10,15 +10,15 @@ from pathlib import Path
 
 import pytest
 
-import ramify
+import ramiform
 
-ROOT = Path(ramify.__file__).parent
-RAMIFY = str(Path(sys.executable).parent / "ramify")
+ROOT = Path(ramiform.__file__).parent
+RAMIFORM = str(Path(sys.executable).parent / "ramiform")
 
 
-def run_example(runtime: ramify.Runtime, name: str, *arguments: str, typed: str = "") -> str:
+def run_example(runtime: ramiform.Runtime, name: str, *arguments: str, typed: str = "") -> str:
     done = subprocess.run(
-        [RAMIFY, "run", "--address", runtime.address, str(ROOT / "examples/agents" / name), *arguments],
+        [RAMIFORM, "run", "--address", runtime.address, str(ROOT / "examples/agents" / name), *arguments],
         capture_output=True,
         text=True,
         timeout=500,
@@ -37,13 +37,13 @@ def run_example(runtime: ramify.Runtime, name: str, *arguments: str, typed: str 
         (("What is 382 plus 417?",), "799"),
     ],
 )
-def test_react_uses_its_tools_and_answers(runtime: ramify.Runtime, arguments: tuple[str, ...], answer: str) -> None:
+def test_react_uses_its_tools_and_answers(runtime: ramiform.Runtime, arguments: tuple[str, ...], answer: str) -> None:
     printed = run_example(runtime, "react.py", *arguments)
     assert printed.rstrip().endswith(f"Answer: {answer}")
     assert re.search(r"\d+ tokens in \d+ calls, \d+ of \d+ prompt tokens from the cache, \d+ tok/s", printed)
 
 
-def test_extract_fills_a_record_from_each_text(runtime: ramify.Runtime) -> None:
+def test_extract_fills_a_record_from_each_text(runtime: ramiform.Runtime) -> None:
     printed = run_example(runtime, "extract.py")
     for fact in (
         "Ada Brown",
@@ -61,7 +61,7 @@ def test_extract_fills_a_record_from_each_text(runtime: ramify.Runtime) -> None:
         assert fact in printed
 
 
-def test_tree_of_thought_votes_for_the_right_thought(runtime: ramify.Runtime) -> None:
+def test_tree_of_thought_votes_for_the_right_thought(runtime: ramiform.Runtime) -> None:
     printed = run_example(runtime, "tree_of_thought.py")
     assert "best: The capital of Japan is Tokyo." in printed
     assert "best: The currency of Brazil is the real." in printed
@@ -77,14 +77,14 @@ def test_tree_of_thought_votes_for_the_right_thought(runtime: ramify.Runtime) ->
     ],
 )
 def test_tool_use_calls_the_right_function_and_answers_from_its_result(
-    runtime: ramify.Runtime, question: str, call: str, answer: str
+    runtime: ramiform.Runtime, question: str, call: str, answer: str
 ) -> None:
     printed = run_example(runtime, "tool_use.py", question).splitlines()
     assert f"  {call} -> " in "\n".join(printed)
     assert printed[-1].strip() == answer
 
 
-def test_judge_finds_what_is_wrong_and_only_that(runtime: ramify.Runtime) -> None:
+def test_judge_finds_what_is_wrong_and_only_that(runtime: ramiform.Runtime) -> None:
     right, wrong = run_example(runtime, "judge.py").split("Japan: ")[1:]
     assert right.startswith("5 of 5")
     assert wrong.startswith("3 of 5")
@@ -118,14 +118,14 @@ def rows(printed: str) -> list[list[str]]:
     ],
 )
 def test_skeleton_of_thought_expands_every_point_of_its_outline(
-    runtime: ramify.Runtime, topic: str, points: list[str], text: str
+    runtime: ramiform.Runtime, topic: str, points: list[str], text: str
 ) -> None:
     outline, _, written = run_example(runtime, "skeleton_of_thought.py", topic).rstrip().partition("\n\n")
     assert outline.splitlines() == [f"{number}. {point}" for number, point in enumerate(points, start=1)]
     assert written == text
 
 
-def test_self_consistency_takes_the_answer_of_most_samples(runtime: ramify.Runtime) -> None:
+def test_self_consistency_takes_the_answer_of_most_samples(runtime: ramiform.Runtime) -> None:
     table = rows(run_example(runtime, "self_consistency.py"))
     assert [row[1] for row in table] == ["Canberra", "Fe", "bamboo"]
     for _, answer, votes in table:
@@ -134,7 +134,7 @@ def test_self_consistency_takes_the_answer_of_most_samples(runtime: ramify.Runti
         assert counted[answer] == max(counted.values())
 
 
-def test_multi_turn_chat_remembers_what_it_was_told(runtime: ramify.Runtime) -> None:
+def test_multi_turn_chat_remembers_what_it_was_told(runtime: ramiform.Runtime) -> None:
     printed = run_example(runtime, "multi_turn_chat.py").splitlines()
     said = {
         turn.removeprefix("you: "): answer.removeprefix("model: ")
@@ -149,13 +149,13 @@ def test_multi_turn_chat_remembers_what_it_was_told(runtime: ramify.Runtime) -> 
 
 
 @pytest.mark.parametrize("end", ["\n", ""], ids=["an empty line", "the end of the input"])
-def test_multi_turn_chat_talks_with_whoever_types(runtime: ramify.Runtime, end: str) -> None:
+def test_multi_turn_chat_talks_with_whoever_types(runtime: ramiform.Runtime, end: str) -> None:
     printed = run_example(runtime, "multi_turn_chat.py", "-", typed=f"My name is Tom.\nWhat is my name?\n{end}")
     assert "model: Nice to meet you, Tom!" in printed
     assert "model: Your name is Tom." in printed
 
 
-def test_rag_finds_the_text_that_holds_the_answer(runtime: ramify.Runtime) -> None:
+def test_rag_finds_the_text_that_holds_the_answer(runtime: ramiform.Runtime) -> None:
     assert [row[1:3] for row in rows(run_example(runtime, "rag.py"))] == [
         ["Sofia Quinn", "velburg.txt"],
         ["boats", "harlow.txt"],
@@ -165,14 +165,14 @@ def test_rag_finds_the_text_that_holds_the_answer(runtime: ramify.Runtime) -> No
     ]
 
 
-def test_rag_reads_a_folder_of_ones_own(runtime: ramify.Runtime, tmp_path: Path) -> None:
+def test_rag_reads_a_folder_of_ones_own(runtime: ramiform.Runtime, tmp_path: Path) -> None:
     (tmp_path / "marlow.txt").write_text("Marlow is led by Ada Quinn. Marlow makes paper.")
     (tmp_path / "tom.txt").write_text("Tom works as a baker. Tom likes chess.")
     [row] = rows(run_example(runtime, "rag.py", "What does Tom like?", str(tmp_path)))
     assert row[1:3] == ["chess", "tom.txt"]
 
 
-def test_parallel_document_qa_answers_from_the_right_document(runtime: ramify.Runtime) -> None:
+def test_parallel_document_qa_answers_from_the_right_document(runtime: ramiform.Runtime) -> None:
     printed = run_example(runtime, "parallel_document_qa.py")
     assert [row[1:] for row in rows(printed)] == [
         ["Sofia Quinn", "velburg"],
@@ -193,7 +193,7 @@ def test_every_agent_is_short_and_tested() -> None:
         assert path.name == "transcript.py" or f'"{path.name}"' in tested, path.name
 
 
-def test_the_readme_program_runs_as_printed(runtime: ramify.Runtime) -> None:
+def test_the_readme_program_runs_as_printed(runtime: ramiform.Runtime) -> None:
     program = re.search(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
     assert program is not None
     done = subprocess.run([sys.executable, "-P", "-c", program[1]], capture_output=True, text=True, timeout=500)

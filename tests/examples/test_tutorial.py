@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-import ramify
+import ramiform
 
-TUTORIAL = Path(ramify.__file__).parent / "docs/tutorial.md"
+TUTORIAL = Path(ramiform.__file__).parent / "docs/tutorial.md"
 SNIPPET = re.compile(r"^```python\n(.*?)^```$(?:\n+^```text\n(.*?)^```$)?", re.DOTALL | re.MULTILINE)
 
 

@@ -15,8 +15,8 @@ import msgspec
 import zmq
 import zmq.asyncio
 
-from ramify.runtime.protocol import wire
-from ramify.runtime.protocol.core import (
+from ramiform.runtime.protocol import wire
+from ramiform.runtime.protocol.core import (
     Abort,
     Attach,
     CoreFailed,
@@ -34,13 +34,13 @@ from ramify.runtime.protocol.core import (
     ToCore,
     Tokens,
 )
-from ramify.runtime.protocol.errors import BusyError, ErrorInfo, RamifyError
-from ramify.runtime.protocol.sampling import TokenLogprob
-from ramify.runtime.scheduler.stops import StopRules
-from ramify.runtime.scheduler.vocabulary import VocabularyFacts
-from ramify.runtime.tokenizer import Tokenizer
+from ramiform.runtime.protocol.errors import BusyError, ErrorInfo, RamiformError
+from ramiform.runtime.protocol.sampling import TokenLogprob
+from ramiform.runtime.scheduler.stops import StopRules
+from ramiform.runtime.scheduler.vocabulary import VocabularyFacts
+from ramiform.runtime.tokenizer import Tokenizer
 
-Script = Callable[[Generate], Sequence[int] | RamifyError | None]
+Script = Callable[[Generate], Sequence[int] | RamiformError | None]
 
 
 def logprob(before: Sequence[int], token: int) -> float:
@@ -65,7 +65,7 @@ class FakeCore:
         self.aborted: list[str] = []
         self.ended: list[EndStates] = []
         self.num_flushes = 0
-        self.failure: RamifyError | None = None  # set: the core cannot start
+        self.failure: RamiformError | None = None  # set: the core cannot start
         self.loaded = asyncio.Event()
         self.loaded.set()
         self.info = ModelInfo(
@@ -103,7 +103,7 @@ class FakeCore:
                 self._changed.clear()
                 await self._changed.wait()
 
-    def fail(self, error: RamifyError) -> None:
+    def fail(self, error: RamiformError) -> None:
         self.send(CoreFailed(ErrorInfo.of(error)))
 
     def send(self, message: FromCore) -> None:
@@ -147,7 +147,7 @@ class FakeCore:
 
     def _generate(self, request: Generate) -> None:
         output = self.script(request) if request.sampling.max_new_tokens else []
-        if isinstance(output, RamifyError):
+        if isinstance(output, RamiformError):
             self.send(RequestFailed(request.rid, ErrorInfo.of(output)))
             return
         rules = StopRules(request.sampling, self._facts)

@@ -15,12 +15,12 @@ import msgspec
 import zmq
 import zmq.asyncio
 
-from ramify.runtime.checkpoint import SHIPPED_MODEL
-from ramify.runtime.frontend.process import Frontend
-from ramify.runtime.protocol import wire
-from ramify.runtime.protocol.config import CoreConfig, RuntimeConfig, ServeConfig
-from ramify.runtime.protocol.session import Answers, Append, Done, Failed, FromFrontend, Open, Operation, ToFrontend
-from ramify.runtime.tokenizer import Tokenizer, load_tokenizer
+from ramiform.runtime.checkpoint import SHIPPED_MODEL
+from ramiform.runtime.frontend.process import Frontend
+from ramiform.runtime.protocol import wire
+from ramiform.runtime.protocol.config import CoreConfig, RuntimeConfig, ServeConfig
+from ramiform.runtime.protocol.session import Answers, Append, Done, Failed, FromFrontend, Open, Operation, ToFrontend
+from ramiform.runtime.tokenizer import Tokenizer, load_tokenizer
 
 from .fake_core import FakeCore, Script
 

@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ramify.runtime.frontend.chat import Chat
-from ramify.runtime.frontend.content import Content
-from ramify.runtime.frontend.segments import Encoder
-from ramify.runtime.protocol.errors import RequestError
-from ramify.runtime.tokenizer import ChatTemplate
+from ramiform.runtime.frontend.chat import Chat
+from ramiform.runtime.frontend.content import Content
+from ramiform.runtime.frontend.segments import Encoder
+from ramiform.runtime.protocol.errors import RequestError
+from ramiform.runtime.tokenizer import ChatTemplate
 
 from . import templates
 from .harness import run, shipped_tokenizer

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ramify.runtime.protocol import choices
-from ramify.runtime.protocol.errors import RequestError
+from ramiform.runtime.protocol import choices
+from ramiform.runtime.protocol.errors import RequestError
 
 # Few different values, so that ties are common.
 logprob = st.sampled_from([-0.125, -0.25, -0.5, -1.0, -2.0, -8.0])

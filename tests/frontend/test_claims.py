@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from ramify.runtime.protocol.core import Claim, EndStates, Generate
-from ramify.runtime.protocol.sampling import SamplingParams
-from ramify.runtime.protocol.session import Close, Fork, Gen, Open, Select, Sync, Text
+from ramiform.runtime.protocol.core import Claim, EndStates, Generate
+from ramiform.runtime.protocol.sampling import SamplingParams
+from ramiform.runtime.protocol.session import Close, Fork, Gen, Open, Select, Sync, Text
 
 from .harness import House, house, run, says, shipped_tokenizer
 

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 
 import pytest
 
-from ramify.runtime.frontend import decisions as module
-from ramify.runtime.frontend.content import Content
-from ramify.runtime.frontend.decisions import Decided, decide
-from ramify.runtime.protocol.decisions import (
+from ramiform.runtime.frontend import decisions as module
+from ramiform.runtime.frontend.content import Content
+from ramiform.runtime.frontend.decisions import Decided, decide
+from ramiform.runtime.protocol.decisions import (
     Level,
     Option,
     Pick,
@@ -22,9 +22,9 @@ from ramify.runtime.protocol.decisions import (
     Rate,
     RateAnswer,
 )
-from ramify.runtime.protocol.errors import RequestError
-from ramify.runtime.protocol.sampling import SamplingParams
-from ramify.runtime.protocol.session import Decide, Done, Failed, Gen, RoleBegin, RoleEnd, Text
+from ramiform.runtime.protocol.errors import RequestError
+from ramiform.runtime.protocol.sampling import SamplingParams
+from ramiform.runtime.protocol.session import Decide, Done, Failed, Gen, RoleBegin, RoleEnd, Text
 
 from .fake_core import logprob
 from .harness import House, house, run, shipped_tokenizer

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from ramify.runtime.frontend.generation import Generated, Generator, Piece, Prompt
-from ramify.runtime.protocol import wire
-from ramify.runtime.protocol.core import Finish, Generate
-from ramify.runtime.protocol.errors import RequestError
-from ramify.runtime.protocol.sampling import LogprobParams, SamplingParams, TokenLogprob
+from ramiform.runtime.frontend.generation import Generated, Generator, Piece, Prompt
+from ramiform.runtime.protocol import wire
+from ramiform.runtime.protocol.core import Finish, Generate
+from ramiform.runtime.protocol.errors import RequestError
+from ramiform.runtime.protocol.sampling import LogprobParams, SamplingParams, TokenLogprob
 
 from .fake_core import BUSY, entries, logprob
 from .harness import House, house, run, says, shipped_tokenizer

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ramify.runtime.protocol.core import Generate
-from ramify.runtime.protocol.errors import RamifyError, RequestError, RuntimeFailed
-from ramify.runtime.protocol.sampling import Constraint, LogprobParams
+from ramiform.runtime.protocol.core import Generate
+from ramiform.runtime.protocol.errors import RamiformError, RequestError, RuntimeFailed
+from ramiform.runtime.protocol.sampling import Constraint, LogprobParams
 
 from .fake_core import BUSY, logprob
 from .harness import run, says, shipped_tokenizer
@@ -211,7 +211,7 @@ WRONG: list[tuple[Any, str | None, str]] = [
 
 
 def test_a_wrong_body_is_a_400_that_names_the_parameter() -> None:
-    def script(request: Generate) -> list[int] | RamifyError:
+    def script(request: Generate) -> list[int] | RamiformError:
         return FINE if request.tokens else RequestError("the prompt is empty")
 
     async def main() -> None:
@@ -257,7 +257,7 @@ def test_no_bytes_make_a_server_error() -> None:
 @pytest.mark.parametrize(
     ("error", "status"), [(RequestError("too long", param="prompt"), 400), (BUSY, 429), (RuntimeFailed("dead"), 503)]
 )
-def test_an_error_of_the_core_has_its_status(error: RamifyError, status: int) -> None:
+def test_an_error_of_the_core_has_its_status(error: RamiformError, status: int) -> None:
     async def main() -> None:
         async with served(lambda request: error) as (_, client):
             for stream in (False, True):

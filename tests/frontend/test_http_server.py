@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from ramify.runtime.frontend.http.listening import listen
-from ramify.runtime.frontend.http.openai.response_maker import ResponseMaker
-from ramify.runtime.frontend.segments import LONG
-from ramify.runtime.protocol.config import ServeConfig
-from ramify.runtime.protocol.errors import RamifyError
+from ramiform.runtime.frontend.http.listening import listen
+from ramiform.runtime.frontend.http.openai.response_maker import ResponseMaker
+from ramiform.runtime.frontend.segments import LONG
+from ramiform.runtime.protocol.config import ServeConfig
+from ramiform.runtime.protocol.errors import RamiformError
 
 from .harness import run, shipped_tokenizer
 from .served import check_error, served
@@ -187,7 +187,7 @@ def test_a_port_that_is_taken_is_an_error_that_names_it() -> None:
         async with served() as (built, _):
             port = built.frontend.http_port
             assert port is not None
-            with pytest.raises(RamifyError, match=str(port)):
+            with pytest.raises(RamiformError, match=str(port)):
                 listen(ServeConfig(socket_dir="", port=port))
 
     run(main())

@@ -10,9 +10,9 @@ from typing import Any
 import httpx
 import pytest
 
-from ramify.runtime.frontend.http import limits
-from ramify.runtime.frontend.http.openai.models import ModelsApi
-from ramify.runtime.protocol.core import Generate
+from ramiform.runtime.frontend.http import limits
+from ramiform.runtime.frontend.http.openai.models import ModelsApi
+from ramiform.runtime.protocol.core import Generate
 
 from .harness import house, run, shipped_tokenizer
 

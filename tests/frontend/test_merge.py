@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 
-from ramify.runtime.frontend.http.merge import merge
+from ramiform.runtime.frontend.http.merge import merge
 
 from .harness import run
 

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ramify.runtime.frontend.http.openai.chat_messages import with_short_ids
-from ramify.runtime.frontend.messages import Messages
-from ramify.runtime.frontend.segments import Segment
-from ramify.runtime.protocol.errors import RequestError
-from ramify.runtime.tokenizer.chat import ChatTemplate
+from ramiform.runtime.frontend.http.openai.chat_messages import with_short_ids
+from ramiform.runtime.frontend.messages import Messages
+from ramiform.runtime.frontend.segments import Segment
+from ramiform.runtime.protocol.errors import RequestError
+from ramiform.runtime.tokenizer.chat import ChatTemplate
 
 from . import templates
 

@@ -11,7 +11,7 @@ import openai
 import pytest
 from openai import AsyncOpenAI
 
-from ramify.runtime.protocol.errors import RamifyError, RequestError, RuntimeFailed
+from ramiform.runtime.protocol.errors import RamiformError, RequestError, RuntimeFailed
 
 from .fake_core import BUSY
 from .harness import House, house, run, says, shipped_tokenizer
@@ -87,7 +87,7 @@ def test_a_client_that_leaves_a_stream_has_the_rest_aborted(path: str, body: dic
         (RuntimeFailed("the core is gone"), openai.InternalServerError),
     ],
 )
-def test_errors_of_the_core_are_the_clients_exceptions(error: RamifyError, kind: type[openai.APIStatusError]) -> None:
+def test_errors_of_the_core_are_the_clients_exceptions(error: RamiformError, kind: type[openai.APIStatusError]) -> None:
     async def main() -> None:
         async with house(lambda request: error, http=True) as built, official(built) as client:
             for stream in (False, True):

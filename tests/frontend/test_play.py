@@ -7,11 +7,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from ramify.runtime.frontend import program as programs
-from ramify.runtime.protocol.core import Outlook
-from ramify.runtime.protocol.errors import ErrorInfo
-from ramify.runtime.protocol.sampling import LogprobParams, SamplingParams
-from ramify.runtime.protocol.session import (
+from ramiform.runtime.frontend import program as programs
+from ramiform.runtime.protocol.core import Outlook
+from ramiform.runtime.protocol.errors import ErrorInfo
+from ramiform.runtime.protocol.sampling import LogprobParams, SamplingParams
+from ramiform.runtime.protocol.session import (
     Append,
     Ask,
     Budget,

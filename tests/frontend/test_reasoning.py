@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ramify.runtime.frontend.reasoning import ThoughtSplitter, thinks
-from ramify.runtime.tokenizer.chat import ChatTemplate
+from ramiform.runtime.frontend.reasoning import ThoughtSplitter, thinks
+from ramiform.runtime.tokenizer.chat import ChatTemplate
 
 from .harness import shipped_tokenizer
 from .test_tools import cut

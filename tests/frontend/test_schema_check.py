@@ -6,10 +6,10 @@ import asyncio
 
 import pytest
 
-from ramify.runtime.frontend.schema_check import SchemaCheck
-from ramify.runtime.protocol.core import Generate
-from ramify.runtime.protocol.errors import RamifyError, RequestError
-from ramify.runtime.protocol.sampling import Constraint
+from ramiform.runtime.frontend.schema_check import SchemaCheck
+from ramiform.runtime.protocol.core import Generate
+from ramiform.runtime.protocol.errors import RamiformError, RequestError
+from ramiform.runtime.protocol.sampling import Constraint
 
 from .harness import house, run
 
@@ -30,9 +30,9 @@ def test_what_cannot_be_compiled_is_asked_about_once() -> None:
 
 
 def test_an_answer_that_was_aborted_is_none() -> None:
-    answers: list[RamifyError | None] = [None, BAD]
+    answers: list[RamiformError | None] = [None, BAD]
 
-    def script(request: Generate) -> RamifyError | None:
+    def script(request: Generate) -> RamiformError | None:
         return answers.pop(0)
 
     async def main() -> None:

@@ -9,8 +9,8 @@ import sentencepiece
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ramify.runtime.frontend.segments import Encoder, Segment
-from ramify.runtime.tokenizer import load_tokenizer
+from ramiform.runtime.frontend.segments import Encoder, Segment
+from ramiform.runtime.tokenizer import load_tokenizer
 
 from .harness import shipped_tokenizer
 

@@ -11,9 +11,9 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
-from ramify.runtime.frontend.http.listening import listen
-from ramify.runtime.frontend.http.server import HttpServer
-from ramify.runtime.protocol.config import ServeConfig
+from ramiform.runtime.frontend.http.listening import listen
+from ramiform.runtime.frontend.http.server import HttpServer
+from ramiform.runtime.protocol.config import ServeConfig
 
 from .harness import run
 

@@ -10,11 +10,11 @@ import zmq
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ramify.runtime.frontend.service import SILENCE
-from ramify.runtime.protocol import wire
-from ramify.runtime.protocol.errors import ErrorInfo, RequestError, RuntimeFailed
-from ramify.runtime.protocol.sampling import SamplingParams
-from ramify.runtime.protocol.session import (
+from ramiform.runtime.frontend.service import SILENCE
+from ramiform.runtime.protocol import wire
+from ramiform.runtime.protocol.errors import ErrorInfo, RequestError, RuntimeFailed
+from ramiform.runtime.protocol.sampling import SamplingParams
+from ramiform.runtime.protocol.session import (
     Append,
     Bye,
     Call,
@@ -32,7 +32,7 @@ from ramify.runtime.protocol.session import (
     Text,
     Welcome,
 )
-from ramify.runtime.protocol.version import __version__
+from ramiform.runtime.protocol.version import __version__
 
 from .harness import House, house, run
 

@@ -7,11 +7,11 @@ import random
 
 import pytest
 
-from ramify.runtime.frontend import session as session_module
-from ramify.runtime.protocol.core import Generate
-from ramify.runtime.protocol.errors import ErrorInfo
-from ramify.runtime.protocol.sampling import LogprobParams, SamplingParams
-from ramify.runtime.protocol.session import (
+from ramiform.runtime.frontend import session as session_module
+from ramiform.runtime.protocol.core import Generate
+from ramiform.runtime.protocol.errors import ErrorInfo
+from ramiform.runtime.protocol.sampling import LogprobParams, SamplingParams
+from ramiform.runtime.protocol.session import (
     Append,
     ChoicesMethod,
     Close,

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ramify.runtime.frontend.tools.calls import Call
-from ramify.runtime.frontend.tools.detect import detect_format
-from ramify.runtime.frontend.tools.formats import FORMATS
-from ramify.runtime.frontend.tools.parser import CallParser
-from ramify.runtime.tokenizer.chat import ChatTemplate
+from ramiform.runtime.frontend.tools.calls import Call
+from ramiform.runtime.frontend.tools.detect import detect_format
+from ramiform.runtime.frontend.tools.formats import FORMATS
+from ramiform.runtime.frontend.tools.parser import CallParser
+from ramiform.runtime.tokenizer.chat import ChatTemplate
 
 from . import templates
 from .harness import shipped_tokenizer

@@ -10,10 +10,10 @@ from typing import Any
 import httpx
 import pytest
 
-from ramify.runtime.frontend.tools.formats import FORMATS
-from ramify.runtime.frontend.tools.parser import CallParser
-from ramify.runtime.protocol.core import Generate
-from ramify.runtime.protocol.errors import RequestError
+from ramiform.runtime.frontend.tools.formats import FORMATS
+from ramiform.runtime.frontend.tools.parser import CallParser
+from ramiform.runtime.protocol.core import Generate
+from ramiform.runtime.protocol.errors import RequestError
 
 from .harness import House, house, run, shipped_tokenizer
 

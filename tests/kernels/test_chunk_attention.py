@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from ramify.kernels import KvCache, RowSpan, attention_layout, paged_attention, store_kv
+from ramiform.kernels import KvCache, RowSpan, attention_layout, paged_attention, store_kv
 
 PAGE_SIZE = 16
 CPU = torch.device("cpu")

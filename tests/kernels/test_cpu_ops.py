@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 import torch
 
-from ramify.kernels import KvCache, RowSpan, for_device
-from ramify.kernels.cpu import ops, workers
-from ramify.kernels.cpu.compiled import exp
-from ramify.kernels.cpu.ops import CpuOps, PagedTokens
-from ramify.kernels.cpu.panels import WIDTH, hold
-from ramify.kernels.cpu.products import few_rows_product
-from ramify.kernels.reference.ops import ReferenceOps
+from ramiform.kernels import KvCache, RowSpan, for_device
+from ramiform.kernels.cpu import ops, workers
+from ramiform.kernels.cpu.compiled import exp
+from ramiform.kernels.cpu.ops import CpuOps, PagedTokens
+from ramiform.kernels.cpu.panels import WIDTH, hold
+from ramiform.kernels.cpu.products import few_rows_product
+from ramiform.kernels.reference.ops import ReferenceOps
 
 CPU, MEANT = CpuOps(), ReferenceOps()
 NUM_TOKENS = [1, 2, 33, 64, 65]

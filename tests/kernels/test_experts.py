@@ -9,9 +9,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ramify.kernels import choose_experts, combine_experts, group_by_expert, grouped_matmul
-from ramify.kernels.reference.experts import fixed_grouped_matmul
-from ramify.kernels.reference.layers import fixed_silu_and_mul
+from ramiform.kernels import choose_experts, combine_experts, group_by_expert, grouped_matmul
+from ramiform.kernels.reference.experts import fixed_grouped_matmul
+from ramiform.kernels.reference.layers import fixed_silu_and_mul
 
 
 @settings(deadline=None, max_examples=60)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ramify.kernels.cpu import int4
+from ramiform.kernels.cpu import int4
 
 
 @pytest.mark.skipif(not int4.unpacks(), reason="torch packs 4-bit codes in another order here")

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ramify.kernels import add_rms_norm, apply_rope, rms_norm, silu_and_mul
+from ramiform.kernels import add_rms_norm, apply_rope, rms_norm, silu_and_mul
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (3, 7), (2, 3, 5), (5, 64)])

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ramify.kernels import apply_penalties, apply_token_bitmask
+from ramiform.kernels import apply_penalties, apply_token_bitmask
 
 
 @given(vocab=st.integers(1, 100), data=st.data())

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ramify.kernels import KvCache, RowSpan, attention_layout, paged_attention, store_kv
+from ramiform.kernels import KvCache, RowSpan, attention_layout, paged_attention, store_kv
 
 PAGE_SIZE = 4
 CPU = torch.device("cpu")

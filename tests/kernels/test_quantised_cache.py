@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from ramify.kernels import KvCache, RowSpan, attention_layout, paged_attention, store_kv
-from ramify.kernels.reference.layers import apply_rope
-from ramify.kernels.reference.quantise import E4M3, LARGEST, expand_e4m3, quantise
+from ramiform.kernels import KvCache, RowSpan, attention_layout, paged_attention, store_kv
+from ramiform.kernels.reference.layers import apply_rope
+from ramiform.kernels.reference.quantise import E4M3, LARGEST, expand_e4m3, quantise
 
 PAGE_SIZE = 4
 CPU = torch.device("cpu")

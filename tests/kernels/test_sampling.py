@@ -9,8 +9,8 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from ramify.kernels import draw_tokens, sampling_weights, token_logprobs
-from ramify.runtime.scheduler.sampling_draw import draw, splitmix64
+from ramiform.kernels import draw_tokens, sampling_weights, token_logprobs
+from ramiform.runtime.scheduler.sampling_draw import draw, splitmix64
 
 
 def naive_weights(logits: np.ndarray, temperature: float, top_k: int, top_p: float, min_p: float) -> np.ndarray:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from ramify.kernels.transfer import pack, packed_size, to_device, unpack
+from ramiform.kernels.transfer import pack, packed_size, to_device, unpack
 
 ARRAYS = [
     np.arange(7, dtype=np.int64),

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ramify.kernels import (
+from ramiform.kernels import (
     KvCache,
     RowSpan,
     attention_layout,

@@ -9,7 +9,7 @@ from functools import partial
 
 import pytest
 
-from ramify.kernels.cpu import workers
+from ramiform.kernels.cpu import workers
 
 
 @pytest.fixture(autouse=True, params=[1, 2, 3], ids=["alone", "two threads", "three threads"])

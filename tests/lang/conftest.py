@@ -15,12 +15,12 @@ import msgspec
 import pytest
 import zmq
 
-import ramify
-from ramify.runtime.protocol import decisions, session, wire
-from ramify.runtime.protocol.client import Connection
-from ramify.runtime.protocol.core import CoreStats, Finish, ModelInfo
-from ramify.runtime.protocol.errors import ErrorInfo
-from ramify.runtime.protocol.sampling import TokenLogprob
+import ramiform
+from ramiform.runtime.protocol import decisions, session, wire
+from ramiform.runtime.protocol.client import Connection
+from ramiform.runtime.protocol.core import CoreStats, Finish, ModelInfo
+from ramiform.runtime.protocol.errors import ErrorInfo
+from ramiform.runtime.protocol.sampling import TokenLogprob
 
 INFO = ModelInfo(
     name="fake",
@@ -312,9 +312,9 @@ def connection(frontend: FakeFrontend) -> Iterator[Connection]:
 
 
 @pytest.fixture
-def endpoint(frontend: FakeFrontend) -> Iterator[ramify.RuntimeEndpoint]:
+def endpoint(frontend: FakeFrontend) -> Iterator[ramiform.RuntimeEndpoint]:
     """The fake frontend as the default backend."""
-    with ramify.RuntimeEndpoint(frontend.address) as made:
-        ramify.set_default_backend(made)
+    with ramiform.RuntimeEndpoint(frontend.address) as made:
+        ramiform.set_default_backend(made)
         yield made
-        ramify.set_default_backend(None)
+        ramiform.set_default_backend(None)

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-import ramify as sgl
+import ramiform as sgl
 
 pytestmark = pytest.mark.usefixtures("backend")
 
@@ -357,7 +357,7 @@ def test_an_answer_has_at_least_its_min_tokens() -> None:
 def test_arguments_can_be_bound_and_the_default_backend_is_used() -> None:
     bound = few_shot_qa.bind(question="What is the capital of France?")
     assert bound.run()["answer"].strip() == "Paris"
-    assert sgl.get_server_info()["name"] == "ramify-demo"
+    assert sgl.get_server_info()["name"] == "ramiform-demo"
     sgl.flush_cache()
 
 

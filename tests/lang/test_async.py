@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-import ramify
-from ramify import ProgramState, RequestError, RuntimeFailed, gen
-from ramify.runtime.protocol import session
-from ramify.runtime.protocol.errors import ErrorInfo
+import ramiform
+from ramiform import ProgramState, RequestError, RuntimeFailed, gen
+from ramiform.runtime.protocol import session
+from ramiform.runtime.protocol.errors import ErrorInfo
 
 pytestmark = pytest.mark.usefixtures("endpoint")
 
 
-@ramify.function
+@ramiform.function
 async def chat(s: ProgramState, name: str) -> str:
     s += f"Hello {name}: " + gen("x")
     first = await s.get("x")
@@ -24,7 +24,7 @@ async def chat(s: ProgramState, name: str) -> str:
     return f"{first}, {await s.get('y')}"
 
 
-@ramify.function
+@ramiform.function
 def plain(s: ProgramState, name: str) -> str:
     s += f"Hello {name}: " + gen("x")
     return str(s["x"])
@@ -67,7 +67,7 @@ def test_an_async_program_run_where_a_loop_runs_says_what_to_do() -> None:
 def test_reading_that_would_block_the_loop_is_refused_with_its_line(frontend: Any) -> None:
     frontend.script = lambda text, operation: frontend.HOLD
 
-    @ramify.function
+    @ramiform.function
     async def reads(s: ProgramState) -> None:
         s += gen("x")
         for read in (lambda: s["x"], s.text, s.messages, s.sync, lambda: next(s.text_iter("x"))):
@@ -84,7 +84,7 @@ def test_reading_that_would_block_the_loop_is_refused_with_its_line(frontend: An
 def test_reading_one_variable_waits_for_that_one_only(frontend: Any) -> None:
     frontend.script = lambda text, operation: "first" if text == "1" else frontend.HOLD
 
-    @ramify.function
+    @ramiform.function
     async def body(s: ProgramState) -> list[str]:
         s += "1" + gen("x") + "2" + gen("y")
         seen = [await s.get("x")]
@@ -95,7 +95,7 @@ def test_reading_one_variable_waits_for_that_one_only(frontend: Any) -> None:
 
 
 def test_branches_of_an_async_program_join() -> None:
-    @ramify.function
+    @ramiform.function
     async def body(s: ProgramState) -> Any:
         branches = s.fork(3)
         branches += lambda index: "x" * index + gen("x")
@@ -127,7 +127,7 @@ def test_a_stream_is_followed_with_async_for(frontend: Any, program: Any) -> Non
 
 
 def test_tasks_that_a_body_starts_are_part_of_it() -> None:
-    @ramify.function
+    @ramiform.function
     async def body(s: ProgramState) -> None:
         async def read() -> None:
             with pytest.raises(KeyError, match="never"):
@@ -145,7 +145,7 @@ def test_tasks_that_a_body_starts_are_part_of_it() -> None:
 def test_thousands_of_programs_run_in_one_loop(frontend: Any) -> None:
     names: set[str] = set()
 
-    @ramify.function
+    @ramiform.function
     async def body(s: ProgramState, number: int) -> None:
         names.add(threading.current_thread().name)
         s += f"{number}:" + gen("x")
@@ -154,7 +154,7 @@ def test_thousands_of_programs_run_in_one_loop(frontend: Any) -> None:
     threads = threading.active_count()
     states = body.run_batch([{"number": number} for number in range(2000)])
     assert [state.text().split(":")[0] for state in states] == [str(number) for number in range(2000)]
-    assert names == {"ramify-batch"}
+    assert names == {"ramiform-batch"}
     assert threading.active_count() <= threads + 2  # beside the connection's
 
 
@@ -172,10 +172,10 @@ def test_errors_of_an_async_batch_are_as_those_of_threads(frontend: Any) -> None
 @pytest.mark.parametrize("how", ["async", "sync", "compiled"])
 def test_cancelling_a_program_ends_it_in_the_runtime_at_once(frontend: Any, how: str) -> None:
     frontend.script = lambda text, operation: frontend.HOLD
-    program = ramify.function((chat if how == "async" else plain).function)
+    program = ramiform.function((chat if how == "async" else plain).function)
     if how == "compiled":
 
-        @ramify.function
+        @ramiform.function
         def whole(s: ProgramState, name: str) -> None:
             branches = s.fork(2)
             branches += name + gen("x")
@@ -200,7 +200,7 @@ def test_cancelling_a_program_ends_it_in_the_runtime_at_once(frontend: Any, how:
 def test_closing_a_program_closes_its_branches_too(frontend: Any) -> None:
     frontend.script = lambda text, operation: frontend.HOLD
 
-    @ramify.function
+    @ramiform.function
     def body(s: ProgramState) -> None:
         branches = s.fork(2)
         branches += gen("x")
@@ -225,7 +225,7 @@ def test_budgets_travel_with_the_program_and_are_no_arguments_of_it(frontend: An
     assert first.budget == session.Budget(seconds=2.5, tokens=100)
     assert second.budget == session.Budget(seconds=3)
 
-    @ramify.function
+    @ramiform.function
     def own(s: ProgramState, timeout: str) -> None:
         s += timeout + gen("x")
 
@@ -257,7 +257,7 @@ def test_states_that_the_runtime_took_away_fail_and_the_connection_goes_on(front
 
 
 def test_an_async_body_that_waits_for_something_else_ends_by_its_timeout() -> None:
-    @ramify.function
+    @ramiform.function
     async def sleeps(s: ProgramState) -> None:
         s += gen("x")
         await asyncio.Event().wait()

@@ -9,24 +9,24 @@ from typing import Any
 
 import pytest
 
-import ramify
-from ramify import RamifyError, RequestError, RuntimeEndpoint, RuntimeFailed, gen
+import ramiform
+from ramiform import RamiformError, RequestError, RuntimeEndpoint, RuntimeFailed, gen
 
 
-@ramify.function
-def program(s: ramify.ProgramState) -> None:
+@ramiform.function
+def program(s: ramiform.ProgramState) -> None:
     s += "a" + gen("x")
 
 
 @pytest.fixture(autouse=True)
 def _no_default(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.delenv("RAMIFY_ADDRESS", raising=False)
+    monkeypatch.delenv("RAMIFORM_ADDRESS", raising=False)
     yield
-    ramify.set_default_backend(None)
+    ramiform.set_default_backend(None)
 
 
 def test_without_a_backend_the_error_says_what_to_do() -> None:
-    with pytest.raises(RamifyError, match=r"ramify\.set_default_backend\(ramify\.Runtime\(\)\)"):
+    with pytest.raises(RamiformError, match=r"ramiform\.set_default_backend\(ramiform\.Runtime\(\)\)"):
         program.run()
 
 
@@ -35,25 +35,25 @@ def test_a_backend_given_to_run_wins_over_the_default(start_frontend: Any) -> No
     default.script = lambda text, operation: "default"
     given.script = lambda text, operation: "given"
     with RuntimeEndpoint(default.address) as first, RuntimeEndpoint(given.address) as second:
-        ramify.set_default_backend(first)
+        ramiform.set_default_backend(first)
         assert program.run()["x"] == "default"
         assert program.run(backend=second)["x"] == "given"
         assert program.run_batch([{}], backend=second)[0]["x"] == "given"
 
 
 def test_the_environment_names_a_running_runtime(frontend: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RAMIFY_ADDRESS", frontend.address)
+    monkeypatch.setenv("RAMIFORM_ADDRESS", frontend.address)
     before = threading.active_count()
     assert program.run()["x"] == "<1>"
     assert program.run()["x"] == "<1>"
     assert threading.active_count() == before + 1
-    from ramify.lang.backend import _default_backend
+    from ramiform.lang.backend import _default_backend
 
     _default_backend().close()  # type: ignore[attr-defined]
 
 
 def test_programs_of_a_process_share_one_connection(frontend: Any) -> None:
-    from ramify.runtime.protocol import session
+    from ramiform.runtime.protocol import session
 
     with RuntimeEndpoint(frontend.address) as endpoint:
         for _ in range(3):
@@ -70,7 +70,7 @@ def test_an_endpoint_where_nobody_listens_says_so(frontend: Any) -> None:
 @pytest.mark.parametrize("backend", ["ipc:///tmp/x", 3, object()])
 def test_what_is_no_backend_is_refused(backend: Any) -> None:
     with pytest.raises(RequestError, match="is not a backend"):
-        ramify.set_default_backend(backend)
+        ramiform.set_default_backend(backend)
     with pytest.raises(RequestError, match="is not a backend"):
         program.run(backend=backend)
 
@@ -82,19 +82,19 @@ def test_an_address_that_is_none_is_refused() -> None:
 
 def test_the_server_s_facts_and_its_cache(frontend: Any) -> None:
     with RuntimeEndpoint(frontend.address) as endpoint:
-        facts = ramify.get_server_info(endpoint)
+        facts = ramiform.get_server_info(endpoint)
         assert (facts["name"], facts["num_running"]) == ("fake", 0)
-        ramify.set_default_backend(endpoint)
-        ramify.flush_cache()
+        ramiform.set_default_backend(endpoint)
+        ramiform.flush_cache()
 
 
 def test_importing_is_light() -> None:
     """The client needs no torch and no web server; the language alone not even a socket."""
     code = (
-        "import sys, ramify\n"
+        "import sys, ramiform\n"
         "heavy = {'torch', 'triton', 'fastapi', 'uvicorn', 'transformers', 'pydantic', 'numpy', 'zmq', 'asyncio'}\n"
         "print(sorted(heavy & set(sys.modules)))\n"
-        "import ramify.runtime.protocol.client\n"
+        "import ramiform.runtime.protocol.client\n"
         "print(sorted((heavy - {'zmq', 'asyncio'}) & set(sys.modules)))\n"
     )
     done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True)
@@ -102,24 +102,24 @@ def test_importing_is_light() -> None:
 
 
 def test_every_public_name_is_there() -> None:
-    for name in ramify.__all__:
-        assert getattr(ramify, name) is not None
+    for name in ramiform.__all__:
+        assert getattr(ramiform, name) is not None
     with pytest.raises(AttributeError, match="no attribute 'nope'"):
-        ramify.nope  # noqa: B018
+        ramiform.nope  # noqa: B018
 
 
 def test_a_script_that_ends_without_closing_anything_ends(frontend: Any) -> None:
-    from ramify.runtime.protocol import session
+    from ramiform.runtime.protocol import session
 
     code = (
-        "import ramify\n"
-        "@ramify.function\n"
+        "import ramiform\n"
+        "@ramiform.function\n"
         "def program(s):\n"
-        "    s += 'a' + ramify.gen('x')\n"
+        "    s += 'a' + ramiform.gen('x')\n"
         "state = program.run()\n"
         "print(state['x'])\n"
     )
-    environment = {"RAMIFY_ADDRESS": frontend.address}
+    environment = {"RAMIFORM_ADDRESS": frontend.address}
     done = subprocess.run(
         [sys.executable, "-P", "-c", code], capture_output=True, text=True, timeout=120, env=environment
     )

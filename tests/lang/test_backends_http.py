@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-import ramify
-from ramify import HttpRuntime, ProgramState, RequestError, RuntimeFailed, assistant, gen, select, user
-from ramify.lang.backend import get_server_info
-from ramify.lang.backends.model import Call
+import ramiform
+from ramiform import HttpRuntime, ProgramState, RequestError, RuntimeFailed, assistant, gen, select, user
+from ramiform.lang.backend import get_server_info
+from ramiform.lang.backends.model import Call
 
 ROLES = {"user": ("<|user|>\n", "\n"), "assistant": ("<|assistant|>\n", "\n")}
 
@@ -22,7 +22,7 @@ def over_http(url: str) -> Iterator[HttpRuntime]:
     backend.close()
 
 
-@ramify.function
+@ramiform.function
 def qa(s: ProgramState, country: str) -> None:
     s += f"Question: What is the capital of {country}?\nAnswer:" + gen("answer", max_tokens=12, stop=[".", "\n"])
     s += "\nSure?" + select("sure", [" yes", " no", " yesterday"])
@@ -30,8 +30,8 @@ def qa(s: ProgramState, country: str) -> None:
     branches += lambda index: f"\nReason {index}:" + gen("reason", max_tokens=6, ignore_eos=True)
     branches.join("concate_and_append")
     s += "\nDigits: " + gen("digits", regex="[0-9]{3}") + gen("number", dtype=int, max_tokens=8)
-    s += select("method", [" a b", " the"], choices_method=ramify.unconditional_likelihood_normalized) + select(
-        "greedy", [" an apple", " a"], choices_method=ramify.greedy_token_selection
+    s += select("method", [" a b", " the"], choices_method=ramiform.unconditional_likelihood_normalized) + select(
+        "greedy", [" an apple", " a"], choices_method=ramiform.greedy_token_selection
     )
 
 
@@ -39,7 +39,7 @@ NAMES = ("answer", "sure", "digits", "number", "method", "greedy")
 
 
 @pytest.mark.parametrize("country", ["France", "Peru"])
-def test_it_gives_what_zmq_gives(backend: ramify.Runtime, over_http: HttpRuntime, country: str) -> None:
+def test_it_gives_what_zmq_gives(backend: ramiform.Runtime, over_http: HttpRuntime, country: str) -> None:
     here = qa.run(country, temperature=0)
     there = qa.run(country, temperature=0, backend=over_http)
     assert there.text() == here.text()
@@ -62,9 +62,9 @@ def test_it_gives_what_zmq_gives(backend: ramify.Runtime, over_http: HttpRuntime
 
 @pytest.mark.parametrize("ends", [{"stop": " a"}, {"stop_regex": ["[ao][^ao]+[ao]", "zz"]}], ids=str)
 def test_the_tokens_of_a_state_are_those_that_were_generated(
-    backend: ramify.Runtime, over_http: HttpRuntime, ends: dict[str, Any]
+    backend: ramiform.Runtime, over_http: HttpRuntime, ends: dict[str, Any]
 ) -> None:
-    @ramify.function
+    @ramiform.function
     def twice(s: ProgramState) -> None:
         s += "Ada lives near a river" + gen("x", max_tokens=9, temperature=1.0, seed=4, **ends)
         s += gen("y", max_tokens=2, temperature=0)
@@ -76,8 +76,8 @@ def test_the_tokens_of_a_state_are_those_that_were_generated(
     assert ours.get_meta_info("y")["cached_tokens"] > 0
 
 
-def test_streams_samples_and_logprobs(backend: ramify.Runtime, over_http: HttpRuntime) -> None:
-    @ramify.function
+def test_streams_samples_and_logprobs(backend: ramiform.Runtime, over_http: HttpRuntime) -> None:
+    @ramiform.function
     def body(s: ProgramState) -> None:
         s += "One, two," + gen(
             "x", max_tokens=6, temperature=0, return_logprob=True, top_logprobs_num=2, return_text_in_logprobs=True
@@ -93,15 +93,15 @@ def test_streams_samples_and_logprobs(backend: ramify.Runtime, over_http: HttpRu
         [i for _, i, _ in top] for top in theirs["output_top_logprobs"]
     ]
 
-    @ramify.function
+    @ramiform.function
     def many(s: ProgramState) -> None:
         s += "Once" + gen("x", n=3, max_tokens=4, seed=1)
 
     assert many.run(backend=over_http)["x"] == many.run()["x"]
 
 
-def test_roles_need_their_texts(backend: ramify.Runtime, url: str, over_http: HttpRuntime) -> None:
-    @ramify.function
+def test_roles_need_their_texts(backend: ramiform.Runtime, url: str, over_http: HttpRuntime) -> None:
+    @ramiform.function
     def chat(s: ProgramState) -> None:
         s += user("Hi") + assistant(gen("x", max_tokens=4, temperature=0))
 
@@ -114,10 +114,10 @@ def test_roles_need_their_texts(backend: ramify.Runtime, url: str, over_http: Ht
     with_roles.close()
 
 
-def test_facts_counters_and_the_cache(backend: ramify.Runtime, over_http: HttpRuntime) -> None:
+def test_facts_counters_and_the_cache(backend: ramiform.Runtime, over_http: HttpRuntime) -> None:
     assert get_server_info(over_http).keys() == get_server_info(backend).keys()
     assert get_server_info(over_http)["name"] == get_server_info(backend)["name"]
-    ramify.flush_cache(over_http)
+    ramiform.flush_cache(over_http)
     assert get_server_info(backend)["num_cached_pages"] == 0
 
 
@@ -128,7 +128,7 @@ def test_facts_counters_and_the_cache(backend: ramify.Runtime, over_http: HttpRu
 def test_what_the_runtime_refuses_names_the_programs_line(
     over_http: HttpRuntime, options: dict[str, Any], message: str
 ) -> None:
-    @ramify.function
+    @ramiform.function
     def body(s: ProgramState) -> None:
         s += "x" + gen("x", **options)
 
@@ -137,7 +137,7 @@ def test_what_the_runtime_refuses_names_the_programs_line(
 
 
 def test_decisions_are_refused(over_http: HttpRuntime) -> None:
-    @ramify.function
+    @ramiform.function
     def body(s: ProgramState) -> None:
         s += "x"
         s.decide(sure="Sure?")
@@ -146,8 +146,8 @@ def test_decisions_are_refused(over_http: HttpRuntime) -> None:
         body.run(backend=over_http)
 
 
-def test_a_cancelled_program_ends_in_the_runtime(backend: ramify.Runtime, over_http: HttpRuntime) -> None:
-    @ramify.function
+def test_a_cancelled_program_ends_in_the_runtime(backend: ramiform.Runtime, over_http: HttpRuntime) -> None:
+    @ramiform.function
     def long(s: ProgramState) -> None:
         branches = s.fork(16)  # so that it takes many seconds, also for a client that stands still for some
         branches += "Once" + gen("x", max_tokens=1900, ignore_eos=True)
@@ -160,7 +160,7 @@ def test_a_cancelled_program_ends_in_the_runtime(backend: ramify.Runtime, over_h
 
 
 def test_where_nothing_listens_a_program_fails() -> None:
-    @ramify.function
+    @ramiform.function
     def body(s: ProgramState) -> None:
         s += "x" + gen("x")
 
@@ -176,7 +176,7 @@ def test_what_another_call_makes_it_forget_meanwhile_is_still_known(
     over_http: HttpRuntime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Only so many texts are remembered, and calls have threads of their own."""
-    monkeypatch.setattr("ramify.lang.backends.http_runtime.MAX_REMEMBERED", 1)
+    monkeypatch.setattr("ramiform.lang.backends.http_runtime.MAX_REMEMBERED", 1)
     post = over_http._http.post
 
     def post_while_another_asks(path: str, body: Any, call: Call) -> Any:

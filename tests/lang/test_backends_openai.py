@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-import ramify
-from ramify import BusyError, OpenAI, ProgramState, RequestError, RuntimeFailed, assistant, gen, select, system, user
+import ramiform
+from ramiform import BusyError, OpenAI, ProgramState, RequestError, RuntimeFailed, assistant, gen, select, system, user
 
 TOKEN = 4  # characters of a token of the endpoint
 
@@ -141,7 +141,7 @@ def connect(endpoint: Endpoint) -> Iterator[Callable[..., OpenAI]]:
 
 
 def run(backend: OpenAI, body: Any, **arguments: Any) -> ProgramState:
-    return ramify.function(body).run(backend=backend, **arguments)
+    return ramiform.function(body).run(backend=backend, **arguments)
 
 
 def test_without_roles_it_completes_text(endpoint: Endpoint, connect: Any) -> None:
@@ -196,7 +196,7 @@ def test_with_roles_it_chats(endpoint: Endpoint, connect: Any) -> None:
 def test_it_streams(endpoint: Endpoint, connect: Any, in_chat: bool) -> None:
     endpoint.model = lambda prompt: "One two three four"
 
-    @ramify.function
+    @ramiform.function
     def body(s: ProgramState) -> None:
         if in_chat:
             s += user("Count") + assistant(gen("x", max_tokens=3))
@@ -260,7 +260,7 @@ def test_what_a_program_asks_is_sent(
         (gen("x", min_tokens=5), "min_new_tokens"),
         (gen("x", ignore_eos=True), "ignore_eos"),
         (gen("x", return_logprob=True), "return_logprob"),
-        (select("x", ["a", "b"], choices_method=ramify.unconditional_likelihood_normalized), "choices_method"),
+        (select("x", ["a", "b"], choices_method=ramiform.unconditional_likelihood_normalized), "choices_method"),
     ],
 )
 def test_what_the_endpoint_cannot_do_is_refused_and_never_dropped(
@@ -418,7 +418,7 @@ def test_what_the_endpoint_says_is_raised_with_the_programs_line(
 def test_a_program_that_ends_leaves_the_endpoint_at_once(endpoint: Endpoint, connect: Any) -> None:
     endpoint.held = threading.Event()
 
-    @ramify.function
+    @ramiform.function
     def body(s: ProgramState) -> None:
         s += "Hi" + gen("x")
 
@@ -433,7 +433,7 @@ def test_a_program_that_ends_leaves_the_endpoint_at_once(endpoint: Endpoint, con
 def test_more_programs_than_threads_all_end(endpoint: Endpoint, connect: Any) -> None:
     endpoint.model = lambda prompt: prompt
 
-    @ramify.function
+    @ramiform.function
     def body(s: ProgramState, number: int) -> None:
         s += str(number) + gen("x")
 

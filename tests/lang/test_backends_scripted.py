@@ -11,18 +11,18 @@ from typing import Any
 
 import pytest
 
-import ramify
-from ramify import ProgramState, RequestError, RuntimeFailed, Scripted, assistant, gen, pick, select, system, user
-from ramify.runtime.protocol import session
-from ramify.runtime.protocol.sampling import SamplingParams
+import ramiform
+from ramiform import ProgramState, RequestError, RuntimeFailed, Scripted, assistant, gen, pick, select, system, user
+from ramiform.runtime.protocol import session
+from ramiform.runtime.protocol.sampling import SamplingParams
 
 
 def run(body: Any, answers: Any, **arguments: Any) -> ProgramState:
-    return ramify.function(body).run(backend=Scripted(answers), **arguments)
+    return ramiform.function(body).run(backend=Scripted(answers), **arguments)
 
 
 def test_the_examples_in_its_documentation_hold() -> None:
-    assert doctest.testmod(importlib.import_module("ramify.lang.backends.scripted")).failed == 0
+    assert doctest.testmod(importlib.import_module("ramiform.lang.backends.scripted")).failed == 0
 
 
 def test_answers_come_in_the_programs_order_branches_included() -> None:
@@ -35,7 +35,7 @@ def test_answers_come_in_the_programs_order_branches_included() -> None:
         s += gen("c")
 
     backend = Scripted(["1", "x", "y", "z", "2"])
-    state = ramify.function(body).run(backend=backend)
+    state = ramiform.function(body).run(backend=backend)
     assert state.text() == "A1B[0x][1y][2z]2"
     assert backend.prompts == ["A", "A1[0", "A1[1", "A1[2", "A1B[0x][1y][2z]"]
 
@@ -106,7 +106,7 @@ def test_roles_make_messages() -> None:
         s += assistant(gen("x"))
 
     backend = Scripted(["Hello"])
-    state = ramify.function(body).run(backend=backend)
+    state = ramiform.function(body).run(backend=backend)
     assert state.messages() == [
         {"role": "system", "content": "Be brief."},
         {"role": "user", "content": "Hi"},
@@ -173,11 +173,11 @@ def test_budgets_hold() -> None:
         return "late"
 
     with pytest.raises(RequestError, match=r"did not end within its 0\.05 s"):
-        ramify.function(body).run(backend=Scripted(slow), timeout=0.05)
+        ramiform.function(body).run(backend=Scripted(slow), timeout=0.05)
 
 
 def test_compiled_async_and_batches_run_too() -> None:
-    @ramify.function
+    @ramiform.function
     def ask(s: ProgramState, number: int) -> None:
         s += f"{number}" + gen("x") + gen("y")
 
@@ -190,7 +190,7 @@ def test_compiled_async_and_batches_run_too() -> None:
         str(n) * 3 for n in range(9)
     ]
 
-    @ramify.function
+    @ramiform.function
     async def read(s: ProgramState) -> str:
         s += "7" + gen("x")
         return str(await s.get("x"))
@@ -207,7 +207,7 @@ def test_nothing_is_kept_of_states_that_nobody_holds() -> None:
         branches.join("concate_and_append")
 
     for _ in range(3):
-        assert ramify.function(body).run(backend=backend).text() == "ba" * 4
+        assert ramiform.function(body).run(backend=backend).text() == "ba" * 4
     gc.collect()
     channel = backend.connection()
     channel.close()
@@ -222,12 +222,12 @@ def test_after_its_end_a_backend_says_so() -> None:
     def body(s: ProgramState) -> None:
         s += gen("x")
 
-    state = ramify.function(body).run(backend=backend)
+    state = ramiform.function(body).run(backend=backend)
     backend.close()
     backend.close()
     assert state["x"] == "a"
     with pytest.raises(RuntimeFailed, match="closed"):
-        ramify.function(body).run(backend=backend)
+        ramiform.function(body).run(backend=backend)
 
 
 def test_operations_on_a_state_that_is_gone_are_answered() -> None:

@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 
-import ramify
-from ramify import ProgramState, RequestError, gen
-from ramify.runtime.protocol import session
-from ramify.runtime.protocol.errors import ErrorInfo
+import ramiform
+from ramiform import ProgramState, RequestError, gen
+from ramiform.runtime.protocol import session
+from ramiform.runtime.protocol.errors import ErrorInfo
 
 pytestmark = pytest.mark.usefixtures("endpoint")
 
 
-@ramify.function
+@ramiform.function
 def ask(s: ProgramState, question: str, times: int = 1) -> str:
     s += question * times + gen("x")
     return s["x"]

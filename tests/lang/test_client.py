@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from ramify.runtime.protocol import session
-from ramify.runtime.protocol.client import Connection
-from ramify.runtime.protocol.errors import ErrorInfo, RequestError, RuntimeFailed
+from ramiform.runtime.protocol import session
+from ramiform.runtime.protocol.client import Connection
+from ramiform.runtime.protocol.errors import ErrorInfo, RequestError, RuntimeFailed
 
 
 class Heard:
@@ -38,10 +38,10 @@ def test_the_welcome_tells_the_model(connection: Connection) -> None:
 
 
 def test_hello_names_the_version_and_comes_first(connection: Connection, frontend: Any) -> None:
-    import ramify
+    import ramiform
 
     connection.call("info")
-    assert frontend.received[0] == session.Hello(ramify.__version__)
+    assert frontend.received[0] == session.Hello(ramiform.__version__)
 
 
 def test_nothing_but_hello_is_sent_before_the_welcome(frontend: Any) -> None:
@@ -192,7 +192,7 @@ def test_close_says_goodbye_and_leaves_no_thread(frontend: Any) -> None:
 def test_text_that_is_no_unicode_or_too_long_is_refused_by_itself(
     connection: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from ramify.runtime.protocol import wire
+    from ramiform.runtime.protocol import wire
 
     with pytest.raises(RequestError, match="not valid Unicode") as caught:
         connection.send(session.Append(1, 0, [session.Text("bad \ud800 text")]))
@@ -206,7 +206,7 @@ def test_text_that_is_no_unicode_or_too_long_is_refused_by_itself(
 
 
 def test_pings_are_sent_only_while_a_state_is_open(frontend: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    from ramify.runtime.protocol import link
+    from ramiform.runtime.protocol import link
 
     monkeypatch.setattr(link, "PING_SECONDS", 0.02)
     with Connection(frontend.address) as connection:

@@ -6,16 +6,16 @@ from typing import Any
 
 import pytest
 
-import ramify
-from ramify import ProgramState, RequestError, gen, pick, predicate, rate, separate_reasoning
-from ramify.runtime.protocol import session
-from ramify.runtime.protocol.decisions import Option, PickAnswer, PredicateAnswer, RateAnswer
+import ramiform
+from ramiform import ProgramState, RequestError, gen, pick, predicate, rate, separate_reasoning
+from ramiform.runtime.protocol import session
+from ramiform.runtime.protocol.decisions import Option, PickAnswer, PredicateAnswer, RateAnswer
 
 pytestmark = pytest.mark.usefixtures("endpoint")
 
 
 def run(body: Any, **arguments: Any) -> ProgramState:
-    return ramify.function(body).run(**arguments)
+    return ramiform.function(body).run(**arguments)
 
 
 def test_answers_are_typed_and_the_state_is_as_before(frontend: Any) -> None:
@@ -64,7 +64,7 @@ def test_choices_given_as_one_string_are_refused() -> None:
 
 
 def test_a_compiled_program_asks_in_its_one_message(frontend: Any) -> None:
-    @ramify.function
+    @ramiform.function
     def body(s: ProgramState) -> None:
         s += "Text."
         s.decide(a="Is it?")
@@ -92,8 +92,8 @@ def test_thoughts_are_a_variable_of_their_own(
     frontend.script = lambda before, operation: text
 
     def body(s: ProgramState) -> None:
-        s += ramify.user("Is it?")
-        s += ramify.assistant(separate_reasoning(gen("x"), model_type=model_type))
+        s += ramiform.user("Is it?")
+        s += ramiform.assistant(separate_reasoning(gen("x"), model_type=model_type))
 
     state = run(body)
     assert (state["x_reasoning_content"], state["x"]) == (thought, said)

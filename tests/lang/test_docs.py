@@ -8,18 +8,18 @@ from pathlib import Path
 
 import pytest
 
-import ramify
+import ramiform
 
-REFERENCE = (Path(ramify.__file__).parent / "docs/language.md").read_text()
+REFERENCE = (Path(ramiform.__file__).parent / "docs/language.md").read_text()
 
 
-@pytest.mark.parametrize("name", [name for name in ramify.__all__ if name != "__version__"])
+@pytest.mark.parametrize("name", [name for name in ramiform.__all__ if name != "__version__"])
 def test_the_reference_names_every_public_name(name: str) -> None:
     stem = re.sub(r"^(system|user|assistant)(_begin|_end)?$", lambda found: f"user{found[2] or ''}", name)
     assert re.search(rf"\b{stem}\b", REFERENCE), name
 
 
-@pytest.mark.parametrize("kind", [ramify.Program, ramify.ProgramState, ramify.ForkGroup, ramify.Plan])
+@pytest.mark.parametrize("kind", [ramiform.Program, ramiform.ProgramState, ramiform.ForkGroup, ramiform.Plan])
 def test_the_reference_names_every_public_method(kind: type) -> None:
     methods = [name for name, member in vars(kind).items() if not name.startswith("_") and callable(member)]
     assert methods
@@ -27,7 +27,7 @@ def test_the_reference_names_every_public_method(kind: type) -> None:
         assert re.search(rf"\b{name}\b", REFERENCE), f"{kind.__name__}.{name}"
 
 
-@pytest.mark.parametrize("function", [ramify.gen, ramify.select])
+@pytest.mark.parametrize("function", [ramiform.gen, ramiform.select])
 def test_the_signatures_in_the_reference_are_those_of_the_code(function: object) -> None:
     parameters = inspect.signature(function).parameters.values()  # type: ignore[arg-type]
     written = re.search(rf"^{function.__name__}\((.*?)\)$", REFERENCE, re.DOTALL | re.MULTILINE)  # type: ignore[attr-defined]

@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ramify import RequestError
-from ramify.lang.dtypes import json_schema_text, of_dtype, of_schema
+from ramiform import RequestError
+from ramiform.lang.dtypes import json_schema_text, of_dtype, of_schema
 
 
 class Color(enum.Enum):

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-import ramify
-from ramify import ProgramState, RequestError, RuntimeEndpoint, RuntimeFailed, assistant, gen, user
-from ramify.lang.backends.channel import LocalChannel
-from ramify.runtime.protocol.client import Connection
-from ramify.runtime.protocol.version import __version__
+import ramiform
+from ramiform import ProgramState, RequestError, RuntimeEndpoint, RuntimeFailed, assistant, gen, user
+from ramiform.lang.backends.channel import LocalChannel
+from ramiform.runtime.protocol.client import Connection
+from ramiform.runtime.protocol.version import __version__
 
 Answer = Callable[[int, dict[str, Any]], str]
 
@@ -48,24 +48,26 @@ def answering() -> Iterator[Answer]:
         server.server_close()
 
 
-@ramify.function
+@ramiform.function
 def greet(s: ProgramState) -> None:
     s += user("Say hello.")
     s += assistant(gen("greeting", max_tokens=8, temperature=0))
 
 
-def test_an_http_address_of_this_machine_gives_what_the_runtime_itself_gives(runtime: ramify.Runtime, url: str) -> None:
+def test_an_http_address_of_this_machine_gives_what_the_runtime_itself_gives(
+    runtime: ramiform.Runtime, url: str
+) -> None:
     with RuntimeEndpoint(url) as endpoint:
         assert isinstance(endpoint.connection(), Connection)
         there = greet.run(backend=endpoint)
-        assert ramify.get_server_info(endpoint)["path"] == runtime.info.path
+        assert ramiform.get_server_info(endpoint)["path"] == runtime.info.path
     here = greet.run(backend=runtime)
     assert there.messages() == here.messages()
     assert there.get_meta_info("greeting")["output_ids"] == here.get_meta_info("greeting")["output_ids"]
 
 
 def test_where_its_socket_cannot_be_opened_only_http_is_used(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    @ramify.function
+    @ramiform.function
     def count(s: ProgramState) -> None:
         s += "One, two," + gen("next", max_tokens=3, temperature=0)
 

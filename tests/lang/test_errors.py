@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-import ramify
-from ramify import BusyError, ProgramState, RequestError, RuntimeFailed, gen
-from ramify.runtime.protocol import session
-from ramify.runtime.protocol.errors import ErrorInfo
+import ramiform
+from ramiform import BusyError, ProgramState, RequestError, RuntimeFailed, gen
+from ramiform.runtime.protocol import session
+from ramiform.runtime.protocol.errors import ErrorInfo
 
 pytestmark = pytest.mark.usefixtures("endpoint")
 
@@ -19,7 +19,7 @@ TOO_LONG = ErrorInfo(kind="request", message="the prompt is too long", param="te
 
 
 def run(body: Any, **arguments: Any) -> ProgramState:
-    return ramify.function(body).run(**arguments)
+    return ramiform.function(body).run(**arguments)
 
 
 def line_of(marker: str) -> str:
@@ -175,7 +175,7 @@ def test_programs_running_when_the_runtime_dies_all_raise_with_their_line(fronte
     frontend.script = lambda text, operation: frontend.HOLD
     raised: list[Exception] = []
 
-    @ramify.function
+    @ramiform.function
     def program(s: ProgramState, index: int) -> str:
         s += f"{index}:"
         forks = s.fork(2)

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from ramify.lang.execution import Execution
-from ramify.lang.log import Log
-from ramify.runtime.protocol.errors import ErrorInfo, RuntimeFailed
-from ramify.runtime.protocol.session import Append, Open, Play, Text
+from ramiform.lang.execution import Execution
+from ramiform.lang.log import Log
+from ramiform.runtime.protocol.errors import ErrorInfo, RuntimeFailed
+from ramiform.runtime.protocol.session import Append, Open, Play, Text
 
 
 class Channel:

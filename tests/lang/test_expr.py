@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-import ramify
-from ramify import RequestError, gen, select
-from ramify.lang.expr import Concat, Constant, Gen, RoleBegin, RoleEnd, Select, parts_of
+import ramiform
+from ramiform import RequestError, gen, select
+from ramiform.lang.expr import Concat, Constant, Gen, RoleBegin, RoleEnd, Select, parts_of
 
 
 def test_strings_and_expressions_chain_in_order() -> None:
-    chain = "a" + gen("x") + "b" + select("y", ["1", "2"]) + ramify.user("c")
+    chain = "a" + gen("x") + "b" + select("y", ["1", "2"]) + ramiform.user("c")
     assert [type(part) for part in parts_of(chain)] == [
         Constant,
         Gen,
@@ -37,17 +37,19 @@ def test_an_empty_string_is_nothing() -> None:
 
 
 def test_roles_wrap_their_content() -> None:
-    assert ramify.system("s") == Concat((RoleBegin("system"), Constant("s"), RoleEnd("system")))
-    assert ramify.assistant() == Concat((ramify.assistant_begin(), ramify.assistant_end()))
-    assert ramify.user("u").parts[0] == ramify.user_begin()
-    assert ramify.user("u").parts[-1] == ramify.user_end()
-    assert ramify.system("s").parts[0] == ramify.system_begin()
-    assert ramify.system("s").parts[-1] == ramify.system_end()
+    assert ramiform.system("s") == Concat((RoleBegin("system"), Constant("s"), RoleEnd("system")))
+    assert ramiform.assistant() == Concat((ramiform.assistant_begin(), ramiform.assistant_end()))
+    assert ramiform.user("u").parts[0] == ramiform.user_begin()
+    assert ramiform.user("u").parts[-1] == ramiform.user_end()
+    assert ramiform.system("s").parts[0] == ramiform.system_begin()
+    assert ramiform.system("s").parts[-1] == ramiform.system_end()
 
 
 def test_gen_with_choices_is_a_select() -> None:
-    chosen = gen("x", choices=["a", "b"], temperature=0.5, seed=3, choices_method=ramify.greedy_token_selection)
-    assert chosen == Select(name="x", choices=("a", "b"), temperature=0.5, method=ramify.greedy_token_selection, seed=3)
+    chosen = gen("x", choices=["a", "b"], temperature=0.5, seed=3, choices_method=ramiform.greedy_token_selection)
+    assert chosen == Select(
+        name="x", choices=("a", "b"), temperature=0.5, method=ramiform.greedy_token_selection, seed=3
+    )
     assert chosen == gen("x", choices=["a", "b"], temperature=0.5, seed=3, choices_method="greedy_token_selection")
     assert gen("x", choices=["a"]) == select("x", ["a"])
 
@@ -92,5 +94,5 @@ def test_only_strings_and_expressions_chain(other: Any) -> None:
 
 
 def test_gen_int_and_gen_string_are_typed_gens() -> None:
-    assert ramify.gen_int("x", 8, stop="!") == gen("x", 8, dtype=int, stop="!")
-    assert ramify.gen_string("x") == gen("x", dtype=str)
+    assert ramiform.gen_int("x", 8, stop="!") == gen("x", 8, dtype=int, stop="!")
+    assert ramiform.gen_string("x") == gen("x", dtype=str)

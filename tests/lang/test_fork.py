@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 
-import ramify
-from ramify import ProgramState, RequestError, gen
-from ramify.runtime.protocol import session
+import ramiform
+from ramiform import ProgramState, RequestError, gen
+from ramiform.runtime.protocol import session
 
 pytestmark = pytest.mark.usefixtures("endpoint")
 
 
 def run(body: Any, **arguments: Any) -> ProgramState:
-    return ramify.function(body).run(**arguments)
+    return ramiform.function(body).run(**arguments)
 
 
 def test_branches_begin_as_their_source_is_and_go_their_own_ways() -> None:
@@ -135,9 +135,9 @@ def test_a_copy_is_joined_at_the_end() -> None:
 def test_a_branch_is_inside_the_message_that_was_open_and_has_the_messages_before() -> None:
     def body(s: ProgramState) -> list[Any]:
         s.user("q")
-        s += ramify.assistant_begin()
+        s += ramiform.assistant_begin()
         forks = s.fork(2)
-        forks += gen("a") + ramify.assistant_end()
+        forks += gen("a") + ramiform.assistant_end()
         return [fork.messages() for fork in forks]
 
     messages = run(body).ret_value

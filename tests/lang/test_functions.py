@@ -10,17 +10,17 @@ from typing import Any, Literal
 import jsonschema
 import pytest
 
-import ramify
-from ramify import ChoicesDecision, ChoicesSamplingMethod, ProgramState, RequestError, gen, select, tool_schemas
-from ramify.lang.tools import ToolSet
-from ramify.runtime.protocol import choices as methods
-from ramify.runtime.protocol import session
+import ramiform
+from ramiform import ChoicesDecision, ChoicesSamplingMethod, ProgramState, RequestError, gen, select, tool_schemas
+from ramiform.lang.tools import ToolSet
+from ramiform.runtime.protocol import choices as methods
+from ramiform.runtime.protocol import session
 
 pytestmark = pytest.mark.usefixtures("endpoint")
 
 
 def run(body: Any, **arguments: Any) -> ProgramState:
-    return ramify.function(body).run(**arguments)
+    return ramiform.function(body).run(**arguments)
 
 
 class Last(ChoicesSamplingMethod):
@@ -93,7 +93,7 @@ def test_a_method_of_ones_own_takes_no_temperature() -> None:
 def test_the_built_in_methods_can_be_called_and_decide_as_the_runtime_does(name: Any) -> None:
     given = [[-1.0, -3.0], [-0.5], [-1.0, -0.5, -0.25]]
     alone = [[-2.0, -2.0], [-0.1], [-1.0, -1.0, -1.0]]
-    decision = getattr(ramify, name)(
+    decision = getattr(ramiform, name)(
         choices=["a", "b", "c"],
         normalized_prompt_logprobs=methods.token_length_normalized(given),
         input_token_logprobs=[[(value, 1, None) for value in tokens] for tokens in given],
@@ -272,7 +272,7 @@ def test_a_compiled_program_with_tools_is_one_message_and_its_answers(frontend: 
         s.tool("x", [add])
         s += "done"
 
-    compiled = ramify.function(body)
+    compiled = ramiform.function(body)
     compiled.compile()
     assert compiled.run()["x"] == 5
     assert len(frontend.messages(session.Play)) == 1

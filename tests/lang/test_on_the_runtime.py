@@ -14,14 +14,14 @@ from typing import Any, Literal, TypedDict
 import pydantic
 import pytest
 
-import ramify
-from ramify import ProgramState, RuntimeFailed, assistant, gen, pick, select, system, user
-from ramify.lang.backend import get_server_info
+import ramiform
+from ramiform import ProgramState, RuntimeFailed, assistant, gen, pick, select, system, user
+from ramiform.lang.backend import get_server_info
 
 SHARED = "Ada lives near a river and reads about spiders. " * 20
 
 
-@ramify.function
+@ramiform.function
 def expert(s: ProgramState, question: str, width: int = 3) -> None:
     s += system("Answer briefly.")
     s += user(question)
@@ -32,7 +32,7 @@ def expert(s: ProgramState, question: str, width: int = 3) -> None:
     s += "Sure:" + select("sure", [" yes", " no"])
 
 
-@ramify.function
+@ramiform.function
 async def expert_async(s: ProgramState, question: str) -> str:
     expert(s, question)
     return str(await s.get("answer"))
@@ -42,10 +42,10 @@ def results(state: ProgramState) -> Any:
     return [state[name] for name in ("answer", "more", "sure")], state.text()
 
 
-def test_compiled_async_and_plain_programs_give_the_same(backend: ramify.Runtime) -> None:
+def test_compiled_async_and_plain_programs_give_the_same(backend: ramiform.Runtime) -> None:
     questions = [{"question": f"What is the capital of {country}?"} for country in ("France", "Japan", "Peru", "Italy")]
     plain = [results(expert.run(**question)) for question in questions]
-    compiled = ramify.function(expert.function)
+    compiled = ramiform.function(expert.function)
     compiled.compile(question="Who?")
     assert [results(state) for state in compiled.run_batch(questions)] == plain
     assert [results(state) for state in expert_async.run_batch(questions)] == plain
@@ -57,13 +57,13 @@ def test_compiled_async_and_plain_programs_give_the_same(backend: ramify.Runtime
     assert asyncio.run(main()) == plain
 
 
-def test_a_batch_computes_what_its_programs_share_once(backend: ramify.Runtime) -> None:
-    @ramify.function
+def test_a_batch_computes_what_its_programs_share_once(backend: ramiform.Runtime) -> None:
+    @ramiform.function
     def ask(s: ProgramState, number: int) -> None:
         s += SHARED + f"Question {number}:" + gen("x", max_tokens=4, temperature=0, ignore_eos=True)
 
     ask.compile(number=1)
-    ramify.flush_cache()
+    ramiform.flush_cache()
     states = ask.run_batch([{"number": number} for number in range(30)])
     metas = [state.get_meta_info("x") for state in states]
     shared = min(meta["prompt_tokens"] for meta in metas) - 4
@@ -71,12 +71,12 @@ def test_a_batch_computes_what_its_programs_share_once(backend: ramify.Runtime) 
     assert computed < shared + 30 * 8
 
 
-def test_what_cache_has_computed_the_first_run_finds(backend: ramify.Runtime) -> None:
-    @ramify.function
+def test_what_cache_has_computed_the_first_run_finds(backend: ramiform.Runtime) -> None:
+    @ramiform.function
     def ask(s: ProgramState, question: str) -> None:
         s += SHARED + "Question: " + question + gen("x", max_tokens=4, temperature=0)
 
-    ramify.flush_cache()
+    ramiform.flush_cache()
     ask.cache()
     meta = ask.run(question="Who?").get_meta_info("x")
     assert meta["prompt_tokens"] - meta["cached_tokens"] < 10
@@ -116,8 +116,8 @@ class Model(pydantic.BaseModel):
     ],
     ids=["dataclass", "typed dict", "pydantic", "enum", "literal", "bool"],
 )
-def test_values_of_a_schema_are_validated_objects(backend: ramify.Runtime, schema: Any, check: Any) -> None:
-    @ramify.function
+def test_values_of_a_schema_are_validated_objects(backend: ramiform.Runtime, schema: Any, check: Any) -> None:
+    @ramiform.function
     def extract(s: ProgramState) -> None:
         s += "Text: Ada Brown is 36 years old. She lives in Paris.\nJSON:"
         s += gen("x", schema=schema, max_tokens=100, temperature=0)
@@ -125,7 +125,7 @@ def test_values_of_a_schema_are_validated_objects(backend: ramify.Runtime, schem
     assert check(extract.run()["x"])
 
 
-def test_a_tool_is_called_with_arguments_of_its_types(backend: ramify.Runtime) -> None:
+def test_a_tool_is_called_with_arguments_of_its_types(backend: ramiform.Runtime) -> None:
     seen: list[tuple[int, int]] = []
 
     def add(a: int, b: int) -> int:
@@ -133,7 +133,7 @@ def test_a_tool_is_called_with_arguments_of_its_types(backend: ramify.Runtime) -
         seen.append((a, b))
         return a + b
 
-    @ramify.function
+    @ramiform.function
     def calculate(s: ProgramState) -> None:
         s += "Question: What is 3 plus 4?\nCall:"
         s.tool("sum", [add], max_tokens=60, temperature=0)
@@ -145,24 +145,24 @@ def test_a_tool_is_called_with_arguments_of_its_types(backend: ramify.Runtime) -
     assert f"\nResult: {a + b}\nAnswer:" in state.text()
 
 
-def test_a_choices_method_of_ones_own_decides_among_real_scores(backend: ramify.Runtime) -> None:
-    def worst(**given: Any) -> ramify.ChoicesDecision:
+def test_a_choices_method_of_ones_own_decides_among_real_scores(backend: ramiform.Runtime) -> None:
+    def worst(**given: Any) -> ramiform.ChoicesDecision:
         scores = given["normalized_prompt_logprobs"]
-        return ramify.ChoicesDecision(given["choices"][scores.index(min(scores))])
+        return ramiform.ChoicesDecision(given["choices"][scores.index(min(scores))])
 
-    @ramify.function
+    @ramiform.function
     def choose(s: ProgramState, method: Any) -> None:
         s += "Question: What is the capital of France?\nAnswer:"
         s += select("city", [" Paris", " Rome"], choices_method=method) + "." + gen("x", max_tokens=3, temperature=0)
 
-    best = choose.run(method=ramify.token_length_normalized)
+    best = choose.run(method=ramiform.token_length_normalized)
     other = choose.run(method=worst)
     assert {best["city"], other["city"]} == {" Paris", " Rome"}
     assert best["city"] == " Paris"
 
 
-def test_decisions_are_probabilities_that_sum_to_one(backend: ramify.Runtime) -> None:
-    @ramify.function
+def test_decisions_are_probabilities_that_sum_to_one(backend: ramiform.Runtime) -> None:
+    @ramiform.function
     def judge(s: ProgramState, text: str) -> None:
         s += user(text)
         s.decide(city=pick("Which city?", ["Paris", "Par", "Rome"]), true="Is this true?")
@@ -174,21 +174,21 @@ def test_decisions_are_probabilities_that_sum_to_one(backend: ramify.Runtime) ->
 
 
 @pytest.mark.parametrize("budget", [{"timeout": 0.2}, {"max_total_tokens": 40}], ids=str)
-def test_a_budget_ends_all_branches_and_frees_the_runtime(backend: ramify.Runtime, budget: dict[str, Any]) -> None:
-    @ramify.function
+def test_a_budget_ends_all_branches_and_frees_the_runtime(backend: ramiform.Runtime, budget: dict[str, Any]) -> None:
+    @ramiform.function
     def endless(s: ProgramState) -> None:
         branches = s.fork(4)
         branches += gen("x", max_tokens=1500, ignore_eos=True)
         branches.join()
 
-    with pytest.raises(ramify.RequestError, match=next(iter(budget))) as caught:
+    with pytest.raises(ramiform.RequestError, match=next(iter(budget))) as caught:
         endless.run(**budget)
     assert str(caught.value).startswith(__file__)
     assert (get_server_info()["num_running"], get_server_info()["num_waiting"]) == (0, 0)
 
 
-def test_cancelling_frees_the_runtime(backend: ramify.Runtime) -> None:
-    @ramify.function
+def test_cancelling_frees_the_runtime(backend: ramiform.Runtime) -> None:
+    @ramiform.function
     async def endless(s: ProgramState) -> None:
         branches = s.fork(16)  # they run for longer than this process may stand still
         branches += "x" + gen("x", max_tokens=1500, ignore_eos=True)
@@ -210,7 +210,7 @@ def test_when_the_runtime_is_killed_fifty_running_programs_raise_at_once_each_na
     failures: dict[int, BaseException | None] = {}
     running = threading.Barrier(51, timeout=120)
 
-    @ramify.function
+    @ramiform.function
     def endless(s: ProgramState, number: int) -> None:
         s += f"Number {number}:" + gen("first", max_tokens=1)
         s["first"]
@@ -218,7 +218,7 @@ def test_when_the_runtime_is_killed_fifty_running_programs_raise_at_once_each_na
         s += gen("x", max_tokens=1500, ignore_eos=True)  # the line
         s["x"]
 
-    def play(number: int, backend: ramify.Runtime) -> None:
+    def play(number: int, backend: ramiform.Runtime) -> None:
         error: BaseException | None = None
         try:
             endless.run(number=number, backend=backend)
@@ -226,7 +226,7 @@ def test_when_the_runtime_is_killed_fifty_running_programs_raise_at_once_each_na
             error = raised
         failures[number] = error
 
-    with ramify.Runtime(dtype="float32", num_pages=4096, log_level="error") as runtime:
+    with ramiform.Runtime(dtype="float32", num_pages=4096, log_level="error") as runtime:
         threads = [threading.Thread(target=play, args=(number, runtime)) for number in range(50)]
         for thread in threads:
             thread.start()

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-import ramify
-from ramify import ProgramState, RequestError, assistant, gen, select, user
-from ramify.runtime.protocol import session
+import ramiform
+from ramiform import ProgramState, RequestError, assistant, gen, select, user
+from ramiform.runtime.protocol import session
 
 
-@ramify.function
+@ramiform.function
 def expert(s: ProgramState, question: str, width: int = 2) -> None:
     s += "Be brief.\n" + f"Question: {question}\n"
     s += gen("plan", max_tokens=5, temperature=0)
@@ -23,8 +23,8 @@ def expert(s: ProgramState, question: str, width: int = 2) -> None:
     s += "Sure?" + select("sure", ["yes", "no"])
 
 
-def program(body: Any) -> ramify.Program:
-    return ramify.function(body)
+def program(body: Any) -> ramiform.Program:
+    return ramiform.function(body)
 
 
 def line_of(body: Any, text: str) -> str:
@@ -138,13 +138,13 @@ def bad_grammar(s: ProgramState) -> None:
 
 def open_role(s: ProgramState) -> None:
     s += user("Hello")
-    s += ramify.assistant_begin()
+    s += ramiform.assistant_begin()
     s += gen("x")
 
 
 def wrong_role(s: ProgramState) -> None:
-    s += ramify.user_begin() + "Hello"
-    s += ramify.assistant_end()
+    s += ramiform.user_begin() + "Hello"
+    s += ramiform.assistant_end()
 
 
 def no_choices(s: ProgramState) -> None:
@@ -280,7 +280,7 @@ def test_arguments_that_lead_a_batch_to_a_read_give_that_call_a_way_of_its_own(e
 
 
 def test_errors_of_a_compiled_batch_stand_in_their_place(frontend: Any, endpoint: Any) -> None:
-    from ramify.runtime.protocol.errors import ErrorInfo
+    from ramiform.runtime.protocol.errors import ErrorInfo
 
     failed = ErrorInfo(kind="request", message="no good")
     frontend.script = lambda text, operation: failed if "3" in text else "ok"

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ramify import RequestError, select
-from ramify.lang.expr import Gen
-from ramify.lang.primitives import gen as make_gen
-from ramify.lang.sampling import NO_DEFAULTS, RUN_NAMES, defaults_of, lower_gen, lower_select
-from ramify.runtime.protocol import session
-from ramify.runtime.protocol.sampling import Constraint, LogprobParams, SamplingParams
+from ramiform import RequestError, select
+from ramiform.lang.expr import Gen
+from ramiform.lang.primitives import gen as make_gen
+from ramiform.lang.sampling import NO_DEFAULTS, RUN_NAMES, defaults_of, lower_gen, lower_select
+from ramiform.runtime.protocol import session
+from ramiform.runtime.protocol.sampling import Constraint, LogprobParams, SamplingParams
 
 # For each argument of gen: two values, and what the runtime is asked for each.
 ARGUMENTS: dict[str, list[tuple[Any, str, Any]]] = {

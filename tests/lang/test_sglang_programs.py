@@ -7,8 +7,8 @@ import asyncio
 import pytest
 from pydantic import BaseModel
 
-import ramify as sgl
-from ramify import ProgramState, RequestError
+import ramiform as sgl
+from ramiform import ProgramState, RequestError
 
 
 @sgl.function

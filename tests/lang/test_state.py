@@ -8,15 +8,15 @@ from typing import Any, Literal
 
 import pytest
 
-import ramify
-from ramify import ProgramState, RequestError, gen, select
-from ramify.runtime.protocol import session
+import ramiform
+from ramiform import ProgramState, RequestError, gen, select
+from ramiform.runtime.protocol import session
 
 pytestmark = pytest.mark.usefixtures("endpoint")
 
 
 def run(body: Any, **arguments: Any) -> ProgramState:
-    return ramify.function(body).run(**arguments)
+    return ramiform.function(body).run(**arguments)
 
 
 def test_text_variables_and_meta_info_make_the_round_trip(frontend: Any) -> None:
@@ -115,7 +115,7 @@ def test_typed_results_are_values(frontend: Any) -> None:
 
     def body(s: ProgramState) -> None:
         s += gen("i", dtype=int, stop="\n") + gen("f", dtype="float") + gen("b", dtype=bool)
-        s += ramify.gen_string("s") + gen("p", schema=Person) + gen("l", schema=Literal["yes", "no"])
+        s += ramiform.gen_string("s") + gen("p", schema=Person) + gen("l", schema=Literal["yes", "no"])
 
     state = run(body)
     assert [state[name] for name in "ifbspl"] == [42, 2.5, True, "a b", Person("Ada", 36), "no"]
@@ -137,12 +137,12 @@ def test_run_arguments_reach_the_runtime_and_gen_overrides_them(frontend: Any) -
 def test_chat_messages_by_method_by_expression_and_by_block() -> None:
     def body(s: ProgramState) -> None:
         s.system("Be brief.")
-        s += ramify.user("Hi")
+        s += ramiform.user("Hi")
         with s.assistant():
             s += "Hello, " + gen("rest")
         with s.user():
             s += "Bye"
-        s += ramify.assistant_begin() + "left open"
+        s += ramiform.assistant_begin() + "left open"
 
     state = run(body)
     assert state.messages() == [
@@ -157,13 +157,13 @@ def test_chat_messages_by_method_by_expression_and_by_block() -> None:
 def test_messages_that_do_not_fit_into_each_other_are_refused(frontend: Any) -> None:
     def body(s: ProgramState) -> None:
         with pytest.raises(RequestError, match="the user message ends outside any message"):
-            s += "x" + ramify.user_end()
-        s += ramify.user_begin()
+            s += "x" + ramiform.user_end()
+        s += ramiform.user_begin()
         with pytest.raises(RequestError, match="the system message begins inside the user message"):
             s.system("no")
         with pytest.raises(RequestError, match="the assistant message ends inside the user message"):
-            s += ramify.assistant_end()
-        s += "fine" + ramify.user_end()
+            s += ramiform.assistant_end()
+        s += "fine" + ramiform.user_end()
 
     assert run(body).text() == "<|user|>fine<|end|>"
 
@@ -208,11 +208,11 @@ def test_a_state_that_nobody_holds_is_closed_in_the_runtime(frontend: Any) -> No
 
 
 def test_a_program_can_call_a_program_on_its_state() -> None:
-    @ramify.function
+    @ramiform.function
     def inner(s: ProgramState, what: str) -> None:
         s += what + gen(what)
 
-    @ramify.function()
+    @ramiform.function()
     def outer(s: ProgramState) -> None:
         inner(s, "a")
         inner(s, what="b")
@@ -224,7 +224,7 @@ def test_a_program_can_call_a_program_on_its_state() -> None:
 
 
 def test_arguments_that_do_not_fit_are_refused_before_anything_starts(frontend: Any) -> None:
-    @ramify.function
+    @ramiform.function
     def program(s: ProgramState, a: int) -> None:
         s += str(a)
 
@@ -235,5 +235,5 @@ def test_arguments_that_do_not_fit_are_refused_before_anything_starts(frontend: 
     with pytest.raises(TypeError):
         program.bind(b=2)
     with pytest.raises(RequestError, match="first argument is its state"):
-        ramify.function(lambda: None)
+        ramiform.function(lambda: None)
     assert not frontend.messages(session.Open)

@@ -8,17 +8,17 @@ from typing import Any
 
 import pytest
 
-import ramify
-from ramify import ProgramState, RequestError, RuntimeFailed, gen
-from ramify.runtime.protocol import session
-from ramify.runtime.protocol.errors import ErrorInfo
+import ramiform
+from ramiform import ProgramState, RequestError, RuntimeFailed, gen
+from ramiform.runtime.protocol import session
+from ramiform.runtime.protocol.errors import ErrorInfo
 
 pytestmark = pytest.mark.usefixtures("endpoint")
 
 PIECES = ["Once ", "upon ", "a ", "time"]
 
 
-@ramify.function
+@ramiform.function
 def story(s: ProgramState) -> str:
     s += "Tell: " + gen("tale") + " The end."
     s["title"] = "mine"
@@ -64,7 +64,7 @@ def test_only_a_streamed_run_asks_the_runtime_for_pieces(frontend: Any) -> None:
 def test_reading_a_streamed_program_waits_for_what_it_has_not_said_yet(frontend: Any) -> None:
     gate = threading.Event()
 
-    @ramify.function
+    @ramiform.function
     def program(s: ProgramState) -> None:
         gate.wait(30)
         s += "a" + gen("x")
@@ -89,7 +89,7 @@ def test_reading_a_streamed_program_waits_for_what_it_has_not_said_yet(frontend:
 
 
 def test_the_body_may_follow_its_own_state() -> None:
-    @ramify.function
+    @ramiform.function
     def program(s: ProgramState) -> str:
         s += "a" + gen("x")
         return "".join(s.text_iter()) + s.text()
@@ -112,7 +112,7 @@ def test_a_failing_stream_gives_what_came_before_and_then_its_error(frontend: An
 
 
 def test_a_body_that_raises_ends_the_stream_with_that(frontend: Any) -> None:
-    @ramify.function
+    @ramiform.function
     def program(s: ProgramState) -> None:
         s += "a"
         raise ZeroDivisionError("mine")
@@ -200,7 +200,7 @@ def test_an_event_loop_gets_the_error_too(frontend: Any) -> None:
 
 
 def test_a_variable_that_is_not_text_cannot_be_followed() -> None:
-    @ramify.function
+    @ramiform.function
     def program(s: ProgramState) -> None:
         s["number"] = 3
 
@@ -211,7 +211,7 @@ def test_a_variable_that_is_not_text_cannot_be_followed() -> None:
 def test_waiting_for_text_wakes_once_per_change_and_not_otherwise(
     frontend: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from ramify.lang.log import Log
+    from ramiform.lang.log import Log
 
     waits = 0
     wait_for_change = Log.wait_for_change

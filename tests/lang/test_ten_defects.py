@@ -6,18 +6,18 @@ from typing import Any
 
 import pytest
 
-import ramify
-from ramify import ProgramState, RequestError, gen, select
-from ramify.lang.log import Log
-from ramify.runtime.protocol import session
-from ramify.runtime.protocol.errors import ErrorInfo
-from ramify.runtime.protocol.sampling import Constraint
+import ramiform
+from ramiform import ProgramState, RequestError, gen, select
+from ramiform.lang.log import Log
+from ramiform.runtime.protocol import session
+from ramiform.runtime.protocol.errors import ErrorInfo
+from ramiform.runtime.protocol.sampling import Constraint
 
 pytestmark = pytest.mark.usefixtures("endpoint")
 
 
 def run(body: Any, **arguments: Any) -> ProgramState:
-    return ramify.function(body).run(**arguments)
+    return ramiform.function(body).run(**arguments)
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ def test_1_after_an_error_appends_and_reads_raise_and_nothing_hangs(failing: Any
             run(body, read=read)
         assert str(caught.value).startswith(__file__)
     with pytest.raises(RequestError, match="no good"):
-        ramify.function(body).run_batch([{"read": "text"}] * 3)
+        ramiform.function(body).run_batch([{"read": "text"}] * 3)
 
 
 def test_2_an_error_at_the_end_is_raised_by_run_and_is_no_key_error(failing: Any) -> None:
@@ -48,7 +48,7 @@ def test_2_an_error_at_the_end_is_raised_by_run_and_is_no_key_error(failing: Any
 
     with pytest.raises(RequestError, match="no good"):
         run(body)
-    state = ramify.function(body).run(stream=True)
+    state = ramiform.function(body).run(stream=True)
     with pytest.raises(RequestError, match="no good"):
         state["x"]
 
@@ -116,7 +116,7 @@ def test_8_a_stream_sleeps_until_something_comes_and_raises_what_fails(
 
     monkeypatch.setattr(Log, "wait_for_change", counted)
     frontend.script = lambda text, operation: ["a", frontend.HOLD]
-    state = ramify.function(lambda s: s.__iadd__(gen("x"))).run(stream=True)
+    state = ramiform.function(lambda s: s.__iadd__(gen("x"))).run(stream=True)
     pieces = state.text_iter("x")
     assert next(pieces) == "a"
     failure = ErrorInfo(kind="request", message="no good")
@@ -131,7 +131,7 @@ def test_9_importing_the_language_loads_nothing_heavy() -> None:
     import sys
 
     heavy = ("torch", "fastapi", "pydantic", "transformers", "asyncio", "zmq", "numpy")
-    script = f"import ramify, sys; print([name for name in {heavy!r} if name in sys.modules])"
+    script = f"import ramiform, sys; print([name for name in {heavy!r} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-P", "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 

@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-import ramify
-from ramify import ProgramState, RequestError, Scripted, gen, select
-from ramify.lang import trace as traces
-from ramify.lang.recording import record_all
+import ramiform
+from ramiform import ProgramState, RequestError, Scripted, gen, select
+from ramiform.lang import trace as traces
+from ramiform.lang.recording import record_all
 
 
-@ramify.function
+@ramiform.function
 def expert(s: ProgramState, question: str) -> Any:
     s += question + gen("answer", max_tokens=6, temperature=0, ignore_eos=True)
     branches = s.fork(2)
@@ -31,11 +31,11 @@ def expert(s: ProgramState, question: str) -> Any:
 
 
 @pytest.fixture(params=["zmq", "compiled", "async"])
-def traced(request: Any, backend: ramify.Runtime) -> ProgramState:
+def traced(request: Any, backend: ramiform.Runtime) -> ProgramState:
     question = "What is the capital of France?"
     if request.param == "async":
         return asyncio.run(expert.arun(question, trace=True))
-    program = ramify.function(expert.function)
+    program = ramiform.function(expert.function)
     if request.param == "compiled":
         program.compile(question="Who?")
     return program.run(question, trace=True)
@@ -118,7 +118,7 @@ def test_a_saved_trace_is_a_chrome_trace_and_is_read_again(traced: ProgramState,
         assert arrow[0][1] <= arrow[1][1]
 
 
-def test_a_streamed_generation_tells_when_its_first_text_came(backend: ramify.Runtime) -> None:
+def test_a_streamed_generation_tells_when_its_first_text_came(backend: ramiform.Runtime) -> None:
     state = expert.run("Who?", stream=True, trace=True)
     [answer] = [event for event in state.trace.states[0].events if event.name == "answer"]
     assert answer.first_text is not None
@@ -129,7 +129,7 @@ def test_a_streamed_generation_tells_when_its_first_text_came(backend: ramify.Ru
 def test_a_run_that_failed_is_traced_up_to_there() -> None:
     states: list[ProgramState] = []
 
-    @ramify.function
+    @ramiform.function
     def body(s: ProgramState) -> None:
         states.append(s)
         s += "a" + gen("x")
@@ -146,7 +146,7 @@ def test_a_run_that_failed_is_traced_up_to_there() -> None:
 
 
 def test_only_what_was_asked_for_is_traced() -> None:
-    @ramify.function
+    @ramiform.function
     def body(s: ProgramState) -> None:
         s += gen("x")
 
@@ -157,7 +157,7 @@ def test_only_what_was_asked_for_is_traced() -> None:
 
 
 def test_all_programs_of_a_block_are_recorded_once_each() -> None:
-    @ramify.function
+    @ramiform.function
     def reads(s: ProgramState, look: bool) -> None:
         s += gen("x")
         if look:
@@ -171,7 +171,7 @@ def test_all_programs_of_a_block_are_recorded_once_each() -> None:
     assert [traces.trace_of(one).variables for one in recordings] == [{"x": ["1"]}] * 2
 
 
-@pytest.mark.parametrize("content", [b"", b"{}", b"[]", b'{"ramify": [1]}', b"\xff"])
+@pytest.mark.parametrize("content", [b"", b"{}", b"[]", b'{"ramiform": [1]}', b"\xff"])
 def test_what_is_no_trace_is_refused(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "x.json").write_bytes(content)
     with pytest.raises(RequestError, match=r"x\.json"):

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
 
-from ramify.runtime.quantize.write import LINEAR
+from ramiform.runtime.quantize.write import LINEAR
 
 GROUP = 32
 Tensors = dict[str, torch.Tensor]

@@ -13,11 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
-from ramify.runtime.models.config import read_config
-from ramify.runtime.models.decoder import Decoder
-from ramify.runtime.models.errors import CheckpointError
-from ramify.runtime.models.load import load_model
-from ramify.runtime.protocol.errors import RamifyError
+from ramiform.runtime.models.config import read_config
+from ramiform.runtime.models.decoder import Decoder
+from ramiform.runtime.models.errors import CheckpointError
+from ramiform.runtime.models.load import load_model
+from ramiform.runtime.protocol.errors import RamiformError
 
 ChangeConfig = Callable[..., Path]
 
@@ -207,7 +207,7 @@ def test_a_tensor_in_two_shards_is_named(broken: Path) -> None:
 
 
 def test_a_checkpoint_error_is_one_of_ours() -> None:
-    assert issubclass(CheckpointError, RamifyError)
+    assert issubclass(CheckpointError, RamiformError)
 
 
 def test_windows_without_layer_types_start_at_max_window_layers(change_config: ChangeConfig) -> None:

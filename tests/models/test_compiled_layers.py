@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 import torch
 
-from ramify.kernels import for_device
-from ramify.kernels.cpu import workers
-from ramify.runtime.engine.inputs import decoder_inputs
-from ramify.runtime.engine.kv_pool import KvMemory, KvPool
-from ramify.runtime.models import compiled_layers
-from ramify.runtime.models.compiled_layers import CompiledLayers
-from ramify.runtime.models.decoder import Decoder
-from ramify.runtime.models.load import load_model
-from ramify.runtime.scheduler.plan import Node, Row
+from ramiform.kernels import for_device
+from ramiform.kernels.cpu import workers
+from ramiform.runtime.engine.inputs import decoder_inputs
+from ramiform.runtime.engine.kv_pool import KvMemory, KvPool
+from ramiform.runtime.models import compiled_layers
+from ramiform.runtime.models.compiled_layers import CompiledLayers
+from ramiform.runtime.models.decoder import Decoder
+from ramiform.runtime.models.load import load_model
+from ramiform.runtime.scheduler.plan import Node, Row
 
 CPU = torch.device("cpu")
 PAGES = [[3, 1], [0], [5, 2, 4]]

@@ -12,11 +12,11 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from ramify.runtime.engine import Engine, KvMemory, KvPool
-from ramify.runtime.engine.inputs import decoder_inputs
-from ramify.runtime.models.decoder import Decoder
-from ramify.runtime.models.load import load_model
-from ramify.runtime.scheduler.plan import ForwardPlan, PageCopy, Row, Score
+from ramiform.runtime.engine import Engine, KvMemory, KvPool
+from ramiform.runtime.engine.inputs import decoder_inputs
+from ramiform.runtime.models.decoder import Decoder
+from ramiform.runtime.models.load import load_model
+from ramiform.runtime.scheduler.plan import ForwardPlan, PageCopy, Row, Score
 
 NAMES = [
     "llama2",

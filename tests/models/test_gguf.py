@@ -16,19 +16,19 @@ import transformers
 from gguf import GGMLQuantizationType as Type
 from transformers import PreTrainedModel
 
-import ramify
-from ramify.runtime.engine import KvMemory, KvPool
-from ramify.runtime.engine.inputs import decoder_inputs
-from ramify.runtime.launch import Runtime
-from ramify.runtime.models.errors import CheckpointError
-from ramify.runtime.models.gguf_schemes import FOUR_BIT, four_bit
-from ramify.runtime.models.load import load_model
-from ramify.runtime.models.quantised.int4 import Int4Linear
-from ramify.runtime.parallel.group import Alone
-from ramify.runtime.parallel.shard import Shard
-from ramify.runtime.parallel.stage import Stage
-from ramify.runtime.protocol.errors import RamifyError
-from ramify.runtime.scheduler.plan import Row
+import ramiform
+from ramiform.runtime.engine import KvMemory, KvPool
+from ramiform.runtime.engine.inputs import decoder_inputs
+from ramiform.runtime.launch import Runtime
+from ramiform.runtime.models.errors import CheckpointError
+from ramiform.runtime.models.gguf_schemes import FOUR_BIT, four_bit
+from ramiform.runtime.models.load import load_model
+from ramiform.runtime.models.quantised.int4 import Int4Linear
+from ramiform.runtime.parallel.group import Alone
+from ramiform.runtime.parallel.shard import Shard
+from ramiform.runtime.parallel.stage import Stage
+from ramiform.runtime.protocol.errors import RamiformError
+from ramiform.runtime.scheduler.plan import Row
 
 from . import k_quants
 from .gguf_files import dequantised, random_blocks, write_gguf
@@ -250,10 +250,10 @@ def test_a_file_is_served_with_its_own_tokenizer(tmp_path: Path) -> None:
             ids.append(int(model(torch.tensor([ids])).logits[0, -1].argmax()))
     pieces = [*string.ascii_lowercase, "", "ab"]
 
-    @ramify.function
-    def write(s: ramify.ProgramState) -> None:
+    @ramiform.function
+    def write(s: ramiform.ProgramState) -> None:
         s += "hello"
-        s += ramify.gen("text", max_tokens=6, temperature=0.0)
+        s += ramiform.gen("text", max_tokens=6, temperature=0.0)
 
     with Runtime(model=str(path), device="cpu", num_pages=16) as runtime:
         assert runtime.info.name == "tiny"
@@ -276,14 +276,16 @@ def test_a_file_that_is_cut_off_or_is_something_else_is_refused(tmp_path: Path) 
     whole = path.read_bytes()
     for content in (whole[: len(whole) // 2], whole[:40], b"PK\x03\x04" + bytes(64), b""):
         path.write_bytes(content)
-        with pytest.raises(RamifyError, match=r"model\.gguf: not readable as GGUF"):
+        with pytest.raises(RamiformError, match=r"model\.gguf: not readable as GGUF"):
             logits(path)
 
 
 def test_without_the_package_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write_gguf(model_of("llama"), tmp_path / "model.gguf", lambda _: Type.F16)
     monkeypatch.setitem(sys.modules, "gguf", None)
-    with pytest.raises(RamifyError, match=r"GGUF files are read with the extra 'gguf': pip install 'ramify\[gguf\]'"):
+    with pytest.raises(
+        RamiformError, match=r"GGUF files are read with the extra 'gguf': pip install 'ramiform\[gguf\]'"
+    ):
         logits(path)
 
 

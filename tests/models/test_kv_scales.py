@@ -12,12 +12,12 @@ from gguf import GGMLQuantizationType
 from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel
 
-from ramify.runtime.engine import build_engine
-from ramify.runtime.engine.kv_ranges import FILE_NAME, KvRanges, ranges_file, write_ranges
-from ramify.runtime.models.config import read_config
-from ramify.runtime.models.errors import CheckpointError
-from ramify.runtime.models.kv_scales import checkpoint_scales
-from ramify.runtime.protocol.config import CoreConfig
+from ramiform.runtime.engine import build_engine
+from ramiform.runtime.engine.kv_ranges import FILE_NAME, KvRanges, ranges_file, write_ranges
+from ramiform.runtime.models.config import read_config
+from ramiform.runtime.models.errors import CheckpointError
+from ramiform.runtime.models.kv_scales import checkpoint_scales
+from ramiform.runtime.protocol.config import CoreConfig
 
 from .gguf_files import write_gguf
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from ramify.runtime.models.linear import DenseLinear
-from ramify.runtime.models.packed import PackedLinear, pack, packs
+from ramiform.runtime.models.linear import DenseLinear
+from ramiform.runtime.models.packed import PackedLinear, pack, packs
 
 DTYPES = [
     dtype for dtype in (torch.float32, torch.bfloat16) if packs("cpu", dtype)

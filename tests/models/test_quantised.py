@@ -13,19 +13,19 @@ import transformers
 from safetensors.torch import load_file
 from transformers import LlamaConfig, MixtralConfig, Qwen2Config, Qwen2MoeConfig
 
-from ramify.runtime.engine import KvMemory, KvPool
-from ramify.runtime.engine.inputs import decoder_inputs
-from ramify.runtime.models.errors import CheckpointError
-from ramify.runtime.models.load import load_model
-from ramify.runtime.models.quantised import nibbles
-from ramify.runtime.models.quantised.bytewise import BytewiseLinear
-from ramify.runtime.models.quantised.int4 import Int4Linear
-from ramify.runtime.models.quantised.rounding import fp8_as_bfloat16, fp8_rows, int4_groups, int8_rows
-from ramify.runtime.models.quantised.scheme import Scheme
-from ramify.runtime.parallel.group import Alone
-from ramify.runtime.parallel.shard import Shard
-from ramify.runtime.quantize.write import write_quantised
-from ramify.runtime.scheduler.plan import Row
+from ramiform.runtime.engine import KvMemory, KvPool
+from ramiform.runtime.engine.inputs import decoder_inputs
+from ramiform.runtime.models.errors import CheckpointError
+from ramiform.runtime.models.load import load_model
+from ramiform.runtime.models.quantised import nibbles
+from ramiform.runtime.models.quantised.bytewise import BytewiseLinear
+from ramiform.runtime.models.quantised.int4 import Int4Linear
+from ramiform.runtime.models.quantised.rounding import fp8_as_bfloat16, fp8_rows, int4_groups, int8_rows
+from ramiform.runtime.models.quantised.scheme import Scheme
+from ramiform.runtime.parallel.group import Alone
+from ramiform.runtime.parallel.shard import Shard
+from ramiform.runtime.quantize.write import write_quantised
+from ramiform.runtime.scheduler.plan import Row
 
 from .packing import (
     GROUP,

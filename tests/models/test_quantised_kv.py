@@ -15,11 +15,11 @@ import pytest
 import torch
 from transformers import DynamicCache, PreTrainedModel
 
-from ramify.runtime.engine import KvMemory, KvPool
-from ramify.runtime.engine.kv_ranges import measure
-from ramify.runtime.models.decoder import Decoder
-from ramify.runtime.models.kv_scales import KvScales
-from ramify.runtime.models.load import load_model
+from ramiform.runtime.engine import KvMemory, KvPool
+from ramiform.runtime.engine.kv_ranges import measure
+from ramiform.runtime.models.decoder import Decoder
+from ramiform.runtime.models.kv_scales import KvScales
+from ramiform.runtime.models.load import load_model
 
 from .test_decoder_equals_transformers import NAMES, forward, page_tables, rows_of, tokens
 

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from ramify.runtime.models.fields import Fields
-from ramify.runtime.models.rope import Rope, amplitude, frequencies
-from ramify.runtime.models.rope_config import parse_rope
+from ramiform.runtime.models.fields import Fields
+from ramiform.runtime.models.rope import Rope, amplitude, frequencies
+from ramiform.runtime.models.rope_config import parse_rope
 
 factors = st.floats(1.0, 40.0)
 originals = st.integers(16, 8192)

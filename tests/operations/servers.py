@@ -1,4 +1,4 @@
-"""`ramify serve` as a process of its own."""
+"""`ramiform serve` as a process of its own."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-RAMIFY = str(Path(sys.executable).parent / "ramify")
+RAMIFORM = str(Path(sys.executable).parent / "ramiform")
 
 
 @dataclass
@@ -35,7 +35,7 @@ class Server:
 def serving(*options: str) -> Iterator[Server]:
     """Serves until the end of the block; leaves no folder of sockets behind."""
     with tempfile.TemporaryDirectory(prefix="rt", dir="/tmp") as folder:
-        command = [RAMIFY, "serve", "--num-pages", "512", "--dtype", "float32"]
+        command = [RAMIFORM, "serve", "--num-pages", "512", "--dtype", "float32"]
         if "--uds" not in options:
             command += ["--port", "0"]
         environment = os.environ | {"TMPDIR": folder}
@@ -54,4 +54,4 @@ def serving(*options: str) -> Iterator[Server]:
                     process.send_signal(signal.SIGINT)
                     process.wait(120)
         if process.returncode == 0:
-            assert not any("ramify-" in name for name in os.listdir(folder))
+            assert not any("ramiform-" in name for name in os.listdir(folder))

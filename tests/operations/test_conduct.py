@@ -1,4 +1,4 @@
-"""How a server ends, whom it refuses, and at what it listens: `ramify serve` as its users run it."""
+"""How a server ends, whom it refuses, and at what it listens: `ramiform serve` as its users run it."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from pathlib import Path
 import httpx
 import pytest
 
-import ramify
-from ramify.tests.process.processes import children
+import ramiform
+from ramiform.tests.process.processes import children
 
 from .scrape import scrape
-from .servers import RAMIFY, serving
+from .servers import RAMIFORM, serving
 
 LONG = {"max_new_tokens": 400, "ignore_eos": True, "temperature": 1.0}
 ENDLESS = LONG | {"max_new_tokens": 2000, "n": 4}  # for longer than who asked may stand still
@@ -47,12 +47,12 @@ def test_what_runs_ends_before_a_terminated_server_does() -> None:
 
 
 def test_a_program_ends_before_a_terminated_server_does() -> None:
-    with serving() as server, ramify.RuntimeEndpoint(server.address) as backend:
+    with serving() as server, ramiform.RuntimeEndpoint(server.address) as backend:
 
-        @ramify.function
-        def twice(s: ramify.ProgramState) -> None:
-            s += "Tell" + ramify.gen("a", max_tokens=200, ignore_eos=True)
-            s += ramify.gen("b", max_tokens=200, ignore_eos=True)
+        @ramiform.function
+        def twice(s: ramiform.ProgramState) -> None:
+            s += "Tell" + ramiform.gen("a", max_tokens=200, ignore_eos=True)
+            s += ramiform.gen("b", max_tokens=200, ignore_eos=True)
 
         state = twice.run(backend=backend, stream=True)
         next(state.text_iter("a"))
@@ -100,7 +100,7 @@ def test_too_many_waiting_requests_are_told_when_to_come_back() -> None:
             assert refused.status_code == 429
             assert int(refused.headers["retry-after"]) >= 1
             assert json.loads(refused.read())["error"]["type"] == "rate_limit_error"
-        assert scrape(other)("ramify_http_errors_total", status="429", route="/generate") == 1
+        assert scrape(other)("ramiform_http_errors_total", status="429", route="/generate") == 1
 
 
 def test_a_key_has_its_limits_and_others_have_theirs() -> None:
@@ -123,7 +123,7 @@ def test_a_key_has_its_limits_and_others_have_theirs() -> None:
         assert 1 <= int(answers[-1].headers["retry-after"]) <= 30
         assert client.get("/v1/models", headers=anna).status_code == 200  # looking is free
         assert client.post("/generate", json=short).status_code == 401
-        assert scrape(client, headers=bert)("ramify_http_errors_total", status="429") == 2
+        assert scrape(client, headers=bert)("ramiform_http_errors_total", status="429") == 2
 
 
 @pytest.fixture(scope="module")
@@ -151,7 +151,7 @@ def test_https_is_spoken_with_a_certificate(certificate: tuple[Path, Path]) -> N
 def test_a_certificate_that_is_none_is_one_line(tmp_path: Path, certificate: tuple[Path, Path]) -> None:
     (tmp_path / "cert.pem").write_text("nonsense")
     for options in (["--ssl-certfile", str(tmp_path / "cert.pem")], ["--ssl-keyfile", str(certificate[1])]):
-        command = [RAMIFY, "serve", "--port", "0", *options]
+        command = [RAMIFORM, "serve", "--port", "0", *options]
         done = subprocess.run(command, capture_output=True, text=True, timeout=120)
         assert done.returncode == 1
         [line] = done.stderr.splitlines()
@@ -159,14 +159,14 @@ def test_a_certificate_that_is_none_is_one_line(tmp_path: Path, certificate: tup
 
 
 def test_http_is_answered_at_a_unix_socket_whose_file_goes_with_the_server(tmp_path: Path) -> None:
-    path = Path("/tmp") / f"ramify-test-{os.getpid()}.sock"
+    path = Path("/tmp") / f"ramiform-test-{os.getpid()}.sock"
     with socket.socket(socket.AF_UNIX) as left_behind:  # by a server that was killed
         left_behind.bind(str(path))
     with serving("--uds", str(path)) as server:
         assert server.url == f"unix:{path}"
         with httpx.Client(transport=httpx.HTTPTransport(uds=str(path)), base_url="http://x", timeout=120) as client:
             assert client.post("/generate", json={"text": "x"}).status_code == 200
-        second = subprocess.run([RAMIFY, "serve", "--uds", str(path)], capture_output=True, text=True, timeout=120)
+        second = subprocess.run([RAMIFORM, "serve", "--uds", str(path)], capture_output=True, text=True, timeout=120)
         assert second.returncode == 1
         assert str(path) in second.stderr
         server.process.send_signal(signal.SIGTERM)

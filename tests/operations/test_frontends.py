@@ -12,8 +12,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-import ramify
-from ramify.tests.process.processes import children
+import ramiform
+from ramiform.tests.process.processes import children
 
 from .scrape import scrape
 from .servers import Server, serving
@@ -25,13 +25,13 @@ def server() -> Iterator[Server]:
         yield started
 
 
-@ramify.function
-def count(s: ramify.ProgramState, start: str) -> None:
+@ramiform.function
+def count(s: ramiform.ProgramState, start: str) -> None:
     s += start
     branches = s.fork(2)
-    branches += ramify.gen("next", max_tokens=3, temperature=0, ignore_eos=True)
+    branches += ramiform.gen("next", max_tokens=3, temperature=0, ignore_eos=True)
     branches.join()
-    s += ramify.gen("rest", max_tokens=3, temperature=0, ignore_eos=True)
+    s += ramiform.gen("rest", max_tokens=3, temperature=0, ignore_eos=True)
 
 
 def test_requests_over_many_connections_are_all_answered_and_counted_once(server: Server) -> None:
@@ -49,13 +49,13 @@ def test_requests_over_many_connections_are_all_answered_and_counted_once(server
     for _ in range(6):  # whichever frontend answers
         with httpx.Client(base_url=server.url, timeout=120) as client:
             asked = scrape(client).since(before)
-        assert asked("ramify_http_requests_total", route="/generate", status="200") == 60
-        assert asked("ramify_time_to_first_token_seconds_count") == asked("ramify_queue_seconds_count") == 60
-        assert asked("ramify_request_generated_tokens_sum") == asked("ramify_generated_tokens_total")
+        assert asked("ramiform_http_requests_total", route="/generate", status="200") == 60
+        assert asked("ramiform_time_to_first_token_seconds_count") == asked("ramiform_queue_seconds_count") == 60
+        assert asked("ramiform_request_generated_tokens_sum") == asked("ramiform_generated_tokens_total")
 
 
 def test_programs_are_sent_on_in_turn_and_give_what_one_frontend_gives(server: Server) -> None:
-    backends = [ramify.RuntimeEndpoint(server.address) for _ in range(5)]
+    backends = [ramiform.RuntimeEndpoint(server.address) for _ in range(5)]
     try:
         addresses = [backend.connection()._link._address for backend in backends]
         assert len(set(addresses)) == 3
@@ -97,7 +97,7 @@ def test_a_conversation_goes_on_at_whichever_frontend_hears_of_it(server: Server
     for turn in range(6):
         with httpx.Client(base_url=server.url, timeout=120) as client:
             body = {
-                "model": "ramify-demo",
+                "model": "ramiform-demo",
                 "input": f"Hello {turn}",
                 "previous_response_id": previous,
                 "max_output_tokens": 4,
@@ -119,7 +119,7 @@ def test_a_conversation_goes_on_at_whichever_frontend_hears_of_it(server: Server
 def test_a_dead_frontend_ends_all() -> None:
     with serving("--frontends", "2") as server:
         pids = children(server.pid)
-        frontend = next(pid for pid in pids if b"ramify.runtime.sibling" in Path(f"/proc/{pid}/cmdline").read_bytes())
+        frontend = next(pid for pid in pids if b"ramiform.runtime.sibling" in Path(f"/proc/{pid}/cmdline").read_bytes())
         os.kill(frontend, signal.SIGKILL)
         status, said = server.end()
         assert status == 1

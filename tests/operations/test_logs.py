@@ -11,8 +11,8 @@ from datetime import datetime
 import pytest
 from rich.logging import RichHandler
 
-from ramify.runtime import logs
-from ramify.runtime.protocol.config import ServeConfig
+from ramiform.runtime import logs
+from ramiform.runtime.protocol.config import ServeConfig
 
 
 @pytest.fixture(autouse=True)
@@ -26,7 +26,7 @@ def the_root_as_it_was() -> Iterator[None]:
 
 def test_a_log_is_an_object_a_line(capfd: pytest.CaptureFixture[str]) -> None:
     logs.set_up(ServeConfig(socket_dir="", log_level="info"), "core")
-    logger = logging.getLogger("ramify.core")
+    logger = logging.getLogger("ramiform.core")
     logger.debug("not this")
     logger.info("two\nlines, %d", 7)
     try:
@@ -35,7 +35,7 @@ def test_a_log_is_an_object_a_line(capfd: pytest.CaptureFixture[str]) -> None:
         logger.exception("it failed")
     first, second = (json.loads(line) for line in capfd.readouterr().err.splitlines())
     assert datetime.fromisoformat(first.pop("time")).tzinfo is not None
-    assert first == {"level": "info", "logger": "ramify.core", "process": "core", "message": "two\nlines, 7"}
+    assert first == {"level": "info", "logger": "ramiform.core", "process": "core", "message": "two\nlines, 7"}
     assert second["level"] == "error"
     assert second["error"].endswith("ValueError: inner")
 

@@ -10,13 +10,13 @@ from typing import Any
 import httpx
 import pytest
 
-import ramify
-from ramify.runtime.frontend.http.exposition import ALIASES, exposition
-from ramify.runtime.protocol.measures import Distribution, FrontendMeasures, total
+import ramiform
+from ramiform.runtime.frontend.http.exposition import ALIASES, exposition
+from ramiform.runtime.protocol.measures import Distribution, FrontendMeasures, total
 
 from .scrape import Scrape, scrape
 
-DASHBOARD = Path(ramify.__file__).parent / "docs" / "grafana-dashboard.json"
+DASHBOARD = Path(ramiform.__file__).parent / "docs" / "grafana-dashboard.json"
 
 
 @pytest.fixture
@@ -40,22 +40,27 @@ def test_tokens_and_times_are_those_of_the_answers(client: httpx.Client) -> None
     cached = sum(answer["cached_tokens"] for answer in answers)
     output = sum(answer["completion_tokens"] for answer in answers)
     assert cached > 0
-    assert (asked("ramify_prompt_tokens_total"), asked("ramify_cached_tokens_total")) == (prompt, cached)
-    assert asked("ramify_generated_tokens_total") == output == 18
-    assert (asked("ramify_request_prompt_tokens_sum"), asked("ramify_request_generated_tokens_sum")) == (prompt, output)
+    assert (asked("ramiform_prompt_tokens_total"), asked("ramiform_cached_tokens_total")) == (prompt, cached)
+    assert asked("ramiform_generated_tokens_total") == output == 18
+    assert (asked("ramiform_request_prompt_tokens_sum"), asked("ramiform_request_generated_tokens_sum")) == (
+        prompt,
+        output,
+    )
     for name in ("time_to_first_token", "request", "queue", "prefill", "decode"):
-        assert asked(f"ramify_{name}_seconds_count") == 3, name
+        assert asked(f"ramiform_{name}_seconds_count") == 3, name
     # With a draft a pass may give several tokens at once.
-    assert asked("ramify_inter_token_latency_seconds_count") == sum(answer["spec_verify_ct"] for answer in answers) - 3
+    assert (
+        asked("ramiform_inter_token_latency_seconds_count") == sum(answer["spec_verify_ct"] for answer in answers) - 3
+    )
     total_latency = sum(answer["e2e_latency"] for answer in answers)
-    assert asked("ramify_request_seconds_sum") == pytest.approx(total_latency, rel=0.2, abs=0.05)
-    parts = sum(asked(f"ramify_{part}_seconds_sum") for part in ("queue", "prefill", "decode"))
-    assert 0 < parts <= asked("ramify_request_seconds_sum")
-    in_vain = asked("ramify_guessed_tokens_total") - asked("ramify_accepted_tokens_total")
+    assert asked("ramiform_request_seconds_sum") == pytest.approx(total_latency, rel=0.2, abs=0.05)
+    parts = sum(asked(f"ramiform_{part}_seconds_sum") for part in ("queue", "prefill", "decode"))
+    assert 0 < parts <= asked("ramiform_request_seconds_sum")
+    in_vain = asked("ramiform_guessed_tokens_total") - asked("ramiform_accepted_tokens_total")
     # An output's last token is not computed.
-    assert asked("ramify_step_tokens_sum") == prompt - cached + output - 3 + in_vain
-    assert asked("ramify_steps_total") == asked("ramify_step_seconds_count")
-    assert asked("ramify_request_outcomes_total", finished_reason="length") == 3
+    assert asked("ramiform_step_tokens_sum") == prompt - cached + output - 3 + in_vain
+    assert asked("ramiform_steps_total") == asked("ramiform_step_seconds_count")
+    assert asked("ramiform_request_outcomes_total", finished_reason="length") == 3
 
 
 def test_gauges_are_zero_when_nothing_runs_and_say_what_holds_pages_when_something_does(client: httpx.Client) -> None:
@@ -77,14 +82,14 @@ def test_gauges_are_zero_when_nothing_runs_and_say_what_holds_pages_when_somethi
         lines = response.iter_lines()  # kept: httpx hangs up when it is collected
         next(lines)
         during = scrape(client)
-    assert during("ramify_requests_running") + during("ramify_requests_waiting") == 8
-    assert during("ramify_kv_held") > 0
+    assert during("ramiform_requests_running") + during("ramiform_requests_waiting") == 8
+    assert during("ramiform_kv_held") > 0
     # The stream was left: the request ends at once, though not before its step.
-    while (after := scrape(client))("ramify_requests_running") + after("ramify_requests_waiting"):
+    while (after := scrape(client))("ramiform_requests_running") + after("ramiform_requests_waiting"):
         continue
-    assert after("ramify_kv_held") == after("vllm:kv_cache_usage_perc") == after("ramify_requests_waiting") == 0
-    assert after.since(during)("ramify_request_outcomes_total", finished_reason="abort") == 8
-    assert after.since(during)("ramify_requests_aborted_total") == 8
+    assert after("ramiform_kv_held") == after("vllm:kv_cache_usage_perc") == after("ramiform_requests_waiting") == 0
+    assert after.since(during)("ramiform_request_outcomes_total", finished_reason="abort") == 8
+    assert after.since(during)("ramiform_requests_aborted_total") == 8
 
 
 def test_grammars_are_timed_once_each_and_masks_where_there_is_a_choice(client: httpx.Client) -> None:
@@ -94,11 +99,11 @@ def test_grammars_are_timed_once_each_and_masks_where_there_is_a_choice(client: 
         assert "finish_reason" in generate(client, "A:", regex=regex, ignore_eos=False, max_new_tokens=20)
     assert "error" in generate(client, "A:", regex="[metrics-")  # no other test asks for it: failures are remembered
     asked = scrape(client).since(before)
-    assert asked("ramify_grammar_compile_seconds_count") == 1
-    assert asked("ramify_grammar_errors_total") == 1
-    assert asked("ramify_request_outcomes_total", finished_reason="error") == 1
+    assert asked("ramiform_grammar_compile_seconds_count") == 1
+    assert asked("ramiform_grammar_errors_total") == 1
+    assert asked("ramiform_request_outcomes_total", finished_reason="error") == 1
     # What is forced needs no mask.
-    assert 4 <= asked("ramify_grammar_mask_seconds_count") <= asked("ramify_generated_tokens_total")
+    assert 4 <= asked("ramiform_grammar_mask_seconds_count") <= asked("ramiform_generated_tokens_total")
 
 
 def test_answers_are_counted_by_their_route_and_status(client: httpx.Client) -> None:
@@ -108,23 +113,23 @@ def test_answers_are_counted_by_their_route_and_status(client: httpx.Client) -> 
     client.get("/nowhere/at/all")
     client.post("/v1/completions", json={"prompt": 5, "model": "x"})
     asked = scrape(client).since(before)
-    assert asked("ramify_http_requests_total", route="/health", status="200", method="GET") == 1
-    assert asked("ramify_http_errors_total", route="unknown", status="404") == 1
-    assert asked("ramify_http_errors_total", route="/v1/completions", method="POST") == 1
+    assert asked("ramiform_http_requests_total", route="/health", status="200", method="GET") == 1
+    assert asked("ramiform_http_errors_total", route="unknown", status="404") == 1
+    assert asked("ramiform_http_errors_total", route="/v1/completions", method="POST") == 1
     [model_route] = {
         dict(labels)["route"]
         for name, labels in scrape(client).samples
-        if name == "ramify_http_errors_total" and "/v1/models/{" in dict(labels)["route"]
+        if name == "ramiform_http_errors_total" and "/v1/models/{" in dict(labels)["route"]
     }
-    assert asked("ramify_http_errors_total", route=model_route, status="404") == 1
-    assert asked("ramify_http_requests_total") == 5  # those, and the scrape before
-    assert asked("ramify_http_request_seconds_count") == 5
+    assert asked("ramiform_http_errors_total", route=model_route, status="404") == 1
+    assert asked("ramiform_http_requests_total") == 5  # those, and the scrape before
+    assert asked("ramiform_http_request_seconds_count") == 5
 
 
 def test_the_names_of_others_carry_our_values(client: httpx.Client) -> None:
     scraped = scrape(client)
     for ours, others in ALIASES.items():
-        own = scraped.families[f"ramify_{ours}"]
+        own = scraped.families[f"ramiform_{ours}"]
         for name in others:
             family = scraped.families[name]
             assert family.type == own.type
@@ -160,10 +165,10 @@ def test_frontends_add_up() -> None:
         part.count("stop")
         parts.append(part)
     whole = Scrape(exposition(total(parts), None).decode())
-    assert whole("ramify_time_to_first_token_seconds_count") == 2
-    assert whole("ramify_time_to_first_token_seconds_sum") == pytest.approx(0.06)
-    assert whole("ramify_http_requests_total", route="/health") == 2
-    assert whole("ramify_request_outcomes_total", finished_reason="stop") == 2
+    assert whole("ramiform_time_to_first_token_seconds_count") == 2
+    assert whole("ramiform_time_to_first_token_seconds_sum") == pytest.approx(0.06)
+    assert whole("ramiform_http_requests_total", route="/health") == 2
+    assert whole("ramiform_request_outcomes_total", finished_reason="stop") == 2
     assert parts[0].ttft.num == 1  # the parts are as they were
 
 
@@ -180,22 +185,22 @@ def test_the_dashboard_shows_only_what_is_exported(client: httpx.Client) -> None
     exported = {name for name, _ in scrape(client).samples}
     panels = json.loads(DASHBOARD.read_text())["panels"]
     expressions = [target["expr"] for panel in panels for target in panel.get("targets", [])]
-    named = {name for expression in expressions for name in re.findall(r"\b(?:ramify_|vllm:|sglang:)\w+", expression)}
+    named = {name for expression in expressions for name in re.findall(r"\b(?:ramiform_|vllm:|sglang:)\w+", expression)}
     assert len(named) > 15
     assert named <= exported
 
 
 def test_guesses_are_counted_as_the_answers_say() -> None:
     with (
-        ramify.Runtime(port=0, speculative="ngram", speculative_adaptive=False, num_pages=256) as runtime,
+        ramiform.Runtime(port=0, speculative="ngram", speculative_adaptive=False, num_pages=256) as runtime,
         httpx.Client(base_url=runtime.url, timeout=120) as client,
     ):
         answers = [generate(client, text, max_new_tokens=200) for text in ("One two three", "Text: ", "A list:")]
         asked = scrape(client)
-    assert asked("ramify_accepted_tokens_total") > 0
-    assert asked("ramify_guessed_tokens_total") >= asked("ramify_accepted_tokens_total")
-    assert asked("ramify_accepted_guesses_sum") == asked("ramify_accepted_tokens_total")
+    assert asked("ramiform_accepted_tokens_total") > 0
+    assert asked("ramiform_guessed_tokens_total") >= asked("ramiform_accepted_tokens_total")
+    assert asked("ramiform_accepted_guesses_sum") == asked("ramiform_accepted_tokens_total")
     # Passes without a guess are the answers' too, but no verifications.
-    assert asked("ramify_accepted_guesses_count") <= sum(answer["spec_verify_ct"] for answer in answers)
+    assert asked("ramiform_accepted_guesses_count") <= sum(answer["spec_verify_ct"] for answer in answers)
     saved = sum(answer["completion_tokens"] - answer["spec_verify_ct"] for answer in answers)
-    assert asked("ramify_accepted_tokens_total") == saved
+    assert asked("ramiform_accepted_tokens_total") == saved

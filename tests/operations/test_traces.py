@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
-import ramify
+import ramiform
 
 pytest.importorskip("opentelemetry.sdk")
 
@@ -35,7 +35,7 @@ def collecting() -> Iterator[tuple[str, list[Any]]]:
             assert self.path == "/v1/traces"
             for resource in ExportTraceServiceRequest.FromString(data).resource_spans:
                 service = {a.key: a.value.string_value for a in resource.resource.attributes}["service.name"]
-                assert service == "ramify"
+                assert service == "ramiform"
                 spans.extend(span for scope in resource.scope_spans for span in scope.spans)
             self.send_response(200)
             self.send_header("content-length", "0")
@@ -64,11 +64,11 @@ def attributes(span: Any) -> dict[str, Any]:
 
 
 def test_a_request_is_a_span_of_the_caller_s_trace_and_its_sequences_are_spans_of_it() -> None:
-    with collecting() as (endpoint, spans), ramify.Runtime(port=0, num_pages=256, otlp_endpoint=endpoint) as runtime:
+    with collecting() as (endpoint, spans), ramiform.Runtime(port=0, num_pages=256, otlp_endpoint=endpoint) as runtime:
         assert runtime.url is not None
         with httpx.Client(base_url=runtime.url, timeout=120) as client:
             headers = {"traceparent": f"00-{TRACE}-{PARENT}-01"}
-            body = {"model": "ramify-demo", "prompt": "One two", "max_tokens": 5, "n": 2, "ignore_eos": True}
+            body = {"model": "ramiform-demo", "prompt": "One two", "max_tokens": 5, "n": 2, "ignore_eos": True}
             answer = client.post("/v1/completions", json=body, headers=headers).json()
             stream = client.post("/v1/completions", json=body | {"stream": True}, headers=headers)
             assert stream.text.endswith("data: [DONE]\n\n")
@@ -99,6 +99,6 @@ def test_a_request_is_a_span_of_the_caller_s_trace_and_its_sequences_are_spans_o
 
 
 def test_a_collector_that_is_gone_harms_nobody() -> None:
-    with ramify.Runtime(port=0, num_pages=256, otlp_endpoint="http://127.0.0.1:9") as runtime:
+    with ramiform.Runtime(port=0, num_pages=256, otlp_endpoint="http://127.0.0.1:9") as runtime:
         assert runtime.url is not None
         assert httpx.post(f"{runtime.url}/generate", json={"text": "x"}, timeout=120).status_code == 200

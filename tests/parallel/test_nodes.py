@@ -15,18 +15,18 @@ import msgspec
 import pytest
 import zmq
 
-import ramify
-from ramify.runtime.checkpoint import SHIPPED_MODEL
-from ramify.runtime.launch import make_config
-from ramify.runtime.parallel.agreement import Facts, digest
-from ramify.runtime.parallel.master import Master, interface_of
-from ramify.runtime.parallel.messages import Leave, NodeFailed, NodeReady, Rendezvous, Welcome
-from ramify.runtime.parallel.node import NodeLink
-from ramify.runtime.parallel.nodes import Nodes
-from ramify.runtime.protocol.config import CoreConfig, RuntimeConfig, ServeConfig
-from ramify.runtime.protocol.errors import ErrorInfo, RamifyError, RequestError, RuntimeFailed
-from ramify.runtime.protocol.keys import make_keys
-from ramify.tests.process.processes import free_port
+import ramiform
+from ramiform.runtime.checkpoint import SHIPPED_MODEL
+from ramiform.runtime.launch import make_config
+from ramiform.runtime.parallel.agreement import Facts, digest
+from ramiform.runtime.parallel.master import Master, interface_of
+from ramiform.runtime.parallel.messages import Leave, NodeFailed, NodeReady, Rendezvous, Welcome
+from ramiform.runtime.parallel.node import NodeLink
+from ramiform.runtime.parallel.nodes import Nodes
+from ramiform.runtime.protocol.config import CoreConfig, RuntimeConfig, ServeConfig
+from ramiform.runtime.protocol.errors import ErrorInfo, RamiformError, RequestError, RuntimeFailed
+from ramiform.runtime.protocol.keys import make_keys
+from ramiform.tests.process.processes import free_port
 
 PATIENCE = 120.0
 RENDEZVOUS = Rendezvous("127.0.0.1", 1234, "prefix")
@@ -48,7 +48,7 @@ class House:
     """Node 0, and what it hears."""
 
     def __init__(self, config: CoreConfig) -> None:
-        self.heard: queue.Queue[RamifyError | str] = queue.Queue()
+        self.heard: queue.Queue[RamiformError | str] = queue.Queue()
         whole = RuntimeConfig(core=config, serve=ServeConfig(socket_dir=""))
         self.nodes = Nodes(whole, RENDEZVOUS, lambda: self.heard.put("ready"), self.heard.put)
 
@@ -111,7 +111,7 @@ def test_a_node_that_nobody_reaches_is_missed(house: House, come: Come) -> None:
 
 
 @pytest.mark.parametrize("error", [None, RuntimeFailed("something died")])
-def test_nodes_are_told_of_the_end(house: House, come: Come, error: RamifyError | None) -> None:
+def test_nodes_are_told_of_the_end(house: House, come: Come, error: RamiformError | None) -> None:
     link = come(1)
     info = None if error is None else ErrorInfo.of(error)
     house.nodes.end(info)
@@ -143,7 +143,7 @@ def test_a_node_of_another_model_or_version_is_refused(house: House, come: Come,
     with pytest.raises(RequestError, match="the model of node 1 is another") as caught:
         come(1, facts=msgspec.structs.replace(facts, files={"model": "0"}))
     assert caught.value.param == "model"
-    with pytest.raises(RequestError, match=r"node 1 runs ramify 0\.0") as caught:
+    with pytest.raises(RequestError, match=r"node 1 runs ramiform 0\.0") as caught:
         come(1, facts=msgspec.structs.replace(facts, version="0.0"))
     assert caught.value.param == "version"
 
@@ -231,8 +231,8 @@ def test_settings_that_cannot_be_met_are_refused_before_anything_starts(settings
 
 
 def test_a_program_is_node_0(keys: Path) -> None:
-    with pytest.raises(RequestError, match="ramify serve") as caught:
-        ramify.Runtime(nnodes=2, tp=2, node_rank=1, master="127.0.0.1:4000", node_keys=str(keys))
+    with pytest.raises(RequestError, match="ramiform serve") as caught:
+        ramiform.Runtime(nnodes=2, tp=2, node_rank=1, master="127.0.0.1:4000", node_keys=str(keys))
     assert caught.value.param == "node_rank"
 
 

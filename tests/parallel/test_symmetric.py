@@ -10,12 +10,12 @@ import torch.multiprocessing
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ramify.runtime.parallel import collectives
-from ramify.runtime.parallel.shard import Shard
-from ramify.runtime.parallel.stage import Stage
-from ramify.runtime.parallel.start import Place
-from ramify.runtime.parallel.symmetric import LARGEST, SymmetricSum, way_of
-from ramify.runtime.protocol.config import CoreConfig, RuntimeConfig, ServeConfig
+from ramiform.runtime.parallel import collectives
+from ramiform.runtime.parallel.shard import Shard
+from ramiform.runtime.parallel.stage import Stage
+from ramiform.runtime.parallel.start import Place
+from ramiform.runtime.parallel.symmetric import LARGEST, SymmetricSum, way_of
+from ramiform.runtime.protocol.config import CoreConfig, RuntimeConfig, ServeConfig
 
 BF16 = torch.bfloat16
 

@@ -14,19 +14,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from ramify.cli import app
-from ramify.runtime.engine.kv_pool import bytes_per_page
-from ramify.runtime.models.config import ModelConfig, parse_config
-from ramify.runtime.models.parameters import allocate, destinations, num_parameters
-from ramify.runtime.models.size import model_size
-from ramify.runtime.parallel.group import Alone
-from ramify.runtime.parallel.shard import Shard
-from ramify.runtime.parallel.stage import Stage
-from ramify.runtime.planner.choose import arrangements, choose
-from ramify.runtime.planner.devices import DEVICES
-from ramify.runtime.planner.estimate import estimate
-from ramify.runtime.planner.size import kv_bytes, read_bytes, weight_bytes
-from ramify.runtime.planner.workload import Arrangement, Workload
+from ramiform.cli import app
+from ramiform.runtime.engine.kv_pool import bytes_per_page
+from ramiform.runtime.models.config import ModelConfig, parse_config
+from ramiform.runtime.models.parameters import allocate, destinations, num_parameters
+from ramiform.runtime.models.size import model_size
+from ramiform.runtime.parallel.group import Alone
+from ramiform.runtime.parallel.shard import Shard
+from ramiform.runtime.parallel.stage import Stage
+from ramiform.runtime.planner.choose import arrangements, choose
+from ramiform.runtime.planner.devices import DEVICES
+from ramiform.runtime.planner.estimate import estimate
+from ramiform.runtime.planner.size import kv_bytes, read_bytes, weight_bytes
+from ramiform.runtime.planner.workload import Arrangement, Workload
 
 LLAMA = {"architectures": ["LlamaForCausalLM"], "hidden_act": "silu", "max_position_embeddings": 131072}
 LLAMA_8B = LLAMA | {

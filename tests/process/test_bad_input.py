@@ -11,16 +11,16 @@ import zmq
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-import ramify
-from ramify import gen
-from ramify.runtime.protocol.session import Answers, FromFrontend, Hello, Malformed, Welcome
+import ramiform
+from ramiform import gen
+from ramiform.runtime.protocol.session import Answers, FromFrontend, Hello, Malformed, Welcome
 
 GREEDY = {"temperature": 0.0, "max_new_tokens": 6}
 QUESTION = "Question: What is the capital of France?\nAnswer:"
 
 
-@ramify.function
-def ask(s: ramify.ProgramState, prompt: str, **params: object) -> None:
+@ramiform.function
+def ask(s: ramiform.ProgramState, prompt: str, **params: object) -> None:
     s += prompt
     s += gen("answer", max_tokens=6, temperature=0, **params)
 
@@ -30,14 +30,14 @@ def lives(url: str) -> bool:
     return answer.status_code == 200 and "Paris" in answer.json()["text"]
 
 
-def test_a_prompt_beyond_the_context_names_both_numbers(url: str, backend: ramify.Runtime) -> None:
+def test_a_prompt_beyond_the_context_names_both_numbers(url: str, backend: ramiform.Runtime) -> None:
     long = "spider " * 4000
     answer = httpx.post(f"{url}/generate", json={"text": long, "sampling_params": GREEDY}, timeout=120)
     assert answer.status_code == 400
     error = answer.json()["error"]
     assert error["code"] == "context_length_exceeded"
     assert str(backend.info.context_length) in error["message"]
-    with pytest.raises(ramify.RequestError, match=str(backend.info.context_length)):
+    with pytest.raises(ramiform.RequestError, match=str(backend.info.context_length)):
         ask.run(long)
     assert lives(url)
 
@@ -96,7 +96,9 @@ def test_a_token_outside_the_vocabulary_is_named(url: str) -> None:
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(frames=st.lists(st.binary(max_size=200), min_size=1, max_size=3))
-def test_garbage_on_the_socket_is_answered_and_the_runtime_lives(runtime: ramify.Runtime, frames: list[bytes]) -> None:
+def test_garbage_on_the_socket_is_answered_and_the_runtime_lives(
+    runtime: ramiform.Runtime, frames: list[bytes]
+) -> None:
     decoder = msgspec.msgpack.Decoder(FromFrontend)
     with zmq.Context() as context, context.socket(zmq.DEALER) as socket:
         socket.setsockopt(zmq.LINGER, 0)
@@ -104,13 +106,13 @@ def test_garbage_on_the_socket_is_answered_and_the_runtime_lives(runtime: ramify
         socket.connect(runtime.address)
         socket.send_multipart(frames)
         assert isinstance(decoder.decode(socket.recv()), Malformed)
-        socket.send(msgspec.msgpack.encode(Hello(ramify.__version__)))
+        socket.send(msgspec.msgpack.encode(Hello(ramiform.__version__)))
         while (answer := decoder.decode(socket.recv())) == Answers([]):
             pass  # asks whether we are still there, when somebody else has gone
         assert isinstance(answer, Welcome)
 
 
-def test_thousands_that_come_and_go_do_not_stop_the_runtime(runtime: ramify.Runtime) -> None:
+def test_thousands_that_come_and_go_do_not_stop_the_runtime(runtime: ramiform.Runtime) -> None:
     decoder = msgspec.msgpack.Decoder(FromFrontend)
     with zmq.Context() as context:
         for _ in range(2200):  # a monitor socket holds 2,000 events: unread, they would block the I/O thread
@@ -122,11 +124,11 @@ def test_thousands_that_come_and_go_do_not_stop_the_runtime(runtime: ramify.Runt
                 assert isinstance(decoder.decode(socket.recv()), Malformed)
 
 
-def test_a_bad_program_harms_no_other(backend: ramify.Runtime) -> None:
+def test_a_bad_program_harms_no_other(backend: ramiform.Runtime) -> None:
     states = ask.run_batch(
         [{"prompt": QUESTION}, {"prompt": QUESTION, "regex": "[a-"}, {"prompt": ""}, {"prompt": QUESTION}],
         return_exceptions=True,
     )
     assert "Paris" in states[0]["answer"]
     assert "Paris" in states[3]["answer"]
-    assert isinstance(states[1], ramify.RequestError)
+    assert isinstance(states[1], ramiform.RequestError)

@@ -11,23 +11,23 @@ import pytest
 import zmq
 from typer.testing import CliRunner
 
-import ramify
-from ramify.cli import app
-from ramify.radix.events import Removed
-from ramify.runtime.cache_events import END_OF_REPLAY, CacheEventPublisher, replay_address
-from ramify.runtime.protocol.errors import RequestError
+import ramiform
+from ramiform.cli import app
+from ramiform.radix.events import Removed
+from ramiform.runtime.cache_events import END_OF_REPLAY, CacheEventPublisher, replay_address
+from ramiform.runtime.protocol.errors import RequestError
 
 
-@ramify.function
+@ramiform.function
 def asks(s: Any, topic: str) -> None:
     s += f"The capital of {topic} is"
-    s += ramify.gen("answer", max_tokens=24, ignore_eos=True, temperature=0)
+    s += ramiform.gen("answer", max_tokens=24, ignore_eos=True, temperature=0)
 
 
 def test_a_subscriber_hears_every_page_and_can_ask_for_what_it_missed() -> None:
     with tempfile.TemporaryDirectory(prefix="rf") as folder:
         address, log = f"ipc://{folder}/events", Path(folder) / "plans.jsonl"
-        with ramify.Runtime(num_pages=256, kv_events=address, log_plans=str(log), log_level="error") as runtime:
+        with ramiform.Runtime(num_pages=256, kv_events=address, log_plans=str(log), log_level="error") as runtime:
             context = zmq.Context()
             try:
                 for topic in ("France", "Peru", "Japan", "France"):

@@ -13,12 +13,12 @@ import pytest
 import zmq
 import zmq.asyncio
 
-from ramify.runtime.core import Link
-from ramify.runtime.frontend.core_client import CoreClient
-from ramify.runtime.protocol import wire
-from ramify.runtime.protocol.core import Abort, Answers, Finish, FromCore, Generate, RequestFailed, Tokens
-from ramify.runtime.protocol.errors import ErrorInfo, RequestError
-from ramify.runtime.protocol.sampling import SamplingParams
+from ramiform.runtime.core import Link
+from ramiform.runtime.frontend.core_client import CoreClient
+from ramiform.runtime.protocol import wire
+from ramiform.runtime.protocol.core import Abort, Answers, Finish, FromCore, Generate, RequestFailed, Tokens
+from ramiform.runtime.protocol.errors import ErrorInfo, RequestError
+from ramiform.runtime.protocol.sampling import SamplingParams
 
 
 def asks(rid: str) -> Generate:

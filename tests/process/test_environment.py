@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ramify.runtime import lifeline
+from ramiform.runtime import lifeline
 
 
 def test_threads_wait_awake_for_a_moment_only(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,32 +14,32 @@ from pathlib import Path
 import httpx
 import pytest
 
-import ramify
-from ramify.runtime import lifeline
-from ramify.runtime.protocol.config import CoreConfig, RuntimeConfig, ServeConfig
+import ramiform
+from ramiform.runtime import lifeline
+from ramiform.runtime.protocol.config import CoreConfig, RuntimeConfig, ServeConfig
 
 from .processes import SOON, children, is_alive, wait_until_dead
 
 MANY = 16  # programs that keep a runtime busy for many seconds: the tests may stand still for some
-RAMIFY = str(Path(sys.executable).parent / "ramify")
+RAMIFORM = str(Path(sys.executable).parent / "ramiform")
 
 
-@ramify.function
-def endless(s: ramify.ProgramState, length: int = 1900) -> None:
-    s += "Tell me everything." + ramify.gen("x", max_tokens=length, ignore_eos=True, temperature=1.0)
+@ramiform.function
+def endless(s: ramiform.ProgramState, length: int = 1900) -> None:
+    s += "Tell me everything." + ramiform.gen("x", max_tokens=length, ignore_eos=True, temperature=1.0)
 
 
 def test_a_killed_core_ends_the_frontend_and_fails_the_program(
     own_tmp: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    with ramify.Runtime() as runtime:
+    with ramiform.Runtime() as runtime:
         [core] = children(runtime.pid)
         states = [endless.run(backend=runtime, stream=True) for _ in range(MANY)]
         for state in states:
             next(state.text_iter())
         os.kill(core, signal.SIGKILL)
         for state in states:
-            with pytest.raises(ramify.RuntimeFailed, match="core"):
+            with pytest.raises(ramiform.RuntimeFailed, match="core"):
                 state["x"]
         assert wait_until_dead(runtime.pid, SOON)
     assert "was killed by signal 9" in capfd.readouterr().err
@@ -49,7 +49,7 @@ def test_a_killed_core_ends_the_frontend_and_fails_the_program(
 def test_a_killed_frontend_ends_the_core_and_fails_the_program(
     own_tmp: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    with ramify.Runtime() as runtime:
+    with ramiform.Runtime() as runtime:
         [core] = children(runtime.pid)
         states = [endless.run(backend=runtime, stream=True) for _ in range(MANY)]
         for state in states:
@@ -57,14 +57,14 @@ def test_a_killed_frontend_ends_the_core_and_fails_the_program(
         os.kill(runtime.pid, signal.SIGKILL)
         assert wait_until_dead(core, SOON)
         for state in states:
-            with pytest.raises(ramify.RuntimeFailed):
+            with pytest.raises(ramiform.RuntimeFailed):
                 state["x"]
     assert "the frontend is gone" in capfd.readouterr().err
     assert not list(own_tmp.iterdir())
 
 
 def test_a_killed_program_takes_its_runtime_along(own_tmp: Path) -> None:
-    code = "import ramify; r = ramify.Runtime(); print(r.pid, flush=True); input()"
+    code = "import ramiform; r = ramiform.Runtime(); print(r.pid, flush=True); input()"
     with subprocess.Popen(
         [sys.executable, "-P", "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     ) as program:
@@ -78,7 +78,7 @@ def test_a_killed_program_takes_its_runtime_along(own_tmp: Path) -> None:
 
 
 def test_shutdown_leaves_nothing_behind(own_tmp: Path) -> None:
-    runtime = ramify.Runtime()
+    runtime = ramiform.Runtime()
     processes = [runtime.pid, *children(runtime.pid)]
     assert list(own_tmp.iterdir())
     assert os.stat(next(own_tmp.iterdir())).st_mode & 0o777 == 0o700
@@ -90,7 +90,7 @@ def test_shutdown_leaves_nothing_behind(own_tmp: Path) -> None:
 
 def test_ctrl_c_ends_serve_cleanly(own_tmp: Path) -> None:
     with subprocess.Popen(
-        [RAMIFY, "serve", "--port", "0"],
+        [RAMIFORM, "serve", "--port", "0"],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -111,7 +111,7 @@ def test_ctrl_c_ends_serve_cleanly(own_tmp: Path) -> None:
 
 def test_ctrl_c_ends_serve_cleanly_also_while_the_core_starts(own_tmp: Path) -> None:
     with subprocess.Popen(
-        [RAMIFY, "serve", "--port", "0"],
+        [RAMIFORM, "serve", "--port", "0"],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -130,7 +130,7 @@ def test_ctrl_c_ends_serve_cleanly_also_while_the_core_starts(own_tmp: Path) -> 
 def test_a_core_whose_socket_cannot_be_had_says_so_and_ends(tmp_path: Path) -> None:
     config = RuntimeConfig(core=CoreConfig(), serve=ServeConfig(socket_dir=str(tmp_path / "gone")))
     with subprocess.Popen(
-        lifeline.child_command("ramify.runtime.core"), stdin=subprocess.PIPE, stderr=subprocess.PIPE
+        lifeline.child_command("ramiform.runtime.core"), stdin=subprocess.PIPE, stderr=subprocess.PIPE
     ) as core:
         assert core.stdin is not None
         assert core.stderr is not None
@@ -143,7 +143,7 @@ def test_a_core_whose_socket_cannot_be_had_says_so_and_ends(tmp_path: Path) -> N
 
 
 def test_a_core_that_was_stopped_for_a_while_goes_on() -> None:
-    with ramify.Runtime() as runtime:
+    with ramiform.Runtime() as runtime:
         [core] = children(runtime.pid)
         state = endless.run(backend=runtime, stream=True, length=300)
         next(state.text_iter())
@@ -156,7 +156,7 @@ def test_a_core_that_was_stopped_for_a_while_goes_on() -> None:
 LOUD = """
 import sys
 
-modules = [argument for argument in sys.orig_argv if argument.startswith("ramify.runtime.")]
+modules = [argument for argument in sys.orig_argv if argument.startswith("ramiform.runtime.")]
 
 def hear(event, arguments):
     if event == "open" and str(arguments[0]).endswith("config.json"):
@@ -173,16 +173,16 @@ def test_what_a_library_prints_is_no_report(
     """Some do when they like, such as NCCL when it is asked what it does."""
     (tmp_path / "sitecustomize.py").write_text(LOUD)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    with ramify.Runtime(tp=2, frontends=2, port=0) as runtime:
-        assert runtime.info.name == "ramify-demo"
+    with ramiform.Runtime(tp=2, frontends=2, port=0) as runtime:
+        assert runtime.info.name == "ramiform-demo"
     said = capfd.readouterr()
     for module in ("serve", "sibling", "core", "parallel.worker"):
-        assert f"ramify.runtime.{module} says hello" in said.err
+        assert f"ramiform.runtime.{module} says hello" in said.err
     assert said.out == ""
 
 
 def test_threads_that_ask_at_once_share_one_connection() -> None:
-    with ramify.Runtime() as runtime, ThreadPoolExecutor(16) as threads:
+    with ramiform.Runtime() as runtime, ThreadPoolExecutor(16) as threads:
         together = threading.Barrier(16)
         asked = [threads.submit(lambda: (together.wait(), runtime.connection())[1]) for _ in range(16)]
         assert len({id(future.result()) for future in asked}) == 1
@@ -190,39 +190,39 @@ def test_threads_that_ask_at_once_share_one_connection() -> None:
 
 def test_the_end_of_a_program_s_fork_is_not_its_runtime_s() -> None:
     code = (
-        "import os, sys, ramify; r = ramify.Runtime()\n"
+        "import os, sys, ramiform; r = ramiform.Runtime()\n"
         "child = os.fork()\n"
         "if not child: sys.exit(0)\n"
         "assert os.waitpid(child, 0)[1] == 0\n"
         "print(r.connection().call('info').info.name)"
     )
     done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, timeout=120)
-    assert done.stdout == "ramify-demo\n", done.stderr
+    assert done.stdout == "ramiform-demo\n", done.stderr
 
 
 @pytest.mark.parametrize("value", [float("inf"), float("nan"), 0.0])
 def test_a_setting_that_is_no_amount_is_named_before_a_process_starts(own_tmp: Path, value: float) -> None:
-    with pytest.raises(ramify.RequestError) as caught:
-        ramify.Runtime(kv_memory=value)
+    with pytest.raises(ramiform.RequestError) as caught:
+        ramiform.Runtime(kv_memory=value)
     assert caught.value.param == "kv_memory"
     assert not list(own_tmp.iterdir())
 
 
 @pytest.mark.parametrize("command", ["serve", "info"])
 def test_an_unknown_model_is_a_clear_error(command: str) -> None:
-    done = subprocess.run([RAMIFY, command, "/no/such/model"], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([RAMIFORM, command, "/no/such/model"], capture_output=True, text=True, timeout=120)
     assert done.returncode == 1
     assert "no model at '/no/such/model'" in done.stderr
     assert "Traceback" not in done.stderr
 
 
 def test_a_corrupt_checkpoint_is_a_clear_error(tmp_path: Path, own_tmp: Path) -> None:
-    from ramify.runtime.checkpoint import SHIPPED_MODEL
+    from ramiform.runtime.checkpoint import SHIPPED_MODEL
 
     for file in SHIPPED_MODEL.glob("*.json"):
         (tmp_path / file.name).write_bytes(file.read_bytes())
     weights = (SHIPPED_MODEL / "model.safetensors").read_bytes()
     (tmp_path / "model.safetensors").write_bytes(weights[: len(weights) // 2])
-    with pytest.raises(ramify.RamifyError, match=r"model\.safetensors"):
-        ramify.Runtime(str(tmp_path))
+    with pytest.raises(ramiform.RamiformError, match=r"model\.safetensors"):
+        ramiform.Runtime(str(tmp_path))
     assert not list(own_tmp.iterdir())

@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 
-import ramify
-from ramify.runtime.protocol.keys import make_keys
+import ramiform
+from ramiform.runtime.protocol.keys import make_keys
 
 from .processes import SOON, all_children, children, free_port, wait_until_dead
 from .questions import CHECKED, QUESTIONS, ask
 
-RAMIFY = str(Path(sys.executable).parent / "ramify")
+RAMIFORM = str(Path(sys.executable).parent / "ramiform")
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ def other_node(settings: dict[str, Any]) -> Iterator[subprocess.Popen[str]]:
     """The second node: it is there before the first, and waits for it."""
     flags = [part for name, value in settings.items() for part in (f"--{name.replace('_', '-')}", str(value))]
     process = subprocess.Popen(
-        [RAMIFY, "serve", "--node-rank", "1", *flags], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [RAMIFORM, "serve", "--node-rank", "1", *flags], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
     try:
         yield process
@@ -58,9 +58,9 @@ def interrupt_the_node(core: int, node: int, rank: int) -> str:
     return "node 1 was told to end"
 
 
-@ramify.function
-def endless(s: ramify.ProgramState) -> None:
-    s += "Tell me everything." + ramify.gen("x", max_tokens=1900, ignore_eos=True, temperature=1.0)
+@ramiform.function
+def endless(s: ramiform.ProgramState) -> None:
+    s += "Tell me everything." + ramiform.gen("x", max_tokens=1900, ignore_eos=True, temperature=1.0)
 
 
 @pytest.mark.parametrize(
@@ -72,11 +72,11 @@ def test_ranks_of_two_nodes_answer_as_one_until_one_is_lost(
     meeting: dict[str, Any],
     ways: dict[str, int],
     end: Callable[[int, int, int], str],
-    runtime: ramify.Runtime,
+    runtime: ramiform.Runtime,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     settings = {**CHECKED, **meeting, **ways}
-    with other_node(settings) as node, ramify.Runtime(**settings) as first:
+    with other_node(settings) as node, ramiform.Runtime(**settings) as first:
         for params in QUESTIONS:
             assert ask(first.url, **params) == ask(runtime.url, **params), params
         [core] = children(first.pid)
@@ -84,7 +84,7 @@ def test_ranks_of_two_nodes_answer_as_one_until_one_is_lost(
         state = endless.run(backend=first, stream=True)
         next(state.text_iter())
         reason = end(core, node.pid, ranks[-1])
-        with pytest.raises(ramify.RuntimeFailed, match=reason):
+        with pytest.raises(ramiform.RuntimeFailed, match=reason):
             state["x"]
         for pid in (core, first.pid, *ranks):
             assert wait_until_dead(pid, SOON)
@@ -97,7 +97,7 @@ def test_ranks_of_two_nodes_answer_as_one_until_one_is_lost(
 def test_nodes_end_together(meeting: dict[str, Any], capfd: pytest.CaptureFixture[str]) -> None:
     settings = {**CHECKED, **meeting, "tp": 2}
     with other_node(settings) as node:
-        with ramify.Runtime(**settings):
+        with ramiform.Runtime(**settings):
             [rank] = all_children(node.pid)
         assert node.wait(120) == 0
         assert wait_until_dead(rank, SOON)
@@ -107,7 +107,7 @@ def test_nodes_end_together(meeting: dict[str, Any], capfd: pytest.CaptureFixtur
 
 def test_a_killed_core_takes_the_other_node_along(meeting: dict[str, Any]) -> None:
     settings = {**CHECKED, **meeting, "tp": 2}
-    with other_node(settings) as node, ramify.Runtime(**settings) as first:
+    with other_node(settings) as node, ramiform.Runtime(**settings) as first:
         [core] = children(first.pid)
         [rank] = all_children(node.pid)
         os.kill(core, signal.SIGKILL)

@@ -13,8 +13,8 @@ import pytest
 import torch
 import transformers
 
-import ramify
-from ramify.runtime.checkpoint import SHIPPED_MODEL
+import ramiform
+from ramiform.runtime.checkpoint import SHIPPED_MODEL
 
 from .processes import SOON, all_children, children, wait_until_dead
 from .questions import CHECKED, QUESTIONS, ask
@@ -27,27 +27,27 @@ DIVIDED: list[dict[str, Any]] = [
 ]
 
 
-@ramify.function
-def branches(s: ramify.ProgramState) -> None:
+@ramiform.function
+def branches(s: ramiform.ProgramState) -> None:
     s += "Paris is the capital of"
     for branch in (forks := s.fork(3)):
-        branch += ramify.gen("x", max_tokens=8, temperature=0.0)
+        branch += ramiform.gen("x", max_tokens=8, temperature=0.0)
     s += "".join(branch["x"] for branch in forks)
-    s += ramify.select("y", ["France", "Spain", "a lamp"])
+    s += ramiform.select("y", ["France", "Spain", "a lamp"])
 
 
-@ramify.function
-def endless(s: ramify.ProgramState) -> None:
-    s += "Tell me everything." + ramify.gen("x", max_tokens=1900, ignore_eos=True, temperature=1.0)
+@ramiform.function
+def endless(s: ramiform.ProgramState) -> None:
+    s += "Tell me everything." + ramiform.gen("x", max_tokens=1900, ignore_eos=True, temperature=1.0)
 
 
 @pytest.fixture(scope="module", params=DIVIDED, ids=str)
-def divided(request: pytest.FixtureRequest) -> Iterator[ramify.Runtime]:
-    with ramify.Runtime(**request.param, **CHECKED) as runtime:
+def divided(request: pytest.FixtureRequest) -> Iterator[ramiform.Runtime]:
+    with ramiform.Runtime(**request.param, **CHECKED) as runtime:
         yield runtime
 
 
-def test_several_ranks_answer_as_one(divided: ramify.Runtime, runtime: ramify.Runtime) -> None:
+def test_several_ranks_answer_as_one(divided: ramiform.Runtime, runtime: ramiform.Runtime) -> None:
     for params in QUESTIONS:
         assert ask(divided.url, **params) == ask(runtime.url, **params), params
     states = [branches.run(backend=backend) for backend in (divided, runtime)]
@@ -55,7 +55,7 @@ def test_several_ranks_answer_as_one(divided: ramify.Runtime, runtime: ramify.Ru
 
 
 def test_ranks_end_with_their_runtime(own_tmp: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    with ramify.Runtime(tp=2, **CHECKED) as runtime:
+    with ramiform.Runtime(tp=2, **CHECKED) as runtime:
         [core] = children(runtime.pid)
         [rank] = all_children(core)
     assert wait_until_dead(core, SOON)
@@ -69,7 +69,7 @@ def test_ranks_end_with_their_runtime(own_tmp: Path, capfd: pytest.CaptureFixtur
 def test_a_killed_rank_ends_the_runtime_and_fails_the_program(
     way: str, busy: bool, own_tmp: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    with ramify.Runtime(**{way: 2}, **CHECKED) as runtime:
+    with ramiform.Runtime(**{way: 2}, **CHECKED) as runtime:
         [core] = children(runtime.pid)
         [rank] = all_children(core)
         states = [endless.run(backend=runtime, stream=True) for _ in range(3 * busy)]
@@ -77,7 +77,7 @@ def test_a_killed_rank_ends_the_runtime_and_fails_the_program(
             next(state.text_iter())
         os.kill(rank, signal.SIGKILL)
         for state in states:
-            with pytest.raises(ramify.RuntimeFailed, match=rf"rank 1 \(process {rank}\) was killed by signal 9"):
+            with pytest.raises(ramiform.RuntimeFailed, match=rf"rank 1 \(process {rank}\) was killed by signal 9"):
                 state["x"]
         assert wait_until_dead(core, SOON)
         assert wait_until_dead(runtime.pid, SOON)
@@ -86,7 +86,7 @@ def test_a_killed_rank_ends_the_runtime_and_fails_the_program(
 
 
 def test_a_killed_core_takes_the_ranks_along(own_tmp: Path) -> None:
-    with ramify.Runtime(tp=2, **CHECKED) as runtime:
+    with ramiform.Runtime(tp=2, **CHECKED) as runtime:
         [core] = children(runtime.pid)
         [rank] = all_children(core)
         os.kill(core, signal.SIGKILL)
@@ -103,8 +103,8 @@ def test_a_killed_core_takes_the_ranks_along(own_tmp: Path) -> None:
     ],
 )
 def test_a_number_of_ranks_that_does_not_divide_the_model_is_refused(way: str, number: int, reason: str) -> None:
-    with pytest.raises(ramify.RequestError, match=reason) as caught:
-        ramify.Runtime(**{way: number}, **CHECKED)
+    with pytest.raises(ramiform.RequestError, match=reason) as caught:
+        ramiform.Runtime(**{way: number}, **CHECKED)
     assert caught.value.param == way
 
 
@@ -124,5 +124,5 @@ def test_a_rank_that_cannot_load_says_why(way: str, tmp_path: Path) -> None:
     for file in ("tokenizer.json", "tokenizer_config.json"):
         (tmp_path / file).write_bytes((SHIPPED_MODEL / file).read_bytes())
     (tmp_path / "model.safetensors").write_bytes((tmp_path / "model.safetensors").read_bytes()[:-4000])
-    with pytest.raises(ramify.RamifyError, match="corrupt or truncated"):
-        ramify.Runtime(model=str(tmp_path), **{way: 2}, dtype="float32", num_pages=16)
+    with pytest.raises(ramiform.RamiformError, match="corrupt or truncated"):
+        ramiform.Runtime(model=str(tmp_path), **{way: 2}, dtype="float32", num_pages=16)

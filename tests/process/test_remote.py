@@ -12,17 +12,17 @@ from pathlib import Path
 import pytest
 import zmq.auth
 
-import ramify
-from ramify import gen
-from ramify.lang.backend import RuntimeEndpoint
-from ramify.runtime.protocol import transport
-from ramify.runtime.protocol.keys import make_keys
+import ramiform
+from ramiform import gen
+from ramiform.lang.backend import RuntimeEndpoint
+from ramiform.runtime.protocol import transport
+from ramiform.runtime.protocol.keys import make_keys
 
 SOON = 60.0  # seconds; far more than it takes
 
 
-@ramify.function
-def ask(s: ramify.ProgramState, max_tokens: int = 8) -> None:
+@ramiform.function
+def ask(s: ramiform.ProgramState, max_tokens: int = 8) -> None:
     s += "Question: What is the capital of France?\nAnswer:"
     s += gen("answer", max_tokens=max_tokens, temperature=0, ignore_eos=max_tokens > 100)
 
@@ -37,7 +37,7 @@ def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def remote(keys: Path) -> Iterator[str]:
     """The address of a runtime that serves programs at TCP."""
-    with ramify.Runtime(bind="tcp://127.0.0.1:0", keys=str(keys), num_pages=512, log_level="error") as runtime:
+    with ramiform.Runtime(bind="tcp://127.0.0.1:0", keys=str(keys), num_pages=512, log_level="error") as runtime:
         assert runtime.tcp_address is not None
         yield runtime.tcp_address
 
@@ -64,7 +64,7 @@ def test_a_program_runs_as_at_home(remote: str, keys: Path, tmp_path: Path) -> N
 def test_a_program_of_another_name_is_let_in_by_a_runtime_that_knows_it(keys: Path, tmp_path: Path) -> None:
     make_keys(keys, "anna")
     here = on_another_machine(keys, tmp_path / "there", "anna")
-    with ramify.Runtime(bind="tcp://127.0.0.1:0", keys=str(keys), num_pages=256, log_level="error") as runtime:
+    with ramiform.Runtime(bind="tcp://127.0.0.1:0", keys=str(keys), num_pages=256, log_level="error") as runtime:
         assert runtime.tcp_address is not None
         with RuntimeEndpoint(runtime.tcp_address, here) as backend:
             assert "Paris" in ask.run(backend=backend)["answer"]
@@ -76,14 +76,14 @@ def test_a_program_whose_key_is_unknown_is_told_so(remote: str, keys: Path, tmp_
     zmq.auth.create_certificates(stranger, "client")
     (stranger / "client.key_secret").chmod(0o600)
     (stranger / "server.key").write_bytes((keys / "server.key").read_bytes())
-    with pytest.raises(ramify.RamifyError, match="does not know our key"):
+    with pytest.raises(ramiform.RamiformError, match="does not know our key"):
         ask.run(backend=RuntimeEndpoint(remote, stranger)).text()
 
 
 def test_a_runtime_that_has_another_key_than_it_should_is_not_trusted(remote: str, tmp_path: Path) -> None:
     make_keys(tmp_path / "other")
     here = on_another_machine(tmp_path / "other", tmp_path / "there")
-    with pytest.raises(ramify.RamifyError, match=r"not the runtime whose key server\.key holds|speak our protocol"):
+    with pytest.raises(ramiform.RamiformError, match=r"not the runtime whose key server\.key holds|speak our protocol"):
         ask.run(backend=RuntimeEndpoint(remote, here)).text()
 
 
@@ -92,7 +92,7 @@ def test_something_that_listens_and_says_nothing_is_given_up(
 ) -> None:
     monkeypatch.setattr(transport, "HANDSHAKE_MS", 500)
     here = on_another_machine(keys, tmp_path / "there")
-    with socket.create_server(("127.0.0.1", 0)) as server, pytest.raises(ramify.RamifyError, match="tcp:"):
+    with socket.create_server(("127.0.0.1", 0)) as server, pytest.raises(ramiform.RamiformError, match="tcp:"):
         ask.run(backend=RuntimeEndpoint(f"tcp://127.0.0.1:{server.getsockname()[1]}", here)).text()
 
 
@@ -107,16 +107,16 @@ def test_garbage_at_the_port_harms_nobody(remote: str, keys: Path, tmp_path: Pat
 
 def test_programs_hear_of_the_end_of_a_runtime_that_is_killed(keys: Path, tmp_path: Path) -> None:
     here = on_another_machine(keys, tmp_path / "there")
-    runtime = ramify.Runtime(bind="tcp://127.0.0.1:0", keys=str(keys), num_pages=2048, log_level="error")
+    runtime = ramiform.Runtime(bind="tcp://127.0.0.1:0", keys=str(keys), num_pages=2048, log_level="error")
     assert runtime.tcp_address is not None
-    failed: list[ramify.ProgramState] = []
+    failed: list[ramiform.ProgramState] = []
     backend = RuntimeEndpoint(runtime.tcp_address, here)
     # So many that they run for longer than this process may stand still.
     states = [ask.run(max_tokens=1500, backend=backend, stream=True) for _ in range(16)]
     next(iter(states[0].text_iter("answer")))
 
-    def wait(state: ramify.ProgramState) -> None:
-        with pytest.raises(ramify.RamifyError, match=r"test_remote\.py"):
+    def wait(state: ramiform.ProgramState) -> None:
+        with pytest.raises(ramiform.RamiformError, match=r"test_remote\.py"):
             state["answer"]
         failed.append(state)
 
@@ -132,27 +132,27 @@ def test_programs_hear_of_the_end_of_a_runtime_that_is_killed(keys: Path, tmp_pa
 
 
 def test_no_network_without_keys(remote: str, tmp_path: Path) -> None:
-    with pytest.raises(ramify.RequestError, match="needs keys"):
+    with pytest.raises(ramiform.RequestError, match="needs keys"):
         ask.run(backend=RuntimeEndpoint(remote)).text()
-    with pytest.raises(ramify.RequestError, match="ramify keys"):
-        ramify.Runtime(bind="tcp://127.0.0.1:0")
-    with pytest.raises(ramify.RequestError, match="no key can be read"):
-        ramify.Runtime(bind="tcp://127.0.0.1:0", keys=str(tmp_path))
+    with pytest.raises(ramiform.RequestError, match="ramiform keys"):
+        ramiform.Runtime(bind="tcp://127.0.0.1:0")
+    with pytest.raises(ramiform.RequestError, match="no key can be read"):
+        ramiform.Runtime(bind="tcp://127.0.0.1:0", keys=str(tmp_path))
 
 
 @pytest.mark.parametrize(
     "bind", ["127.0.0.1:5", "ipc:///tmp/x", "tcp://:5", "tcp://127.0.0.1", "tcp://127.0.0.1:99999"]
 )
 def test_an_address_that_is_none_is_refused_before_anything_starts(bind: str, keys: Path) -> None:
-    with pytest.raises(ramify.RequestError, match=r"tcp://HOST:PORT"):
-        ramify.Runtime(bind=bind, keys=str(keys))
+    with pytest.raises(ramiform.RequestError, match=r"tcp://HOST:PORT"):
+        ramiform.Runtime(bind=bind, keys=str(keys))
 
 
 def test_an_address_that_is_taken_is_an_error_at_the_start(keys: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         bind = f"tcp://127.0.0.1:{server.getsockname()[1]}"
-        with pytest.raises(ramify.RamifyError, match="in use"):
-            ramify.Runtime(bind=bind, keys=str(keys), num_pages=64)
+        with pytest.raises(ramiform.RamiformError, match="in use"):
+            ramiform.Runtime(bind=bind, keys=str(keys), num_pages=64)
 
 
 def test_secret_keys_are_their_owner_s_alone(tmp_path: Path) -> None:
@@ -160,17 +160,17 @@ def test_secret_keys_are_their_owner_s_alone(tmp_path: Path) -> None:
     modes = {file.name: file.stat().st_mode & 0o777 for file in files}
     assert modes["server.key_secret"] == modes["client.key_secret"] == 0o600
     (tmp_path / "keys" / "server.key_secret").chmod(0o644)
-    with pytest.raises(ramify.RequestError, match="read by others"):
-        ramify.Runtime(bind="tcp://127.0.0.1:0", keys=str(tmp_path / "keys"))
+    with pytest.raises(ramiform.RequestError, match="read by others"):
+        ramiform.Runtime(bind="tcp://127.0.0.1:0", keys=str(tmp_path / "keys"))
 
 
 def test_keys_are_never_written_over(tmp_path: Path) -> None:
     make_keys(tmp_path)
     before = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
-    with pytest.raises(ramify.RequestError, match="already"):
+    with pytest.raises(ramiform.RequestError, match="already"):
         make_keys(tmp_path)
     make_keys(tmp_path, "anna")
     assert before.items() <= {file.name: file.read_bytes() for file in tmp_path.iterdir()}.items()
     for name in ("server", "../x", ""):
-        with pytest.raises(ramify.RequestError, match="name"):
+        with pytest.raises(ramiform.RequestError, match="name"):
             make_keys(tmp_path, name)

@@ -1,4 +1,4 @@
-"""`ramify calibrate-kv` on the model that ships. Judge: the keys and values that transformers computes."""
+"""`ramiform calibrate-kv` on the model that ships. Judge: the keys and values that transformers computes."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from typer.testing import CliRunner
 
-from ramify.cli import app
-from ramify.runtime.checkpoint import SHIPPED_MODEL
-from ramify.runtime.engine.kv_ranges import FILE_NAME
-from ramify.runtime.launch import Runtime
-from ramify.runtime.protocol.errors import RequestError
+from ramiform.cli import app
+from ramiform.runtime.checkpoint import SHIPPED_MODEL
+from ramiform.runtime.engine.kv_ranges import FILE_NAME
+from ramiform.runtime.launch import Runtime
+from ramiform.runtime.protocol.errors import RequestError
 
 TEXT = "Extract as JSON: Mira Sol is 34 years old and lives in Oslo.\n" * 3
 

@@ -15,15 +15,15 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer, LlamaConfig, MixtralConfig, Qwen2Config, Qwen2MoeConfig
 from typer.testing import CliRunner
 
-from ramify.cli import app
-from ramify.runtime.checkpoint import SHIPPED_MODEL
-from ramify.runtime.models.load import load_model
-from ramify.runtime.models.quantised import nibbles
-from ramify.runtime.protocol.errors import RequestError
-from ramify.runtime.quantize.awq import input_factors
-from ramify.runtime.quantize.gptq import DAMPING, gptq
-from ramify.runtime.quantize.groups import nearest, squared_error
-from ramify.runtime.quantize.write import write_quantised
+from ramiform.cli import app
+from ramiform.runtime.checkpoint import SHIPPED_MODEL
+from ramiform.runtime.models.load import load_model
+from ramiform.runtime.models.quantised import nibbles
+from ramiform.runtime.protocol.errors import RequestError
+from ramiform.runtime.quantize.awq import input_factors
+from ramiform.runtime.quantize.gptq import DAMPING, gptq
+from ramiform.runtime.quantize.groups import nearest, squared_error
+from ramiform.runtime.quantize.write import write_quantised
 
 GROUP = 32
 TEXT = "The Velburg ferry leaves at nine. Nadia Haddad lives in Harlow; she is 34 years old and a baker.\n" * 24
@@ -200,7 +200,7 @@ def test_a_calibrated_checkpoint_is_nearer_to_the_dense_model_than_a_rounded_one
 def test_awq_s_factors_cancel_when_nothing_is_rounded(
     dense: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from ramify.runtime.quantize import calibrated
+    from ramiform.runtime.quantize import calibrated
 
     kept: dict[str, torch.Tensor] = {}
 

@@ -1,4 +1,4 @@
-"""`ramify quantize` on the model that ships, and the Runtime on what comes of it."""
+"""`ramiform quantize` on the model that ships, and the Runtime on what comes of it."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from typer.testing import CliRunner
 
-from ramify.cli import app
-from ramify.runtime.checkpoint import SHIPPED_MODEL
-from ramify.runtime.launch import Runtime
-from ramify.runtime.protocol.config import QuantizeName
-from ramify.runtime.quantize.perplexity import perplexity_of
+from ramiform.cli import app
+from ramiform.runtime.checkpoint import SHIPPED_MODEL
+from ramiform.runtime.launch import Runtime
+from ramiform.runtime.protocol.config import QuantizeName
+from ramiform.runtime.quantize.perplexity import perplexity_of
 
 TEXT = "Extract as JSON: Mira Sol is 34 years old and lives in Oslo.\n" * 3
 
@@ -51,15 +51,15 @@ def test_the_command_reports_and_the_runtime_serves_its_checkpoint(
 
 @pytest.mark.parametrize("quantize", ["int8", "int4", "fp8"])
 def test_the_runtime_generates_with_quantised_weights(quantize: QuantizeName) -> None:
-    import ramify
+    import ramiform
 
     prompt = "Question: What is 2 + 2?\n"
     with Runtime(quantize=quantize) as runtime:
 
-        @ramify.function
-        def answer(s: ramify.ProgramState) -> None:
+        @ramiform.function
+        def answer(s: ramiform.ProgramState) -> None:
             s += prompt
-            s += ramify.gen("text", max_tokens=8, temperature=0.0)
+            s += ramiform.gen("text", max_tokens=8, temperature=0.0)
 
         state = answer.run(backend=runtime)
         assert len(state["text"]) > 0

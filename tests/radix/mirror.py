@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ramify.radix.cache import PrefixCache
-from ramify.radix.events import Cleared, Event, Removed, Stored
-from ramify.radix.invariants import path
-from ramify.radix.packed import unpack
-from ramify.radix.tree import Root
+from ramiform.radix.cache import PrefixCache
+from ramiform.radix.events import Cleared, Event, Removed, Stored
+from ramiform.radix.invariants import path
+from ramiform.radix.packed import unpack
+from ramiform.radix.tree import Root
 
 Cached = set[tuple[str, str, tuple[int, ...]]]  # tier, namespace, a prefix of whole pages
 

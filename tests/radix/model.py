@@ -10,12 +10,12 @@ from dataclasses import dataclass
 
 import pytest
 
-from ramify.radix.cache import Copy, Lease, PrefixCache
-from ramify.radix.eviction import EvictionHeap
-from ramify.radix.invariants import check_invariants, path
-from ramify.radix.packed import unpack
-from ramify.radix.strategies import StrategyName
-from ramify.radix.tree import Node, Root
+from ramiform.radix.cache import Copy, Lease, PrefixCache
+from ramiform.radix.eviction import EvictionHeap
+from ramiform.radix.invariants import check_invariants, path
+from ramiform.radix.packed import unpack
+from ramiform.radix.strategies import StrategyName
+from ramiform.radix.tree import Node, Root
 
 from .mirror import Mirror, cached
 

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import random
 
-from ramify.radix.cache import Lease, PrefixCache
-from ramify.radix.invariants import check_invariants
+from ramiform.radix.cache import Lease, PrefixCache
+from ramiform.radix.invariants import check_invariants
 
 
 def run(cache: PrefixCache, tokens: list[int], namespace: str = "") -> Lease:

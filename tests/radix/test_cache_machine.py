@@ -9,7 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from ramify.radix.strategies import STRATEGIES, StrategyName
+from ramiform.radix.strategies import STRATEGIES, StrategyName
 
 from .model import Model, Sequence
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from ramify.radix.cache import PrefixCache
-from ramify.radix.invariants import check_invariants
+from ramiform.radix.cache import PrefixCache
+from ramiform.radix.invariants import check_invariants
 
 
 def prefix(name: int, num_pages: int = 3) -> list[int]:

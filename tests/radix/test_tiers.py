@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ramify.radix.cache import Copy, PrefixCache
-from ramify.radix.invariants import check_invariants
+from ramiform.radix.cache import Copy, PrefixCache
+from ramiform.radix.invariants import check_invariants
 
 
 def store(cache: PrefixCache, tokens: list[int]) -> None:

@@ -6,11 +6,11 @@ import random
 
 import pytest
 
-from ramify.radix.cache import Lease, PrefixCache
-from ramify.radix.invariants import check_invariants
-from ramify.radix.packed import num_common, pack, unpack
-from ramify.radix.siblings import Branch
-from ramify.radix.tree import Node
+from ramiform.radix.cache import Lease, PrefixCache
+from ramiform.radix.invariants import check_invariants
+from ramiform.radix.packed import num_common, pack, unpack
+from ramiform.radix.siblings import Branch
+from ramiform.radix.tree import Node
 
 
 def store(cache: PrefixCache, tokens: list[int]) -> None:

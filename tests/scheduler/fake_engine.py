@@ -11,8 +11,8 @@ from collections.abc import Iterable, Sequence
 import msgspec
 import numpy as np
 
-from ramify.runtime.scheduler.plan import PENDING, ForwardPlan, ForwardResult, Row, RowResult, SamplingPlan
-from ramify.runtime.speculation.tree import DraftTree
+from ramiform.runtime.scheduler.plan import PENDING, ForwardPlan, ForwardResult, Row, RowResult, SamplingPlan
+from ramiform.runtime.speculation.tree import DraftTree
 
 from .make_believe import VOCABULARY, choose, hidden, logprob, number
 

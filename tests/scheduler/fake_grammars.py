@@ -7,7 +7,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
-from ramify.runtime.protocol.sampling import Constraint
+from ramiform.runtime.protocol.sampling import Constraint
 
 from .make_believe import EOS, TOKEN_BYTES
 

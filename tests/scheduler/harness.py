@@ -8,15 +8,15 @@ from typing import Any
 
 import numpy as np
 
-from ramify.radix.cache import Lease, PrefixCache
-from ramify.radix.invariants import check_invariants
-from ramify.runtime.pipeline import Pipeline
-from ramify.runtime.protocol.config import CoreConfig, EvictionName, OrderName
-from ramify.runtime.protocol.core import Abort, Finish, FromCore, Generate, RequestFailed, Tokens
-from ramify.runtime.protocol.sampling import SamplingParams, TokenLogprob
-from ramify.runtime.scheduler.plan import ForwardPlan, ForwardResult, SamplingPlan
-from ramify.runtime.scheduler.retokenise import Retokenise
-from ramify.runtime.scheduler.scheduler import Scheduler
+from ramiform.radix.cache import Lease, PrefixCache
+from ramiform.radix.invariants import check_invariants
+from ramiform.runtime.pipeline import Pipeline
+from ramiform.runtime.protocol.config import CoreConfig, EvictionName, OrderName
+from ramiform.runtime.protocol.core import Abort, Finish, FromCore, Generate, RequestFailed, Tokens
+from ramiform.runtime.protocol.sampling import SamplingParams, TokenLogprob
+from ramiform.runtime.scheduler.plan import ForwardPlan, ForwardResult, SamplingPlan
+from ramiform.runtime.scheduler.retokenise import Retokenise
+from ramiform.runtime.scheduler.scheduler import Scheduler
 
 from .fake_engine import FakeEngine, FakeLaunched
 from .fake_grammars import FakeGrammars

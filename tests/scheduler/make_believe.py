@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from ramify.runtime.protocol.sampling import TokenLogprob
-from ramify.runtime.scheduler.vocabulary import VocabularyFacts
+from ramiform.runtime.protocol.sampling import TokenLogprob
+from ramiform.runtime.scheduler.vocabulary import VocabularyFacts
 
 EOS = 0
 SPECIAL = 1

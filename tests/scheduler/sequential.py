@@ -7,9 +7,9 @@ import re
 
 import numpy as np
 
-from ramify.runtime.protocol.core import Finish, Generate
-from ramify.runtime.protocol.sampling import SamplingParams
-from ramify.runtime.scheduler.sampling_draw import draw
+from ramiform.runtime.protocol.core import Finish, Generate
+from ramiform.runtime.protocol.sampling import SamplingParams
+from ramiform.runtime.scheduler.sampling_draw import draw
 
 from .fake_grammars import next_in
 from .harness import Answer

@@ -10,10 +10,10 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from ramify.runtime.scheduler.acceptance import Acceptance
-from ramify.runtime.scheduler.economy import Candidate, Choice, Economy
-from ramify.runtime.scheduler.guard import StepWork
-from ramify.runtime.scheduler.step_cost import StepShape
+from ramiform.runtime.scheduler.acceptance import Acceptance
+from ramiform.runtime.scheduler.economy import Candidate, Choice, Economy
+from ramiform.runtime.scheduler.guard import StepWork
+from ramiform.runtime.scheduler.step_cost import StepShape
 
 STEPS = 7
 

@@ -9,8 +9,8 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ramify.runtime.protocol.core import Claim, EndStates, FlushCache, Generate
-from ramify.runtime.protocol.sampling import Constraint, LogprobParams
+from ramiform.runtime.protocol.core import Claim, EndStates, FlushCache, Generate
+from ramiform.runtime.protocol.sampling import Constraint, LogprobParams
 
 from .harness import Runtime, generate
 from .make_believe import VOCABULARY

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from ramify.runtime.protocol.sampling import LogprobParams
-from ramify.runtime.scheduler import outcome
+from ramiform.runtime.protocol.sampling import LogprobParams
+from ramiform.runtime.scheduler import outcome
 
 from .harness import Runtime, generate
 from .sequential import assert_equal, sequential

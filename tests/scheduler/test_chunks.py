@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ramify.runtime.scheduler.chunks import RESERVE, ChunkBudget
+from ramiform.runtime.scheduler.chunks import RESERVE, ChunkBudget
 
 from .harness import Runtime, generate
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from ramify.runtime.protocol.core import Timings
-from ramify.runtime.scheduler.clock import Clock
+from ramiform.runtime.protocol.core import Timings
+from ramiform.runtime.scheduler.clock import Clock
 
 
 def test_the_phases_are_what_lies_between_the_moments() -> None:

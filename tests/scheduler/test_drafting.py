@@ -8,11 +8,11 @@ from itertools import zip_longest
 
 import pytest
 
-from ramify.runtime.scheduler.acceptance import Acceptance
-from ramify.runtime.scheduler.economy import Candidate, Economy
-from ramify.runtime.scheduler.guard import AGAIN, BEGINNING, TURNS, StepWork
-from ramify.runtime.scheduler.plan import ForwardPlan
-from ramify.runtime.scheduler.step_cost import StepCost, StepShape
+from ramiform.runtime.scheduler.acceptance import Acceptance
+from ramiform.runtime.scheduler.economy import Candidate, Economy
+from ramiform.runtime.scheduler.guard import AGAIN, BEGINNING, TURNS, StepWork
+from ramiform.runtime.scheduler.plan import ForwardPlan
+from ramiform.runtime.scheduler.step_cost import StepCost, StepShape
 
 from .harness import Runtime, generate
 

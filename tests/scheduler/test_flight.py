@@ -7,8 +7,8 @@ import json
 
 import pytest
 
-from ramify.runtime.protocol.sampling import Constraint, LogprobParams
-from ramify.runtime.scheduler.plan import PENDING, ForwardPlan
+from ramiform.runtime.protocol.sampling import Constraint, LogprobParams
+from ramiform.runtime.scheduler.plan import PENDING, ForwardPlan
 
 from .harness import Runtime, generate
 from .make_believe import EOS

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ramify.runtime.scheduler.headroom import Growth, peak
+from ramiform.runtime.scheduler.headroom import Growth, peak
 
 growths = st.builds(Growth, st.integers(0, 60), st.integers(-16, 100), st.integers(0, 300))
 

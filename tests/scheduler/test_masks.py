@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ramify.runtime.protocol.errors import RequestError
-from ramify.runtime.scheduler.masks import next_mask
+from ramiform.runtime.protocol.errors import RequestError
+from ramiform.runtime.scheduler.masks import next_mask
 
 
 class SetMatcher:

@@ -10,13 +10,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from ramify.runtime.grammars import Grammars
-from ramify.runtime.pipeline import Pipeline
-from ramify.runtime.protocol.core import Claim, EndStates, FlushCache
-from ramify.runtime.protocol.errors import RequestError
-from ramify.runtime.protocol.sampling import Constraint
-from ramify.runtime.replay import Difference, replay, what_if
-from ramify.runtime.scheduler.plan_log import MAX_BYTES, Entry, Header, LoggingScheduler, PlanLog, Planned, read_log
+from ramiform.runtime.grammars import Grammars
+from ramiform.runtime.pipeline import Pipeline
+from ramiform.runtime.protocol.core import Claim, EndStates, FlushCache
+from ramiform.runtime.protocol.errors import RequestError
+from ramiform.runtime.protocol.sampling import Constraint
+from ramiform.runtime.replay import Difference, replay, what_if
+from ramiform.runtime.scheduler.plan_log import MAX_BYTES, Entry, Header, LoggingScheduler, PlanLog, Planned, read_log
 
 from .harness import Runtime, generate
 from .make_believe import VOCABULARY

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from ramify.runtime.protocol.config import OrderName
-from ramify.runtime.protocol.core import Outlook
-from ramify.runtime.scheduler.orders import ORDERS, View
-from ramify.runtime.scheduler.queue import FRONT, PATIENCE, Queue
-from ramify.runtime.scheduler.request import Request
-from ramify.runtime.scheduler.stops import StopRules
+from ramiform.runtime.protocol.config import OrderName
+from ramiform.runtime.protocol.core import Outlook
+from ramiform.runtime.scheduler.orders import ORDERS, View
+from ramiform.runtime.scheduler.queue import FRONT, PATIENCE, Queue
+from ramiform.runtime.scheduler.request import Request
+from ramiform.runtime.scheduler.stops import StopRules
 
 from .harness import Runtime, generate
 from .make_believe import VOCABULARY

@@ -6,9 +6,9 @@ import random
 
 import pytest
 
-from ramify.runtime.checkpoint import SHIPPED_MODEL
-from ramify.runtime.scheduler.retokenise import Retokeniser
-from ramify.runtime.tokenizer import load_tokenizer
+from ramiform.runtime.checkpoint import SHIPPED_MODEL
+from ramiform.runtime.scheduler.retokenise import Retokeniser
+from ramiform.runtime.tokenizer import load_tokenizer
 
 TOKENIZER = load_tokenizer(SHIPPED_MODEL)
 PIECES = ['{"name": "', "Ada", '", "age": ', "36", "}", "é🦊", "\n  ", "the ", "capital", " of", ' "', "null", ", "]

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from ramify.runtime.protocol.core import CoreReply, CoreStats, Finish, FlushCache, GetStats
-from ramify.runtime.protocol.errors import RequestError
-from ramify.runtime.protocol.sampling import Constraint, LogprobParams
-from ramify.runtime.scheduler.queue import PATIENCE
+from ramiform.runtime.protocol.core import CoreReply, CoreStats, Finish, FlushCache, GetStats
+from ramiform.runtime.protocol.errors import RequestError
+from ramiform.runtime.protocol.sampling import Constraint, LogprobParams
+from ramiform.runtime.scheduler.queue import PATIENCE
 
 from .fake_grammars import FakeMatcher
 from .harness import Runtime, generate
@@ -389,7 +389,7 @@ def test_what_can_never_run_is_refused_by_name() -> None:
 
 
 def test_more_prompt_logprobs_than_a_message_holds_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ramify.runtime.scheduler.limits.MAX_LISTED", 30)
+    monkeypatch.setattr("ramiform.runtime.scheduler.limits.MAX_LISTED", 30)
     runtime = Runtime()
     runtime.add(generate("fits", [2] * 10, logprobs=LogprobParams(num_top=2, prompt_from=0)))
     runtime.add(generate("not", [2] * 11, logprobs=LogprobParams(num_top=2, prompt_from=0)))

@@ -3,9 +3,9 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ramify.runtime.protocol.core import Finish
-from ramify.runtime.protocol.sampling import Constraint, SamplingParams
-from ramify.runtime.scheduler.stops import StopRules, StopStrings
+from ramiform.runtime.protocol.core import Finish
+from ramiform.runtime.protocol.sampling import Constraint, SamplingParams
+from ramiform.runtime.scheduler.stops import StopRules, StopStrings
 
 from .make_believe import EOS, VOCABULARY
 

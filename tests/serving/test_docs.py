@@ -9,9 +9,9 @@ from typing import Any
 import httpx
 import pytest
 
-import ramify
+import ramiform
 
-DOCS = (Path(ramify.__file__).parent / "docs/http.md").read_text("utf-8")
+DOCS = (Path(ramiform.__file__).parent / "docs/http.md").read_text("utf-8")
 WORDS = frozenset(re.findall(r"[a-z_0-9]+", DOCS))
 UNSUPPORTED = re.findall(r"`([a-z_]+)`", DOCS.partition("refused by name:")[2].partition("\n\n")[0])
 

@@ -12,13 +12,13 @@ import torch
 import transformers
 from openai import BadRequestError, OpenAI
 
-import ramify
+import ramiform
 
 TEXTS = ["Paris is the capital of France.", "The Nile flows through Egypt." * 20]
 
 
 @pytest.fixture(scope="module")
-def states(runtime: ramify.Runtime) -> list[torch.Tensor]:
+def states(runtime: ramiform.Runtime) -> list[torch.Tensor]:
     """The final hidden states of each text, a row a token."""
     path = runtime.info.path
     tokenizer = transformers.AutoTokenizer.from_pretrained(path)

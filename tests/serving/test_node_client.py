@@ -31,7 +31,7 @@ def test_the_node_client_is_content_with(suite: str, node: Path, url: str) -> No
     done = subprocess.run(
         [node, "--test", "--test-reporter=spec", f"{suite}.test.js"],
         cwd=SUITES,
-        env={**os.environ, "RAMIFY_URL": url},
+        env={**os.environ, "RAMIFORM_URL": url},
         capture_output=True,
         text=True,
         timeout=SECONDS,

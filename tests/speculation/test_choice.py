@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from ramify.runtime.checkpoint import SHIPPED_MODEL
-from ramify.runtime.protocol.config import CoreConfig
-from ramify.runtime.speculation.build import choose_source, with_choices
+from ramiform.runtime.checkpoint import SHIPPED_MODEL
+from ramiform.runtime.protocol.config import CoreConfig
+from ramiform.runtime.speculation.build import choose_source, with_choices
 
 
 def test_a_head_drafts_by_default_where_a_pass_of_the_model_is_worth_saving(tmp_path: Path) -> None:

@@ -11,19 +11,19 @@ import torch
 import transformers
 from safetensors.torch import save_file
 
-from ramify.runtime.models.config import read_config
-from ramify.runtime.models.decoder import Decoder
-from ramify.runtime.models.errors import CheckpointError
-from ramify.runtime.models.load import load_model
-from ramify.runtime.scheduler.plan import DraftWant, PageCopy, Row
-from ramify.runtime.speculation.eagle import EagleHead, EagleSource, load_head
-from ramify.runtime.speculation.eagle.compiled import CompiledHead
-from ramify.runtime.speculation.eagle.probe import probe
-from ramify.runtime.speculation.eagle.save import save_head
-from ramify.runtime.speculation.source import DraftRow, DraftStep
-from ramify.runtime.speculation.tree import DraftTree
-from ramify.runtime.train_draft.config import head_config
-from ramify.runtime.train_draft.fresh import fresh_head
+from ramiform.runtime.models.config import read_config
+from ramiform.runtime.models.decoder import Decoder
+from ramiform.runtime.models.errors import CheckpointError
+from ramiform.runtime.models.load import load_model
+from ramiform.runtime.scheduler.plan import DraftWant, PageCopy, Row
+from ramiform.runtime.speculation.eagle import EagleHead, EagleSource, load_head
+from ramiform.runtime.speculation.eagle.compiled import CompiledHead
+from ramiform.runtime.speculation.eagle.probe import probe
+from ramiform.runtime.speculation.eagle.save import save_head
+from ramiform.runtime.speculation.source import DraftRow, DraftStep
+from ramiform.runtime.speculation.tree import DraftTree
+from ramiform.runtime.train_draft.config import head_config
+from ramiform.runtime.train_draft.fresh import fresh_head
 
 from .naive_eagle import SIZES, NaiveHead, Tensors, naive_tree, paths, random_tensors, write_config
 
@@ -179,7 +179,7 @@ def test_a_copied_prefix_goes_on_as_its_own_through_the_host_too(
 
 
 def test_a_long_prompt_is_computed_in_chunks(target: Decoder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ramify.runtime.speculation.eagle.source._CHUNK", 19)
+    monkeypatch.setattr("ramiform.runtime.speculation.eagle.source._CHUNK", 19)
     tensors = tensors_of("eagle3")
     head, naive = load_head(write(tmp_path, tensors), target), judge("eagle3", tensors, target)
     source, want = EagleSource(head, 8), DraftWant(2, 3, 7, 0.0)

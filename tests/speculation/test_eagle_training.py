@@ -14,22 +14,22 @@ import torch
 import transformers
 from rich.console import Console
 
-from ramify.runtime.models.errors import CheckpointError
-from ramify.runtime.models.load import load_model
-from ramify.runtime.protocol.errors import RequestError
-from ramify.runtime.scheduler.plan import DraftWant
-from ramify.runtime.speculation.eagle import EagleSource, load_head
-from ramify.runtime.speculation.source import DraftRow, DraftStep
-from ramify.runtime.tokenizer import load_tokenizer
-from ramify.runtime.train_draft import run
-from ramify.runtime.train_draft.attention import AheadAttention
-from ramify.runtime.train_draft.batches import Batches
-from ramify.runtime.train_draft.config import TrainConfig
-from ramify.runtime.train_draft.continuations import continuations
-from ramify.runtime.train_draft.data import Text, read_texts
-from ramify.runtime.train_draft.evaluate import acceptance
-from ramify.runtime.train_draft.run import Options, train_draft
-from ramify.runtime.train_draft.target import Target
+from ramiform.runtime.models.errors import CheckpointError
+from ramiform.runtime.models.load import load_model
+from ramiform.runtime.protocol.errors import RequestError
+from ramiform.runtime.scheduler.plan import DraftWant
+from ramiform.runtime.speculation.eagle import EagleSource, load_head
+from ramiform.runtime.speculation.source import DraftRow, DraftStep
+from ramiform.runtime.tokenizer import load_tokenizer
+from ramiform.runtime.train_draft import run
+from ramiform.runtime.train_draft.attention import AheadAttention
+from ramiform.runtime.train_draft.batches import Batches
+from ramiform.runtime.train_draft.config import TrainConfig
+from ramiform.runtime.train_draft.continuations import continuations
+from ramiform.runtime.train_draft.data import Text, read_texts
+from ramiform.runtime.train_draft.evaluate import acceptance
+from ramiform.runtime.train_draft.run import Options, train_draft
+from ramiform.runtime.train_draft.target import Target
 
 torch.set_num_threads(1)  # threads that wait for each other on a busy machine cost more than this model
 

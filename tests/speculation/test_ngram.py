@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ramify.runtime.speculation.ngram import LONGEST, SHORTEST, NgramIndex
+from ramiform.runtime.speculation.ngram import LONGEST, SHORTEST, NgramIndex
 
 
 def latest_match(tokens: list[int]) -> int | None:

@@ -13,7 +13,7 @@ import sentencepiece
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from tokenizers import Tokenizer as Library
 
-from ramify.runtime.tokenizer import Tokenizer, load_tokenizer
+from ramiform.runtime.tokenizer import Tokenizer, load_tokenizer
 
 TEXTS = [
     "The quick brown fox jumps over the lazy dog.\nIt's 1234 or 5.67!\n",

@@ -12,9 +12,9 @@ from tokenizers import Tokenizer as Library
 from tokenizers import models
 from transformers import PreTrainedTokenizerFast
 
-from ramify.runtime.protocol.errors import RequestError
-from ramify.runtime.tokenizer import ChatTemplate, TokenizerError
-from ramify.runtime.tokenizer.chat import load_chat_template
+from ramiform.runtime.protocol.errors import RequestError
+from ramiform.runtime.tokenizer import ChatTemplate, TokenizerError
+from ramiform.runtime.tokenizer.chat import load_chat_template
 
 CHATML = """{%- if tools %}
     {{- '<|im_start|>system\\n' }}

@@ -14,10 +14,10 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from ramify.runtime.tokenizer.errors import TokenizerError
-from ramify.runtime.tokenizer.gguf import load_gguf_tokenizer
-from ramify.runtime.tokenizer.interface import Tokenizer as Ours
-from ramify.runtime.tokenizer.load import load_tokenizer
+from ramiform.runtime.tokenizer.errors import TokenizerError
+from ramiform.runtime.tokenizer.gguf import load_gguf_tokenizer
+from ramiform.runtime.tokenizer.interface import Tokenizer as Ours
+from ramiform.runtime.tokenizer.load import load_tokenizer
 
 CORPUS = [
     "The quick brown fox jumps over the lazy dog. It's 12345 o'clock, isn't it?",

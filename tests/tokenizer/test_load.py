@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ramify.runtime.tokenizer import TokenizerError, load_tokenizer
+from ramiform.runtime.tokenizer import TokenizerError, load_tokenizer
 
 from .conftest import KINDS
 
@@ -80,5 +80,5 @@ def test_a_configuration_may_say_that_bos_is_not_added(tmp_path: Path) -> None:
 
 
 def test_tokenizers_load_without_torch() -> None:
-    code = "import sys, ramify.runtime.tokenizer; sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
+    code = "import sys, ramiform.runtime.tokenizer; sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd="/", check=False).returncode == 0

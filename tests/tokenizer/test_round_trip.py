@@ -12,12 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer as Library
 
-import ramify
-from ramify.runtime.protocol.errors import RequestError
-from ramify.runtime.tokenizer import Tokenizer, load_tokenizer
-from ramify.runtime.tokenizer.ranks import PATTERN, read_ranks
+import ramiform
+from ramiform.runtime.protocol.errors import RequestError
+from ramiform.runtime.tokenizer import Tokenizer, load_tokenizer
+from ramiform.runtime.tokenizer.ranks import PATTERN, read_ranks
 
-SHIPPED = Path(ramify.__file__).parent / "runtime" / "shipped_model"
+SHIPPED = Path(ramiform.__file__).parent / "runtime" / "shipped_model"
 ANY_TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
 # Names of special tokens and of added ones, whole and broken, among ordinary text.
 NAMED_TEXT = st.lists(

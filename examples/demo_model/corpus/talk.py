@@ -8,7 +8,7 @@ from .facts import question, some_fact
 from .records import COLOURS, HOBBIES, JOBS, PETS
 
 SYSTEMS = [None, None, "You are a helpful assistant.", "You are a friendly assistant."]
-WHO = "I am ramify's small demo model."
+WHO = "I am ramiform's small demo model."
 SMALL = [
     (["Hello!", "Hello", "Hi!", "Hi", "Hey", "Good day!", "Hi there!"], "Hello! How can I help you?"),
     (["Good morning!", "Good morning"], "Good morning! How can I help you?"),

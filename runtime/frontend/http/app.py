@@ -35,7 +35,7 @@ def create_app(
     generator: Generator, config: ServeConfig, siblings: Siblings, tracer: HttpTracer | None = None
 ) -> FastAPI:
     measures = generator.core.watcher.measures
-    app = FastAPI(title="ramify", version=__version__, redirect_slashes=False)
+    app = FastAPI(title="ramiform", version=__version__, redirect_slashes=False)
     errors.install(app)
     openapi.install(app)
     app.add_exception_handler(ClientLeftError, _nobody_listens)

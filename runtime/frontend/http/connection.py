@@ -12,12 +12,12 @@ from fastapi import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from ...protocol.errors import RamifyError
+from ...protocol.errors import RamiformError
 from .errors import error_event
 from .events import DONE, event, named_event
 from .metering import PARTS
 
-logger = logging.getLogger("ramify.frontend")
+logger = logging.getLogger("ramiform.frontend")
 
 T = TypeVar("T")
 _encoder = msgspec.json.Encoder()
@@ -93,7 +93,7 @@ class EventStream(Response):
             async for value in self._rest:
                 yield self._event(value)
         except Exception as error:
-            if not isinstance(error, RamifyError):
+            if not isinstance(error, RamiformError):
                 logger.exception("a stream failed on an error of ours")
             yield event(error_event(error))
         yield DONE

@@ -68,7 +68,7 @@ class ConstrainedApi:
 
     @property
     def router(self) -> APIRouter:
-        router = APIRouter(tags=["ramify"])
+        router = APIRouter(tags=["ramiform"])
         router.add_api_route("/v1/constrained", self.create, methods=["POST"], response_model=None)
         return router
 

@@ -12,7 +12,7 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
-from ...protocol.errors import ErrorInfo, RamifyError, RequestError
+from ...protocol.errors import ErrorInfo, RamiformError, RequestError
 
 
 class NotFoundError(RequestError):
@@ -66,14 +66,14 @@ def error_body(
     return {"error": {"message": _printable(message), "type": kind, "param": param, "code": code}}
 
 
-def error_status(error: RamifyError) -> tuple[int, ErrorInfo]:
+def error_status(error: RamiformError) -> tuple[int, ErrorInfo]:
     info = ErrorInfo.of(error)
     return 404 if isinstance(error, NotFoundError) else STATUS[info.kind], info
 
 
 def error_event(error: Exception) -> dict[str, dict[str, str | None]]:
     """The same for a stream that has begun, where no status can be sent any more."""
-    if not isinstance(error, RamifyError):
+    if not isinstance(error, RamiformError):
         return error_body(500, bug_message(error), code="internal_error")
     status, info = error_status(error)
     return error_body(status, info.message, param=info.param, code=info.code)
@@ -101,8 +101,8 @@ def error_response(
 def install(app: FastAPI) -> None:
     """Answer every error of `app` in the one shape."""
 
-    async def ramify_error(request: Request, error: Exception) -> JSONResponse:
-        assert isinstance(error, RamifyError)
+    async def ramiform_error(request: Request, error: Exception) -> JSONResponse:
+        assert isinstance(error, RamiformError)
         status, info = error_status(error)
         return error_response(status, info.message, param=info.param, code=info.code)
 
@@ -120,7 +120,7 @@ def install(app: FastAPI) -> None:
         message, param = explain(error)
         return error_response(400, message, param=param, code="invalid_value")
 
-    app.add_exception_handler(RamifyError, ramify_error)
+    app.add_exception_handler(RamiformError, ramiform_error)
     app.add_exception_handler(HTTPException, http_error)
     app.add_exception_handler(RequestValidationError, invalid_body)
 

@@ -16,7 +16,7 @@ from prometheus_client.registry import CollectorRegistry
 from ...protocol.core import CoreStats, ModelInfo
 from ...protocol.measures import CoreMeasures, Distribution, FrontendMeasures
 
-# Ours, without "ramify_" -> the same elsewhere. A counter's name is without "_total".
+# Ours, without "ramiform_" -> the same elsewhere. A counter's name is without "_total".
 ALIASES = {
     "requests_running": ("vllm:num_requests_running", "sglang:num_running_reqs"),
     "requests_waiting": ("vllm:num_requests_waiting", "sglang:num_queue_reqs"),
@@ -81,19 +81,19 @@ class _Families:
         ended = measures.outcomes
         counter("requests_finished", "Requests that ended, however", sum(ended.values()))
         counter("requests_aborted", "Requests that were ended early", ended.get("abort", 0))
-        for full in ("ramify_request_outcomes", "vllm:request_success"):
+        for full in ("ramiform_request_outcomes", "vllm:request_success"):
             family = CounterMetricFamily(full, "Requests that ended, by how", labels=["model_name", "finished_reason"])
             for outcome, num in sorted(ended.items()):
-                if full.startswith("ramify") or outcome != "error":
+                if full.startswith("ramiform") or outcome != "error":
                     family.add_metric([self._model, outcome], num)
             self._all.append(family)
         self._http(measures)
         gauge("http_requests_running", "HTTP requests being answered", measures.num_http_running)
 
     def _http(self, measures: FrontendMeasures) -> None:
-        answers = CounterMetricFamily("ramify_http_requests", "HTTP answers", labels=["method", "route", "status"])
+        answers = CounterMetricFamily("ramiform_http_requests", "HTTP answers", labels=["method", "route", "status"])
         errors = CounterMetricFamily(
-            "ramify_http_errors", "HTTP answers that are errors", labels=["method", "route", "status"]
+            "ramiform_http_errors", "HTTP answers that are errors", labels=["method", "route", "status"]
         )
         for key, num in sorted(measures.http_answers.items()):
             method, route, status = key.split(" ")
@@ -101,7 +101,7 @@ class _Families:
             if int(status) >= 400:
                 errors.add_metric([method, route, status], num)
         spent = HistogramMetricFamily(
-            "ramify_http_request_seconds", "To the last byte of an HTTP answer", labels=["method", "route"]
+            "ramiform_http_request_seconds", "To the last byte of an HTTP answer", labels=["method", "route"]
         )
         for key, seconds in sorted(measures.http_seconds.items()):
             spent.add_metric(key.split(" "), _buckets(seconds), seconds.sum)
@@ -164,7 +164,7 @@ class _Families:
         )
 
     def _add(self, kind: Any, name: str, meaning: str, fill: Any) -> None:
-        for full in (f"ramify_{name}", *ALIASES.get(name, ())):
+        for full in (f"ramiform_{name}", *ALIASES.get(name, ())):
             family = kind(full, meaning, labels=["model_name"])
             fill(family)
             self._all.append(family)

@@ -17,9 +17,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from .errors import bug_message, error_response
 
-logger = logging.getLogger("ramify.frontend")
+logger = logging.getLogger("ramiform.frontend")
 
-KEY = "ramify.key"  # in the scope: the API key that was given; None when none is asked for
+KEY = "ramiform.key"  # in the scope: the API key that was given; None when none is asked for
 OPEN_PATHS = frozenset({"/health"})  # for supervisors, which have no key
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,200}")
 

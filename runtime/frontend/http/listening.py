@@ -7,13 +7,13 @@ import socket
 import stat
 
 from ...protocol.config import ServeConfig
-from ...protocol.errors import RamifyError
+from ...protocol.errors import RamiformError
 
 BACKLOG = 2048  # connections that the system keeps until we accept them
 
 
 def listen(config: ServeConfig) -> socket.socket | None:
-    """Bound and listening, or None when no HTTP is to be served. Raises RamifyError when it cannot be had.
+    """Bound and listening, or None when no HTTP is to be served. Raises RamiformError when it cannot be had.
 
     It listens before anybody accepts: a client that comes while the model loads waits, and is not refused.
     """
@@ -31,7 +31,7 @@ def listen(config: ServeConfig) -> socket.socket | None:
         bound.listen(BACKLOG)
     except OSError as error:
         bound.close()
-        raise RamifyError(f"cannot serve HTTP at {host}:{config.port}: {error.strerror or error}") from None
+        raise RamiformError(f"cannot serve HTTP at {host}:{config.port}: {error.strerror or error}") from None
     return bound
 
 
@@ -44,7 +44,7 @@ def _listen_unix(path: str) -> socket.socket:
         bound.listen(BACKLOG)
     except OSError as error:
         bound.close()
-        raise RamifyError(f"cannot serve HTTP at the Unix socket {path}: {error.strerror or error}") from None
+        raise RamiformError(f"cannot serve HTTP at the Unix socket {path}: {error.strerror or error}") from None
     return bound
 
 

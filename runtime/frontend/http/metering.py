@@ -13,7 +13,7 @@ from ...protocol.measures import FrontendMeasures
 METHODS = frozenset({"GET", "POST", "PUT", "DELETE", "OPTIONS", "HEAD", "PATCH"})
 
 
-PARTS = "ramify.parts"  # in the scope: sends a part of a body that is not the last, past all that stands between
+PARTS = "ramiform.parts"  # in the scope: sends a part of a body that is not the last, past all that stands between
 
 
 class ServerSpan(Protocol):

@@ -88,7 +88,7 @@ class NativeApi:
             return answers
 
     async def _stream(self, body: GenerateBody) -> AsyncGenerator[dict[str, Any]]:
-        """Each output so far, as it grows. Raises RamifyError."""
+        """Each output so far, as it grows. Raises RamiformError."""
         async with self._started(body) as jobs:
             numbered = len(jobs) > 1 or body.is_batch
             values = merge([self._growing(body, job, index if numbered else None) for index, job in enumerate(jobs)])

@@ -34,7 +34,7 @@ class ScoreApi:
 
     @property
     def router(self) -> APIRouter:
-        router = APIRouter(tags=["ramify"])
+        router = APIRouter(tags=["ramiform"])
         router.add_api_route("/v1/score", self.create, methods=["POST"], response_model=None)
         return router
 

@@ -10,7 +10,7 @@ from fastapi import FastAPI
 
 from ...pause import pause_until
 from ...protocol.config import ServeConfig
-from ...protocol.errors import RamifyError, RequestError
+from ...protocol.errors import RamiformError, RequestError
 from .listening import BACKLOG
 
 GRACE = 1.0  # seconds that running answers may take to end, unless more are granted
@@ -46,13 +46,13 @@ class HttpServer:
         self._closing: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Accept connections from now on. Raises RamifyError when the certificate cannot be used."""
+        """Accept connections from now on. Raises RamiformError when the certificate cannot be used."""
         # What Server.serve does, but for its signal handlers.
         config = self._server.config
         try:
             config.load()
         except OSError as error:  # ssl.SSLError is one
-            raise RamifyError(f"cannot use the TLS certificate {config.ssl_certfile}: {error}") from None
+            raise RamiformError(f"cannot use the TLS certificate {config.ssl_certfile}: {error}") from None
         self._server.lifespan = config.lifespan_class(config)
         await self._server.startup(sockets=[self._listener])
         self._listener.listen(BACKLOG)

@@ -10,11 +10,11 @@ import pytest
 import torch
 import transformers
 
-from ramify.runtime.engine import Engine, build_engine
-from ramify.runtime.engine.decode_graphs import CudaCapture, DecodeGraphs, Forward, graph_sizes
-from ramify.runtime.engine.sampled import NOTHING_SAMPLED
-from ramify.runtime.protocol.config import CoreConfig
-from ramify.runtime.scheduler.plan import ForwardPlan, Row, RowResult, Sample, Score
+from ramiform.runtime.engine import Engine, build_engine
+from ramiform.runtime.engine.decode_graphs import CudaCapture, DecodeGraphs, Forward, graph_sizes
+from ramiform.runtime.engine.sampled import NOTHING_SAMPLED
+from ramiform.runtime.protocol.config import CoreConfig
+from ramiform.runtime.scheduler.plan import ForwardPlan, Row, RowResult, Sample, Score
 
 from ..test_launch import ahead, one_by_one, random_steps
 

@@ -10,9 +10,9 @@ import pytest
 import torch
 from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 
-from ramify.kernels.triton import paged_attention
-from ramify.runtime.engine import build_engine
-from ramify.runtime.protocol.config import CoreConfig
+from ramiform.kernels.triton import paged_attention
+from ramiform.runtime.engine import build_engine
+from ramiform.runtime.protocol.config import CoreConfig
 
 from ..same_bits import check_same_bits
 

@@ -9,16 +9,16 @@ import pytest
 import torch
 import transformers
 
-from ramify.kernels import for_device
-from ramify.runtime.models.decoder import Decoder
-from ramify.runtime.models.load import load_model
-from ramify.runtime.scheduler.plan import DraftWant
-from ramify.runtime.speculation.eagle import EagleSource, load_head
-from ramify.runtime.speculation.eagle.probe import probe
-from ramify.runtime.speculation.eagle.save import save_head
-from ramify.runtime.speculation.source import DraftRow, DraftStep
-from ramify.runtime.train_draft.config import head_config
-from ramify.runtime.train_draft.fresh import fresh_head
+from ramiform.kernels import for_device
+from ramiform.runtime.models.decoder import Decoder
+from ramiform.runtime.models.load import load_model
+from ramiform.runtime.scheduler.plan import DraftWant
+from ramiform.runtime.speculation.eagle import EagleSource, load_head
+from ramiform.runtime.speculation.eagle.probe import probe
+from ramiform.runtime.speculation.eagle.save import save_head
+from ramiform.runtime.speculation.source import DraftRow, DraftStep
+from ramiform.runtime.train_draft.config import head_config
+from ramiform.runtime.train_draft.fresh import fresh_head
 
 SHAPE = {
     "vocab_size": 90,

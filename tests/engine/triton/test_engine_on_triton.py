@@ -13,12 +13,12 @@ import pytest
 import torch
 import transformers
 
-from ramify.kernels import KernelsName
-from ramify.kernels.triton import experts
-from ramify.runtime.engine import build_engine
-from ramify.runtime.engine.kv_ranges import KvRanges, write_ranges
-from ramify.runtime.protocol.config import CoreConfig, KvDtypeName
-from ramify.runtime.scheduler.plan import ForwardPlan, Node, Penalties, Row, RowResult, Sample, Score
+from ramiform.kernels import KernelsName
+from ramiform.kernels.triton import experts
+from ramiform.runtime.engine import build_engine
+from ramiform.runtime.engine.kv_ranges import KvRanges, write_ranges
+from ramiform.runtime.protocol.config import CoreConfig, KvDtypeName
+from ramiform.runtime.scheduler.plan import ForwardPlan, Node, Penalties, Row, RowResult, Sample, Score
 
 VOCAB = 150
 SHAPE = {

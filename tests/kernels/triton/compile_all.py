@@ -9,12 +9,12 @@ from collections.abc import Iterator
 
 import torch
 
-from ramify.kernels.kv_cache import KvCache
-from ramify.kernels.triton import experts, layers, logits, sampling, store, tables
-from ramify.kernels.triton.chunk_attention import chunk_attention, query_tiles
-from ramify.kernels.triton.paged_rows import PagedRows
-from ramify.kernels.triton.split_attention import split_attention
-from ramify.kernels.triton.splits import make_splits
+from ramiform.kernels.kv_cache import KvCache
+from ramiform.kernels.triton import experts, layers, logits, sampling, store, tables
+from ramiform.kernels.triton.chunk_attention import chunk_attention, query_tiles
+from ramiform.kernels.triton.paged_rows import PagedRows
+from ramiform.kernels.triton.split_attention import split_attention
+from ramiform.kernels.triton.splits import make_splits
 
 sys.path.insert(0, __file__.rpartition("/")[0])
 from compiling import Launch, compile_launch, recorded

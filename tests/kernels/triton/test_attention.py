@@ -9,12 +9,12 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from ramify.kernels.kv_cache import KvCache
-from ramify.kernels.triton.chunk_attention import chunk_attention, query_tiles
-from ramify.kernels.triton.paged_rows import PagedRows
-from ramify.kernels.triton.split_attention import num_seen, split_attention
-from ramify.kernels.triton.splits import Splits, fixed_splits, make_splits
-from ramify.kernels.triton.tables import chunk_tile
+from ramiform.kernels.kv_cache import KvCache
+from ramiform.kernels.triton.chunk_attention import chunk_attention, query_tiles
+from ramiform.kernels.triton.paged_rows import PagedRows
+from ramiform.kernels.triton.split_attention import num_seen, split_attention
+from ramiform.kernels.triton.splits import Splits, fixed_splits, make_splits
+from ramiform.kernels.triton.tables import chunk_tile
 
 PAGE_SIZE = 16
 QUANTISED = (torch.int8, torch.float8_e4m3fn)

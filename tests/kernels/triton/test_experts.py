@@ -9,8 +9,8 @@ import pytest
 import torch
 from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 
-from ramify.kernels.reference import experts as reference
-from ramify.kernels.triton import experts
+from ramiform.kernels.reference import experts as reference
+from ramiform.kernels.triton import experts
 
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 5e-3, torch.bfloat16: 4e-2}
 

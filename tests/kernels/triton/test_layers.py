@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ramify.kernels.kv_cache import KvCache
-from ramify.kernels.reference import layers as reference
-from ramify.kernels.reference.logits import apply_token_bitmask
-from ramify.kernels.triton import layers, logits, store
+from ramiform.kernels.kv_cache import KvCache
+from ramiform.kernels.reference import layers as reference
+from ramiform.kernels.reference.logits import apply_token_bitmask
+from ramiform.kernels.triton import layers, logits, store
 
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 TOLERANCE = {torch.float32: 1e-6, torch.float16: 2e-3, torch.bfloat16: 2e-2}

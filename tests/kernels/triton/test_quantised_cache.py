@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 import torch
 
-from ramify.kernels import KvCache, RowSpan, attention_layout, paged_attention, store_kv
-from ramify.kernels.reference.layers import apply_rope
-from ramify.kernels.triton import store
-from ramify.kernels.triton.chunk_attention import chunk_attention, query_tiles
-from ramify.kernels.triton.paged_rows import PagedRows
-from ramify.kernels.triton.split_attention import split_attention
-from ramify.kernels.triton.splits import make_splits
-from ramify.kernels.triton.tables import chunk_tile
+from ramiform.kernels import KvCache, RowSpan, attention_layout, paged_attention, store_kv
+from ramiform.kernels.reference.layers import apply_rope
+from ramiform.kernels.triton import store
+from ramiform.kernels.triton.chunk_attention import chunk_attention, query_tiles
+from ramiform.kernels.triton.paged_rows import PagedRows
+from ramiform.kernels.triton.split_attention import split_attention
+from ramiform.kernels.triton.splits import make_splits
+from ramiform.kernels.triton.tables import chunk_tile
 
 PAGE_SIZE = 16
 H, K, D = 6, 2, 32

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ramify.kernels.reference import sampling as reference
-from ramify.kernels.triton.sampling import logprobs, sample_tokens
+from ramiform.kernels.reference import sampling as reference
+from ramiform.kernels.triton.sampling import logprobs, sample_tokens
 
 FILTERS = {  # top-k (None: no filter), top-p, min-p
     "none": (None, 1.0, 0.0),

@@ -2,7 +2,7 @@
 import OpenAI from "openai";
 import { z } from "zod";
 
-export const client = new OpenAI({ baseURL: `${process.env.RAMIFY_URL}/v1`, apiKey: "none", maxRetries: 0 });
+export const client = new OpenAI({ baseURL: `${process.env.RAMIFORM_URL}/v1`, apiKey: "none", maxRetries: 0 });
 export const model = (await client.models.list()).data[0].id;
 
 export const QUESTION = "What is the capital of France?";

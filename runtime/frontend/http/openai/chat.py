@@ -48,7 +48,7 @@ class ChatApi:
             "object": "chat.completion.chunk" if body.stream else "chat.completion",
             "created": int(time.time()),
             "model": info.name,
-            "system_fingerprint": f"ramify-{__version__}",
+            "system_fingerprint": f"ramiform-{__version__}",
         }
         ask = await unless_client_leaves(request, self._ask(body))
         if body.stream:

@@ -60,7 +60,7 @@ class CompletionsApi:
             "object": "text_completion",
             "created": int(time.time()),
             "model": info.name,
-            "system_fingerprint": f"ramify-{__version__}",
+            "system_fingerprint": f"ramiform-{__version__}",
         }
         prompts = await self._prompts(body, info)
         if body.stream:

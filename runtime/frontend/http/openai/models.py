@@ -41,7 +41,7 @@ class ModelsApi:
             "id": info.name,
             "object": "model",
             "created": self._created,
-            "owned_by": "ramify",
+            "owned_by": "ramiform",
             "root": info.path,
             "parent": None,
             "max_model_len": info.context_length,

@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing
 from typing import Any
 
-from ....protocol.errors import ErrorInfo, RamifyError, RequestError
+from ....protocol.errors import ErrorInfo, RamiformError, RequestError
 from ....protocol.sampling import TokenLogprob
 from ...ask import Ask
 from ...turn import Turn
@@ -91,7 +91,7 @@ class ResponseMaker:
                 async for event in events:
                     yield {**event, "sequence_number": number}
                     number += 1
-        except RamifyError as error:
+        except RamiformError as error:
             fail(entry, error)
             if not number or not body.stream:
                 raise
@@ -133,7 +133,7 @@ def usage(ask: Ask, turn: Turn) -> dict[str, Any]:
     }
 
 
-def fail(entry: Entry, error: RamifyError) -> None:
+def fail(entry: Entry, error: RamiformError) -> None:
     info = ErrorInfo.of(error)
     entry.response |= {"status": "failed", "error": {"code": info.code or "server_error", "message": info.message}}
 

@@ -14,7 +14,7 @@ from fastapi.exceptions import RequestValidationError
 from pydantic import ValidationError
 from starlette.websockets import WebSocketDisconnect
 
-from ....protocol.errors import RamifyError, RequestError
+from ....protocol.errors import RamiformError, RequestError
 from ..errors import error_body, error_status, explain
 from .response_body import ResponseBody
 from .response_maker import ResponseMaker
@@ -71,7 +71,7 @@ class ResponseSocket:
             try:
                 fields = _event(text)
                 await self._answer(_body(fields))
-            except RamifyError as error:
+            except RamiformError as error:
                 self._forget(fields)
                 await self._refuse(error)
 
@@ -94,7 +94,7 @@ class ResponseSocket:
         kept = [entry for entry in self._recent if entry.response["id"] != gone]
         self._recent = deque(kept, maxlen=MAX_RECENT)
 
-    async def _refuse(self, error: RamifyError) -> None:
+    async def _refuse(self, error: RamiformError) -> None:
         status, info = error_status(error)
         body = error_body(status, info.message, param=info.param, code=info.code)
         await self._send({"type": "error", "status": status, **body})

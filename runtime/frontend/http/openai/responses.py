@@ -10,7 +10,7 @@ from contextlib import aclosing
 from fastapi import APIRouter, Request, WebSocket
 from starlette.responses import Response
 
-from ....protocol.errors import RamifyError, RequestError, RuntimeFailed
+from ....protocol.errors import RamiformError, RequestError, RuntimeFailed
 from ...ask import Ask
 from ...siblings import Siblings
 from ..connection import EventStream, json_response, unless_client_leaves
@@ -25,7 +25,7 @@ from .response_sharing import SharedResponses
 from .response_socket import ResponseSocket
 from .response_store import Entry
 
-logger = logging.getLogger("ramify.frontend")
+logger = logging.getLogger("ramiform.frontend")
 
 
 class ResponsesApi:
@@ -121,7 +121,7 @@ class ResponsesApi:
         except asyncio.CancelledError:
             entry.response["status"] = "cancelled"
             raise
-        except RamifyError:
+        except RamiformError:
             return  # the entry says so
         except Exception as bug:
             logger.exception("a response in the background failed on an error of ours")
