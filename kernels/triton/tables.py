@@ -33,7 +33,8 @@ def chunk_tile(device: torch.device, head_dim: int, stored: torch.dtype) -> Tile
     """Of rows with many tokens: products are what limits. `stored` is the cache's dtype."""
     if stored == torch.float32 or head_dim > 128:
         return Tile(64, 32, 8, 2) if stored.itemsize > 1 else Tile(32, 32, 8, 2)
-    if capability(device) >= (9, 0):
+    # Small heads need the wide tile on Ampere too: with 32 keys, Triton 3.7 spills registers.
+    if capability(device) >= (9, 0) or (head_dim <= 64 and stored.itemsize == 2):
         return Tile(128, 64, 8, 3)
     return Tile(128 if stored.itemsize == 2 else 64, 32, 8, 3)
 

@@ -1,0 +1,65 @@
+"""The pins resolve from the package index alone, with wheels only, on every platform and Python version we name."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import uv
+
+ROOT = Path(__file__).parents[2]
+SECONDS = 540
+PLATFORMS = ["x86_64-manylinux_2_31", "aarch64-manylinux_2_31", "aarch64-apple-darwin"]
+PYTHONS = ["3.11", "3.12", "3.13", "3.14"]  # torch has wheels for these
+PIN = re.compile(r"^([A-Za-z0-9_.-]+)==([^\s;]+)", re.MULTILINE)
+
+pytestmark = pytest.mark.install
+
+
+@pytest.fixture
+def index_only() -> dict[str, str]:
+    """An environment without the local wheels and extra indexes of whoever runs the test."""
+    local = ("PIP_FIND_LINKS", "PIP_EXTRA_INDEX_URL", "UV_FIND_LINKS", "UV_EXTRA_INDEX_URL", "UV_INDEX")
+    kept = {name: value for name, value in os.environ.items() if name not in local}
+    # torch's wheels for macOS ask for 14; uv assumes an older one.
+    return kept | {"PIP_CONFIG_FILE": os.devnull, "UV_NO_CONFIG": "1", "MACOSX_DEPLOYMENT_TARGET": "14.0"}
+
+
+@pytest.mark.parametrize("wanted", [".", ".[test]"])
+def test_pip_resolves_the_pins_on_this_machine(wanted: str, index_only: dict[str, str]) -> None:
+    command = [sys.executable, "-m", "pip", "install", "--dry-run", "--ignore-installed", "-q"]
+    done = subprocess.run(
+        [*command, "-c", "constraints.txt", "-e", wanted],
+        cwd=ROOT,
+        env=index_only,
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+
+
+@pytest.mark.parametrize("python", PYTHONS)
+@pytest.mark.parametrize("platform", PLATFORMS)
+def test_the_pins_resolve_to_wheels_and_cover_all_that_is_installed(
+    platform: str, python: str, index_only: dict[str, str]
+) -> None:
+    target = ["--python-platform", platform, "--python-version", python, "--only-binary", ":all:"]
+    for extras in ([], ["--extra", "test"]):
+        done = subprocess.run(
+            [uv.find_uv_bin(), "pip", "compile", "-q", *target, "-c", "constraints.txt", *extras, "pyproject.toml"],
+            cwd=ROOT,
+            env=index_only,
+            capture_output=True,
+            text=True,
+            timeout=SECONDS,
+        )
+        assert done.returncode == 0, done.stderr[-4000:]
+        pinned = PIN.findall((ROOT / "constraints.txt").read_text())
+        installed = PIN.findall(done.stdout)
+        assert ("torch", dict(pinned)["torch"]) in installed
+        assert set(installed) <= set(pinned)

@@ -1,0 +1,89 @@
+"""A wheel, installed in a clean environment with its own dependencies alone, runs a script and serves."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import urllib.request
+import venv
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SCRIPT = """
+import ramiform
+from ramiform import gen, select
+
+@ramiform.function
+def capital(s):
+    s += "Question: What is the capital of France?\\nAnswer:" + gen("city", stop="\\n", temperature=0)
+    s += "\\nQuestion: Is it a city?\\nAnswer:" + select("sure", [" yes", " no"])
+
+state = capital.run()
+assert state["sure"] in (" yes", " no")
+print(ramiform.__file__, state["city"], sep="\\n")
+"""
+
+pytestmark = pytest.mark.install
+
+
+@pytest.fixture(scope="module")
+def scripts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of commands of an environment into which the wheel was installed."""
+    place = tmp_path_factory.mktemp("installed")
+    wheels = place / "wheels"
+    _run([sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "-w", wheels, ROOT], place)
+    venv.create(place / "env", with_pip=True)
+    [wheel] = wheels.glob("ramiform-*.whl")
+    installed = place / "env" / "bin"
+    _run([installed / "python", "-m", "pip", "install", "-q", "-c", ROOT / "constraints.txt", wheel], place)
+    _run([installed / "python", "-m", "pip", "check"], place)
+    return installed
+
+
+def _run(command: list[Path | str], place: Path) -> str:
+    environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
+    done = subprocess.run(command, cwd=place, env=environment, capture_output=True, text=True, timeout=540)
+    assert done.returncode == 0, done.stderr[-4000:]
+    return done.stdout
+
+
+def test_an_installed_wheel_runs_a_script(scripts: Path, tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(SCRIPT)
+    module, city = _run([scripts / "ramiform", "run", "script.py"], tmp_path).splitlines()
+    assert Path(module).is_relative_to(scripts.parent)
+    assert city.strip() == "Paris"
+
+
+@pytest.fixture
+def url(scripts: Path, tmp_path: Path) -> Iterator[str]:
+    """A server of the installed wheel."""
+    with subprocess.Popen(
+        [scripts / "ramiform", "serve", "--port", "0"], cwd=tmp_path, stdout=subprocess.PIPE, text=True
+    ) as server:
+        assert server.stdout is not None
+        first = server.stdout.readline()
+        try:
+            yield first.rpartition(" ")[2].strip()
+        finally:
+            server.terminate()
+
+
+def test_an_installed_wheel_serves(url: str) -> None:
+    with urllib.request.urlopen(f"{url}/v1/models") as response:
+        model = json.load(response)["data"][0]["id"]
+    body = {
+        "model": model,
+        "prompt": "Question: What is the capital of France?\nAnswer:",
+        "temperature": 0,
+        "stop": "\n",
+    }
+    request = urllib.request.Request(
+        f"{url}/v1/completions", json.dumps(body).encode(), {"content-type": "application/json"}
+    )
+    with urllib.request.urlopen(request) as response:
+        assert json.load(response)["choices"][0]["text"].strip() == "Paris"
