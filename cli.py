@@ -165,9 +165,6 @@ def _run_script(
     keys: str | None,
     settings: dict[str, Any],
 ) -> None:
-    from .lang.backend import set_default_backend
-    from .runtime.launch import Runtime
-
     if file.suffix == ".py":
         compile(file.read_bytes(), str(file), "exec")  # a slip is told before a runtime has started
     sys.argv = [str(file), *arguments]
@@ -178,6 +175,9 @@ def _run_script(
             os.environ["RAMIFORM_KEYS"] = keys
         runpy.run_path(str(file), run_name="__main__")
         return
+    from .lang.backend import set_default_backend
+    from .runtime.launch import Runtime
+
     with Runtime(model, **settings) as runtime:
         set_default_backend(runtime)
         runpy.run_path(str(file), run_name="__main__")
@@ -219,7 +219,6 @@ def chat(
 ) -> None:
     """Talk with a model in the terminal. /help in it says what there is."""
     from .chat import Chat, typed_lines
-    from .runtime.launch import Runtime
 
     def talk(address: str) -> None:
         talking = Chat(address, Console(highlight=False), model=name, api_key=api_key)
@@ -229,6 +228,8 @@ def chat(
     if url is not None:
         talk(url)
         return
+    from .runtime.launch import Runtime
+
     with Runtime(model, port=0, **settings) as runtime:
         assert runtime.url is not None
         talk(runtime.url)
@@ -238,13 +239,14 @@ def chat(
 @with_settings(*MODEL_SETTINGS, *LOG_SETTINGS)
 def info(model: ModelArgument = None, address: AddressOption = None, keys: KeysOption = None, **settings: Any) -> None:
     """Print the facts of a model, its cache and its device, as a runtime sees them."""
-    from .lang.backend import RuntimeEndpoint
-    from .runtime.launch import Runtime
-
     if address is not None:
+        from .lang.backend import RuntimeEndpoint
+
         with RuntimeEndpoint(address, keys) as endpoint:
             _print_info(endpoint.connection())
         return
+    from .runtime.launch import Runtime
+
     with Runtime(model, **settings) as runtime:
         _print_info(runtime.connection())
 
