@@ -196,6 +196,35 @@ def keys(
     print(f"a program needs server.key and {name}.key_secret, in a folder of its own on another machine")
 
 
+@app.command("check-grammar")
+def check_grammar(
+    file: Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="A grammar in Lark's syntax or GBNF.")],
+) -> None:
+    """Say whether a grammar is accepted, and which of its terminals can match the same text at the same place."""
+    from .constrained import GrammarError
+    from .constrained.grammar_ambiguity import ambiguous_terminals
+    from .constrained.grammar_gbnf import gbnf_grammar
+    from .runtime.grammars import grammar_syntax
+
+    try:
+        text = file.read_text(encoding="utf-8")
+        if grammar_syntax(text) == "gbnf":
+            gbnf_grammar(text)
+            print(f"{file}: accepted; GBNF has no terminals to compare")
+            return
+        report = ambiguous_terminals(text)
+    except (GrammarError, UnicodeDecodeError) as error:
+        raise RamiformError(f"{file}: {error}") from None
+    for overlap in sorted(report.overlaps, key=lambda overlap: overlap.chosen is not None):
+        verdict = "ambiguous" if overlap.chosen is None else f"a lexer takes {overlap.chosen}"
+        print(f"{overlap.first} and {overlap.second} both match {overlap.example!r}: {verdict}")
+    for first, second in report.unchecked:
+        print(f"{first} and {second} are too large to compare")
+    print(f"{file}: accepted; pairs of terminals that are ambiguous: {len(report.ambiguous)}")
+    if report.ambiguous:
+        raise typer.Exit(1)
+
+
 app.command()(plan)
 app.command()(quantize)
 app.command("calibrate-kv")(calibrate_kv)
