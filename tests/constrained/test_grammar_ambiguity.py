@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import random
 import re
+from pathlib import Path
 
 import pytest
 from lark import Lark
 from lark.exceptions import LexError
+from typer.testing import CliRunner
 
+import ramiform
+from ramiform.cli import app
 from ramiform.constrained import GrammarError
 from ramiform.constrained.grammar_ambiguity import Overlap, ambiguous_terminals
 
@@ -67,6 +71,15 @@ def test_an_example_is_a_shortest_text_that_both_match(seed: int) -> None:
                 assert re.fullmatch(of[first], example)
                 assert re.fullmatch(of[second], example)
                 assert len(example) == min(shared(first, second), default=len(example))
+
+
+def test_the_example_of_the_page_is_what_the_command_prints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = (Path(ramiform.__file__).parent / "docs/constrained.md").read_text(encoding="utf-8")
+    [(grammar, printed)] = re.findall(r"```lark\n(.*?)```\n\nit prints\n\n```\n(.*?)```", page, re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    Path("assign.lark").write_text(grammar)
+    result = CliRunner().invoke(app, ["check-grammar", "assign.lark"])
+    assert (result.stdout, result.exit_code) == (printed, 1)
 
 
 @pytest.mark.parametrize(
