@@ -1,8 +1,9 @@
 r"""outlines-core as a backend: one regular expression a constraint, and for every state of its automaton the tokens.
 
-Two properties of outlines-core shape this file. Its automata are leftmost-first (`a|ab` has no way to spell "ab",
-decision 5), so it allows fewer texts than the constraint, never others. And it builds, unseen, an automaton that
-searches for the pattern anywhere, whose size can be exponential: `"(?:[^"\\]|\\.){0,16}"` takes seconds. So every
+Two properties of outlines-core shape this file. Its automata are leftmost-first: where a beginning of a text already
+matches, what follows can be lost (`a|ab` has no way to spell "ab", decision 5). So every pattern ends with NUL, which
+no token may hold; an output may end where NUL would complete the pattern. And outlines-core builds an automaton that
+searches for the pattern anywhere, whose size can be exponential: `"(?:[^"\]|\.){0,16}"` takes seconds. So every
 pattern is measured with our own automata first, and refused when it is too large. Schemas become patterns in
 `outlines_schema`.
 """
@@ -17,19 +18,21 @@ from numpy.typing import NDArray
 from outlines_core import Index
 from outlines_core import Vocabulary as OutlinesVocabulary
 
-from .backends import Peer, alternatives, not_supported
+from .backends import Peer, not_supported
 from .budget import Budget
 from .charset import ALL
 from .constraint import Choices, Constraint, JsonObject, JsonSchema, Regex
 from .dfa import DEAD, START, Dfa
 from .encode import encoded
 from .errors import GrammarError
-from .expression import Chars, repeat, sequence
+from .expression import Chars, choice, literal, repeat, sequence
 from .leftmost import preferred_dfa
 from .outlines_schema import portable_pattern, schema_pattern
 from .regex import parse_regex
 from .vocabulary import Vocabulary
 
+NUL = b"\0"
+WHITESPACE = r"[ \t\n\r]*"
 MAX_STATES = 20_000  # of the automaton that searches: it takes half a second
 MAX_STEPS = 80_000_000  # states times tokens, each of which is tried: three seconds, in which other threads run
 MAX_TRANSITIONS = 6_000_000  # kept, at about 85 bytes
@@ -39,13 +42,13 @@ _SAMPLE = 2_000  # tokens that transitions are estimated with
 def compiler(vocabulary: Vocabulary, any_whitespace: bool) -> Callable[[Constraint], Callable[[], Peer]]:
     ids: dict[bytes, list[int]] = {}
     for number, data in enumerate(vocabulary.tokens):
-        if data is not None:
+        if data is not None and NUL not in data:
             ids.setdefault(data, []).append(number)
-    tokens: Any = OutlinesVocabulary(min(vocabulary.eos_ids), ids)
+    tokens: Any = OutlinesVocabulary(min(vocabulary.eos_ids), {**ids, NUL: [len(vocabulary)]})
 
     def compile_one(constraint: Constraint) -> Callable[[], Peer]:
         try:
-            pattern = _pattern(constraint, "[ \\t\\n\\r]*" if any_whitespace else "")
+            pattern = rf"(?:{_pattern(constraint, WHITESPACE if any_whitespace else '')})\x00"
             _check_size(pattern, list(ids))
             index = Index(pattern, tokens)
         except GrammarError as error:
@@ -63,8 +66,7 @@ def _pattern(constraint: Constraint, whitespace: str) -> str:
         case Regex(pattern=pattern):
             return portable_pattern(parse_regex(pattern))
         case Choices(values=values):
-            # The first alternative wins, so no choice may stand before one that it begins.
-            return alternatives(sorted(values, key=len, reverse=True))
+            return portable_pattern(choice(literal(value) for value in values))
         case JsonObject():
             return schema_pattern({"type": "object"}, whitespace)
         case JsonSchema(schema=schema):
@@ -112,7 +114,7 @@ class _Outlines:
     def fill(self, out: NDArray[np.int32]) -> None:
         allowed = np.array(self._index.get_allowed_tokens(self._states[-1]) or [], np.int64)
         bits = np.zeros(32 * len(out), np.uint8)
-        bits[allowed] = 1
+        bits[allowed[allowed < len(self._vocabulary)]] = 1
         out[:] = np.packbits(bits, bitorder="little").view(np.int32)
 
     def step(self, token: int) -> bool:
@@ -125,7 +127,8 @@ class _Outlines:
         del self._states[len(self._states) - num_tokens :]
 
     def may_end(self) -> bool:
-        return bool(self._index.is_final_state(self._states[-1]))
+        ended = self._index.get_next_state(self._states[-1], len(self._vocabulary))
+        return ended is not None and bool(self._index.is_final_state(ended))
 
     def forced(self) -> bytes:
         """Nothing: it knows tokens, not bytes."""

@@ -18,6 +18,7 @@ from .budget import Budget
 from .charset import CharSet, charset, complement
 from .errors import GrammarError
 from .expression import (
+    NOTHING,
     Chars,
     Choice,
     Expression,
@@ -38,8 +39,8 @@ MAX_DEPTH = 30
 MAX_COUNT = 10_000
 MAX_PATTERN = 1 << 16  # characters
 
-_SURROGATES = charset([(0xD800, 0xDFFF)])
-_UNESCAPED = complement(charset([(0, 0x1F), (0x22, 0x22), (0x5C, 0x5C), (0x7F, 0x9F), *_SURROGATES]))
+_CHARACTERS = complement(((0, 0), (0xD800, 0xDFFF)))  # without NUL, which ends the backend's patterns
+_UNESCAPED = complement(charset([(0, 0x1F), (0x22, 0x22), (0x5C, 0x5C), (0x7F, 0x9F), (0xD800, 0xDFFF)]))
 _KEYWORDS = {
     "string": ("minLength", "maxLength", "pattern", "format"),
     "array": ("items", "prefixItems", "minItems", "maxItems"),
@@ -62,7 +63,7 @@ def schema_pattern(schema: Mapping[str, Any] | bool | str, whitespace: str) -> s
 def portable_pattern(expression: Expression) -> str:
     """An expression as a pattern that Python and outlines-core read alike. Anchors at its ends are left out, for they
     say nothing of a pattern that matches the whole text. Raises GrammarError for others and for look-around."""
-    text = _spelled(_without_ends(expression))
+    text = _spelled(_within(_without_ends(expression), _CHARACTERS))
     if len(text) > MAX_PATTERN:
         raise GrammarError(f"the pattern is too complex: {len(text)} characters written out")
     return text
@@ -208,7 +209,7 @@ def _string(asked: dict[str, Any], pointer: str) -> dict[str, Any]:
                 expression = repeat(Chars(_UNESCAPED), least, most)
         if expression is None:
             raise GrammarError(f"the format {asked['format']!r} is not supported")
-        return {"type": "string", "pattern": f"(?:{portable_pattern(_unescaped(expression))})"}
+        return {"type": "string", "pattern": f"(?:{portable_pattern(_within(expression, _UNESCAPED))})"}
     except GrammarError as error:
         raise GrammarError(error.reason, pointer=at_fault, position=error.position) from None
 
@@ -218,8 +219,7 @@ def _listed(values: list[Any], types: Any, pointer: str) -> dict[str, Any]:
     kept = [value for value in values if any(_is_of(value, name) for name in allowed)]
     if not kept:
         raise GrammarError("no text at all satisfies the constraint", pointer=pointer)
-    # The first alternative wins, so no number may stand before one that it begins.
-    return {"enum": sorted(kept, key=lambda value: -len(json.dumps(value)))}
+    return {"enum": kept}
 
 
 def _is_of(value: Any, name: str) -> bool:
@@ -259,26 +259,25 @@ def _without_ends(expression: Expression) -> Expression:
     return expression
 
 
-def _unescaped(expression: Expression) -> Expression:
-    """The texts of an expression that a JSON string holds as they are."""
+def _within(expression: Expression, allowed: CharSet) -> Expression:
+    """The texts of an expression that hold only allowed characters."""
     match expression:
         case Chars(ranges=ranges):
-            kept = _both(ranges, _UNESCAPED)
-            return Chars(kept) if kept else Choice(())
+            kept = _both(ranges, allowed)
+            return Chars(kept) if kept else NOTHING
         case Sequence(parts=parts):
-            return sequence(*map(_unescaped, parts))
+            return sequence(*(_within(part, allowed) for part in parts))
         case Choice(parts=parts):
-            return choice(map(_unescaped, parts))
+            return choice(_within(part, allowed) for part in parts)
         case Repeat(part=part, least=least, most=most, lazy=lazy):
-            return repeat(_unescaped(part), least, most, lazy)
+            return repeat(_within(part, allowed), least, most, lazy)
     return expression
 
 
 def _spelled(expression: Expression) -> str:
     match expression:
         case Chars(ranges=ranges):
-            kept = _both(ranges, complement(_SURROGATES))
-            return "[" + "".join(f"{_escape(low)}-{_escape(high)}" for low, high in kept) + "]"
+            return "[" + "".join(f"{_escape(low)}-{_escape(high)}" for low, high in ranges) + "]"
         case Sequence(parts=parts):
             return "".join(map(_spelled, parts))
         case Choice(parts=parts) if parts:
