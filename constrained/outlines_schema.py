@@ -41,6 +41,7 @@ MAX_PATTERN = 1 << 16  # characters
 
 _CHARACTERS = complement(((0, 0), (0xD800, 0xDFFF)))  # without NUL, which ends the backend's patterns
 _UNESCAPED = complement(charset([(0, 0x1F), (0x22, 0x22), (0x5C, 0x5C), (0x7F, 0x9F), (0xD800, 0xDFFF)]))
+_REFUSED = ("$recursiveRef", "extends", "disallow", "$id", "id")
 _KEYWORDS = {
     "string": ("minLength", "maxLength", "pattern", "format"),
     "array": ("items", "prefixItems", "minItems", "maxItems"),
@@ -86,6 +87,9 @@ class _Rewriter:
             raise GrammarError("the schema is too large", pointer=pointer)
         if isinstance(schema, bool):
             raise _refused(f"the schema {json.dumps(schema)}", pointer)
+        for name in _REFUSED if pointer else _REFUSED[:3]:  # an $id inside the schema changes what references mean
+            if name in schema:
+                raise _refused(repr(name), child(pointer, name))
         asked = {
             name: value for name, value in schema.items() if name in TABLE and name not in ("$defs", "definitions")
         }
