@@ -165,9 +165,6 @@ def _run_script(
     keys: str | None,
     settings: dict[str, Any],
 ) -> None:
-    from .lang.backend import set_default_backend
-    from .runtime.launch import Runtime
-
     if file.suffix == ".py":
         compile(file.read_bytes(), str(file), "exec")  # a slip is told before a runtime has started
     sys.argv = [str(file), *arguments]
@@ -178,6 +175,9 @@ def _run_script(
             os.environ["RAMIFORM_KEYS"] = keys
         runpy.run_path(str(file), run_name="__main__")
         return
+    from .lang.backend import set_default_backend
+    from .runtime.launch import Runtime
+
     with Runtime(model, **settings) as runtime:
         set_default_backend(runtime)
         runpy.run_path(str(file), run_name="__main__")
@@ -194,6 +194,35 @@ def keys(
     for file in make_keys(folder, name):
         print(file)
     print(f"a program needs server.key and {name}.key_secret, in a folder of its own on another machine")
+
+
+@app.command("check-grammar")
+def check_grammar(
+    file: Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="A grammar in Lark's syntax or GBNF.")],
+) -> None:
+    """Say whether a grammar is accepted, and which of its terminals can match the same text at the same place."""
+    from .constrained import GrammarError
+    from .constrained.grammar_ambiguity import ambiguous_terminals
+    from .constrained.grammar_gbnf import gbnf_grammar
+    from .runtime.grammars import grammar_syntax
+
+    try:
+        text = file.read_text(encoding="utf-8")
+        if grammar_syntax(text) == "gbnf":
+            gbnf_grammar(text)
+            print(f"{file}: accepted; GBNF has no terminals to compare")
+            return
+        report = ambiguous_terminals(text)
+    except (GrammarError, UnicodeDecodeError) as error:
+        raise RamiformError(f"{file}: {error}") from None
+    for overlap in sorted(report.overlaps, key=lambda overlap: overlap.chosen is not None):
+        verdict = "ambiguous" if overlap.chosen is None else f"a lexer takes {overlap.chosen}"
+        print(f"{overlap.first} and {overlap.second} both match {overlap.example!r}: {verdict}")
+    for first, second in report.unchecked:
+        print(f"{first} and {second} are too large to compare")
+    print(f"{file}: accepted; pairs of terminals that are ambiguous: {len(report.ambiguous)}")
+    if report.ambiguous:
+        raise typer.Exit(1)
 
 
 app.command()(plan)
@@ -219,7 +248,6 @@ def chat(
 ) -> None:
     """Talk with a model in the terminal. /help in it says what there is."""
     from .chat import Chat, typed_lines
-    from .runtime.launch import Runtime
 
     def talk(address: str) -> None:
         talking = Chat(address, Console(highlight=False), model=name, api_key=api_key)
@@ -229,6 +257,8 @@ def chat(
     if url is not None:
         talk(url)
         return
+    from .runtime.launch import Runtime
+
     with Runtime(model, port=0, **settings) as runtime:
         assert runtime.url is not None
         talk(runtime.url)
@@ -238,13 +268,14 @@ def chat(
 @with_settings(*MODEL_SETTINGS, *LOG_SETTINGS)
 def info(model: ModelArgument = None, address: AddressOption = None, keys: KeysOption = None, **settings: Any) -> None:
     """Print the facts of a model, its cache and its device, as a runtime sees them."""
-    from .lang.backend import RuntimeEndpoint
-    from .runtime.launch import Runtime
-
     if address is not None:
+        from .lang.backend import RuntimeEndpoint
+
         with RuntimeEndpoint(address, keys) as endpoint:
             _print_info(endpoint.connection())
         return
+    from .runtime.launch import Runtime
+
     with Runtime(model, **settings) as runtime:
         _print_info(runtime.connection())
 

@@ -1,43 +1,61 @@
-"""outlines-core as a backend: one regular expression a constraint, and for every state of its automaton the tokens.
+r"""outlines-core as a backend: one regular expression a constraint, and for every state of its automaton the tokens.
 
-Its automata are leftmost-first, which is no way to decide whether a text matches: `a|ab` has no way to spell "ab". That
-is why our own patterns do not go through it (decision 5). As a backend it does what users of outlines know: what it
-accepts matches, and masks are looked up.
+Two properties of outlines-core shape this file. Its automata are leftmost-first: where a beginning of a text already
+matches, what follows can be lost (`a|ab` has no way to spell "ab", decision 5). So every pattern ends with NUL, which
+no token may hold; an output may end where NUL would complete the pattern. And outlines-core builds an automaton that
+searches for the pattern anywhere, whose size can be exponential: `"(?:[^"\]|\.){0,16}"` takes seconds. So every
+pattern is measured with our own automata first, and refused when it is too large. Schemas become patterns in
+`outlines_schema`.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from outlines_core import Index  # type: ignore[import-untyped, unused-ignore]
+from outlines_core import Index
 from outlines_core import Vocabulary as OutlinesVocabulary
-from outlines_core.json_schema import (  # type: ignore[import-untyped, unused-ignore]
-    build_regex_from_schema,
-)
 
-from .backends import Peer, alternatives, not_supported
+from .backends import Peer, not_supported
+from .budget import Budget
+from .charset import ALL
 from .constraint import Choices, Constraint, JsonObject, JsonSchema, Regex
+from .dfa import DEAD, START, Dfa
+from .encode import encoded
 from .errors import GrammarError
+from .expression import Chars, choice, literal, repeat, sequence
+from .leftmost import preferred_dfa
+from .outlines_schema import portable_pattern, schema_pattern
+from .regex import parse_regex
 from .vocabulary import Vocabulary
+
+NUL = b"\0"
+WHITESPACE = r"[ \t\n\r]*"
+MAX_STATES = 20_000  # of the automaton that searches: it takes half a second
+MAX_STEPS = 80_000_000  # states times tokens, each of which is tried: three seconds, in which other threads run
+MAX_TRANSITIONS = 6_000_000  # kept, at about 85 bytes
+_SAMPLE = 2_000  # tokens that transitions are estimated with
 
 
 def compiler(vocabulary: Vocabulary, any_whitespace: bool) -> Callable[[Constraint], Callable[[], Peer]]:
     ids: dict[bytes, list[int]] = {}
     for number, data in enumerate(vocabulary.tokens):
-        if data is not None:
+        if data is not None and NUL not in data:
             ids.setdefault(data, []).append(number)
-    tokens: Any = OutlinesVocabulary(min(vocabulary.eos_ids), ids)
+    tokens: Any = OutlinesVocabulary(min(vocabulary.eos_ids), {**ids, NUL: [len(vocabulary)]})
 
     def compile_one(constraint: Constraint) -> Callable[[], Peer]:
-        pattern = _pattern(constraint, "[ \\t\\n\\r]*" if any_whitespace else "")
         try:
+            pattern = rf"(?:{_pattern(constraint, WHITESPACE if any_whitespace else '')})\x00"
+            _check_size(pattern, list(ids))
             index = Index(pattern, tokens)
+        except GrammarError as error:
+            reason = f"outlines: {error.reason}"
+            raise GrammarError(reason, pointer=error.pointer, position=error.position) from None
         except ValueError as error:
-            raise GrammarError(f"outlines-core: {error}") from None
+            raise GrammarError(f"outlines: {error}") from None
         return lambda: _Outlines(index, vocabulary)
 
     return compile_one
@@ -46,20 +64,45 @@ def compiler(vocabulary: Vocabulary, any_whitespace: bool) -> Callable[[Constrai
 def _pattern(constraint: Constraint, whitespace: str) -> str:
     match constraint:
         case Regex(pattern=pattern):
-            return pattern
+            return portable_pattern(parse_regex(pattern))
         case Choices(values=values):
-            return alternatives(list(values))
+            return portable_pattern(choice(literal(value) for value in values))
         case JsonObject():
-            return _pattern(JsonSchema({"type": "object"}), whitespace)
+            return schema_pattern({"type": "object"}, whitespace)
         case JsonSchema(schema=schema):
-            try:
-                return str(
-                    build_regex_from_schema(schema if isinstance(schema, str) else json.dumps(schema), whitespace)
-                )
-            except (TypeError, ValueError) as error:
-                raise GrammarError(f"outlines-core: {error}") from None
+            return schema_pattern(schema, whitespace)
         case _:
             raise not_supported("outlines", constraint)
+
+
+def _check_size(pattern: str, tokens: list[bytes]) -> None:
+    """Raise GrammarError when outlines-core would need too much time or memory for the pattern."""
+    expression = parse_regex(pattern, flags="u")
+    budget = Budget(MAX_STATES)
+    try:
+        dfa = encoded(preferred_dfa(expression, budget), "utf8", budget)
+        encoded(preferred_dfa(sequence(repeat(Chars(ALL), 0, None, lazy=True), expression), budget), "utf8", budget)
+    except GrammarError as error:
+        raise GrammarError(f"too many states: {error.reason}") from None
+    if dfa.is_empty:
+        raise GrammarError("no text at all satisfies the constraint")
+    if dfa.num_states * len(tokens) > MAX_STEPS or _num_transitions(dfa, tokens) > MAX_TRANSITIONS:
+        raise GrammarError(
+            f"the constraint is too complex: its table has {dfa.num_states} states, each for {len(tokens)} tokens"
+        )
+
+
+def _num_transitions(dfa: Dfa, tokens: list[bytes]) -> int:
+    """Estimate how many pairs of a state and a token the index holds, from every n-th token."""
+    stride = -(-len(tokens) // _SAMPLE)
+    found = 0
+    for token in tokens[::stride]:
+        states = np.arange(START, dfa.num_states, dtype=np.int32)
+        for byte in token:
+            states = dfa.table[states, dfa.class_of[byte]]
+            states = states[states != DEAD]
+        found += len(states)
+    return found * stride
 
 
 class _Outlines:
@@ -71,7 +114,7 @@ class _Outlines:
     def fill(self, out: NDArray[np.int32]) -> None:
         allowed = np.array(self._index.get_allowed_tokens(self._states[-1]) or [], np.int64)
         bits = np.zeros(32 * len(out), np.uint8)
-        bits[allowed] = 1
+        bits[allowed[allowed < len(self._vocabulary)]] = 1
         out[:] = np.packbits(bits, bitorder="little").view(np.int32)
 
     def step(self, token: int) -> bool:
@@ -84,7 +127,8 @@ class _Outlines:
         del self._states[len(self._states) - num_tokens :]
 
     def may_end(self) -> bool:
-        return bool(self._index.is_final_state(self._states[-1]))
+        ended = self._index.get_next_state(self._states[-1], len(self._vocabulary))
+        return ended is not None and bool(self._index.is_final_state(ended))
 
     def forced(self) -> bytes:
         """Nothing: it knows tokens, not bytes."""

@@ -9,11 +9,15 @@ ESCAPED_STRING, whose look-behind is written here without; so are `%declare` and
 
 from __future__ import annotations
 
+import json
 import re
+from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from .budget import GRAMMAR_CPU_SECONDS, Budget
 from .cfg import MAX_RULES, Cfg, Symbol, Terminal
+from .char_dfa import CharDfa
 from .dfa import START
 from .encode import encoded
 from .errors import GrammarError
@@ -33,16 +37,36 @@ _ESCAPED = r'".*?(?<!\\)(\\\\)*?"'
 _WITHOUT_LOOK_BEHIND = r'"(?:[^"\\\n]|\\[^\n])*"'
 
 
+@dataclass(frozen=True, eq=False)
+class Lexeme:
+    """A terminal as Lark's lexer sees it: `chars` accepts its texts."""
+
+    name: str
+    priority: int
+    is_literal: bool
+    chars: CharDfa
+
+
 def lark_grammar(text: str, start: str = "start") -> Cfg:
     """Raises GrammarError: with the position in the text for a mistake in the syntax, else with the name at fault."""
+    return _translated(text, start, by_name=False)[0]
+
+
+def lark_lexemes(text: str, start: str = "start") -> tuple[Cfg, list[Lexeme]]:
+    """The grammar in which terminals of different names stay different, as in Lark, and its terminals in order."""
+    return _translated(text, start, by_name=True)
+
+
+def _translated(text: str, start: str, *, by_name: bool) -> tuple[Cfg, list[Lexeme]]:
     if len(text) > MAX_TEXT:
         raise GrammarError(f"the grammar is longer than {MAX_TEXT} characters")
     for found in _IMPORT.finditer(text):
         if found[1] or found[2] not in _LIBRARY:
             raise GrammarError.in_pattern("imports are from Lark's own grammars only", text, found.start(2))
     read = _read(text)
+    translator = _Translator(read, Budget(max_cpu_seconds=GRAMMAR_CPU_SECONDS), by_name)
     try:
-        return _Translator(read, Budget(max_cpu_seconds=GRAMMAR_CPU_SECONDS)).translate(start)
+        return translator.translate(start), translator.lexemes
     except RecursionError:
         raise GrammarError("the grammar is nested too deeply") from None
 
@@ -73,8 +97,11 @@ Arguments = dict[str, tuple[Symbol, ...]]  # what a template's parameters stand 
 
 
 class _Translator:
-    def __init__(self, read: LarkGrammar, budget: Budget) -> None:
+    def __init__(self, read: LarkGrammar, budget: Budget, by_name: bool) -> None:
+        self.lexemes: list[Lexeme] = []  # filled in only `by_name`: otherwise their automata are not kept
         self._budget = budget
+        self._by_name = by_name
+        self._priorities = {name: int(priority) for name, (_, priority) in read.term_defs}
         self._terminals = {name: tree for name, (tree, _) in read.term_defs}
         self._definitions = {name: (params, tree) for name, params, tree, _ in read.rule_defs}
         self._ignored = list(read.ignore)
@@ -143,20 +170,42 @@ class _Translator:
         return self._terminal(tree, name)
 
     def _terminal(self, tree: Tree[Any], name: str | None = None) -> Symbol:
-        from lark.load_grammar import PrepareLiterals, TerminalTreeToPattern, nr_deepcopy_tree
+        pattern, is_literal = _pattern(tree)
+        if not self._by_name:
+            return self._rules.terminal(pattern, lambda: self._made(name or pattern, pattern, 0, is_literal))
+        # Lark gives a terminal without a name that of one with the same pattern.
+        name = name or self._name_of.get(pattern)
+        priority = self._priorities.get(name or "", 0)
+        shown = _quoted(pattern, is_literal) if name is None or name.startswith("__") else name  # __IGNORE_0 is Lark's
+        return self._rules.terminal((name, pattern), lambda: self._made(shown, pattern, priority, is_literal))
 
-        found = (PrepareLiterals() * TerminalTreeToPattern()).transform(nr_deepcopy_tree(tree))  # type: ignore[no-untyped-call]
-        pattern = found.to_regexp().replace(_ESCAPED, _WITHOUT_LOOK_BEHIND)
-        return self._rules.terminal(pattern, lambda: self._made(name or pattern, pattern))
+    @cached_property
+    def _name_of(self) -> dict[str, str]:
+        return {_pattern(tree)[0]: name for name, tree in self._terminals.items() if tree is not None}
 
-    def _made(self, name: str, pattern: str) -> Terminal:
+    def _made(self, name: str, pattern: str, priority: int, is_literal: bool) -> Terminal:
         try:
             chars = preferred_dfa(parse_regex(pattern, flags="u"), self._budget)
         except GrammarError as error:
             raise GrammarError(f"the terminal {name}: {error}", position=error.position) from None
         if chars.accepting[START]:
             raise GrammarError(f"the terminal {name} may be empty")
+        if self._by_name:
+            self.lexemes.append(Lexeme(name, priority, is_literal, chars))
         return Terminal(name, encoded(chars, "utf8", self._budget), preferred=True)
+
+
+def _pattern(tree: Tree[Any]) -> tuple[str, bool]:
+    """A terminal's pattern, and whether it is a literal."""
+    from lark.load_grammar import PrepareLiterals, TerminalTreeToPattern, nr_deepcopy_tree
+
+    found = (PrepareLiterals() * TerminalTreeToPattern()).transform(nr_deepcopy_tree(tree))  # type: ignore[no-untyped-call]
+    return found.to_regexp().replace(_ESCAPED, _WITHOUT_LOOK_BEHIND), found.type == "str"
+
+
+def _quoted(pattern: str, is_literal: bool) -> str:
+    """A terminal without a name, as the grammar has it."""
+    return json.dumps(re.sub(r"\\(.)", r"\1", pattern), ensure_ascii=False) if is_literal else f"/{pattern}/"
 
 
 def _bounds(operator: str, counts: list[int]) -> tuple[int, int | None]:

@@ -10,7 +10,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from threading import Lock
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -127,9 +127,13 @@ def _source(constraint: Constraint) -> GrammarSource:
         case "choices":
             return Choices(_choices(constraint.source))
         case "grammar":
-            return Grammar(constraint.source, syntax="gbnf" if _GBNF_RULE.search(constraint.source) else "lark")
+            return Grammar(constraint.source, syntax=grammar_syntax(constraint.source))
         case "structural_tag":
             return StructuralTag(constraint.source)
+
+
+def grammar_syntax(text: str) -> Literal["gbnf", "lark"]:
+    return "gbnf" if _GBNF_RULE.search(text) else "lark"
 
 
 def _choices(source: str) -> list[str]:

@@ -126,6 +126,25 @@ def test_the_listed_packages_are_those_on_disk() -> None:
     assert sorted(on_disk | {"ramiform.runtime.shipped_model"}) == sorted(listed)
 
 
+@pytest.mark.parametrize(
+    ("package", "module"),
+    [
+        ("torch", "torch"),
+        ("lark", "lark"),
+        ("outlines-core", "outlines_core"),
+        ("interegular", "interegular"),
+        ("fastapi", "fastapi"),
+        ("pyzmq", "zmq"),
+        ("sentencepiece", "sentencepiece"),
+        ("tiktoken", "tiktoken"),
+    ],
+)
+def test_a_package_of_the_base_install_is_used(package: str, module: str) -> None:
+    listed = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+    assert package in [requirement.partition(">=")[0] for requirement in listed]
+    assert any(name.split(".")[0] == module for path in ALL_MODULES for name in imports(path))
+
+
 def test_the_client_imports_no_torch_and_no_web_server() -> None:
     code = (
         "import ramiform, sys; print(*(m for m in ('torch', 'fastapi', 'transformers', 'uvicorn') if m in sys.modules))"

@@ -8,12 +8,8 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from ..models.config import read_config
 from ..protocol.errors import RequestError
-from .choose import choose
 from .devices import DEVICES
-from .report import facts, table
-from .workload import Workload
 
 
 def plan(
@@ -33,6 +29,12 @@ def plan(
     limit: Annotated[int, typer.Option(min=1, help="Arrangements to show.")] = 12,
 ) -> None:
     """Work out on paper which arrangements of devices serve a model: memory, times, cost."""
+    # Reading a model's configuration imports torch, which `--help` must not.
+    from ..models.config import read_config
+    from .choose import choose
+    from .report import facts, table
+    from .workload import Workload
+
     number, _, name = gpus.partition("x")
     if not number.isdecimal() or not 1 <= int(number) <= 1024 or name not in DEVICES:
         raise RequestError(

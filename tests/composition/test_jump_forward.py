@@ -160,3 +160,22 @@ def test_another_engine_of_grammars_end_to_end() -> None:
         [text] = texts(answer)
         assert answer.json()["meta_info"]["finish_reason"]["type"] == "stop"
         jsonschema.validate(json.loads(text), SCHEMA)
+
+
+def test_the_outlines_engine_end_to_end() -> None:
+    schema = {"type": "object", "properties": {"ok": {"type": "boolean"}, "n": {"enum": [1, 12]}}, "required": ["ok"]}
+    with ramiform.Runtime(
+        port=0, dtype="float32", num_pages=64, grammar_backend="outlines", log_level="error"
+    ) as started:
+        refused: list[dict[str, Any]] = [
+            {"json_schema": json.dumps({"type": "integer", "minimum": 3})},
+            {"regex": r'"([^"\\]|\\.){0,60}"'},
+        ]
+        for params in refused:
+            response = ask(started, params)
+            assert (response.status_code, "outlines: " in response.text) == (400, True), response.text
+        [text] = texts(ask(started, {"json_schema": json.dumps(schema), "max_new_tokens": 60}))
+        jsonschema.validate(json.loads(text), schema)
+        [text] = texts(ask(started, {"regex": "[0-9]{3}", "max_new_tokens": 60}))
+        assert len(text) == 3
+        assert text.isdecimal()
