@@ -60,7 +60,9 @@ class HttpProtocol(HttpToolsProtocol):
         self._slot = slot
         self._is_spare = is_spare
         self._has_ended = False  # nothing that still comes is read
+        self._waiting_refusal: Refusal | None = None  # until the requests before it are answered
         self._part = 0  # heads and bodies that have ended; odd: a body is on its way
+        self._has_begun = False  # a head that is not complete
         self._num_bytes = 0  # that came for this part
         self._num_fields = 0
         self._num_field_bytes = 0
@@ -123,6 +125,7 @@ class HttpProtocol(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
+        self._has_begun = True
         self._num_fields = self._num_field_bytes = 0
 
     def on_url(self, url: bytes) -> None:
@@ -145,6 +148,7 @@ class HttpProtocol(HttpToolsProtocol):
             raise Refusal(400, f"more than {MAX_PIPELINED} requests wait on this connection", "too_many_requests")
         before = self.cycle
         super().on_headers_complete()
+        self._has_begun = False
         self._begin_part()
         if self.cycle is not before:  # a request, not a handshake
             self._unset_deadline()
@@ -168,7 +172,10 @@ class HttpProtocol(HttpToolsProtocol):
             self._set_deadline(WRITE_SECONDS, self.transport.abort)
         elif not self._is_serving:
             self._slot.idle()
-            if self._is_in_body or self._num_bytes:
+            if self._waiting_refusal is not None:
+                self._refuse(self._waiting_refusal)
+                return
+            if self._is_in_body or self._has_begun:
                 self._set_deadline(HEAD_SECONDS, self._out_of_time)
 
     def handle_websocket_upgrade(self) -> None:
@@ -212,7 +219,7 @@ class HttpProtocol(HttpToolsProtocol):
             raise Refusal(400, "the body's chunks have more bytes around them than in them", "invalid_http_request")
 
     def _out_of_time(self) -> None:
-        if self._num_bytes and not self._is_in_body:
+        if self._has_begun:
             message = f"the request's head was not complete after {HEAD_SECONDS:g} s"
             self._refuse(Refusal(408, message, "request_timeout"))
         else:
@@ -222,8 +229,9 @@ class HttpProtocol(HttpToolsProtocol):
         """Answer with the refusal and close; requests before it are answered first."""
         self._has_ended = True
         self._unset_deadline()
+        self._unset_keepalive_if_required()
         if self._is_serving and not self._is_in_body:
-            self.cycle.keep_alive = False
+            self._waiting_refusal = refusal
             return
         if self._is_serving:  # its body cannot be read on
             if self.pipeline or self.cycle.response_started:
