@@ -282,10 +282,11 @@ def test_model_path_is_the_model() -> None:
         ramiform.Runtime("/nowhere", model_path="/nowhere")
 
 
+@pytest.mark.parametrize("name", ["api_key", "admin_key"])
 @pytest.mark.parametrize("key", ["", " ", ",", " , "])
-def test_an_empty_key_is_refused_rather_than_everybody_served(key: str) -> None:
-    with pytest.raises(RequestError, match="api_key is empty"):
-        make_config(None, {"api_key": key})
+def test_an_empty_key_is_refused_rather_than_everybody_served(name: str, key: str) -> None:
+    with pytest.raises(RequestError, match=f"{name} is empty"):
+        make_config(None, {name: key})
 
 
 def test_a_folder_that_cannot_hold_keys_is_one_line() -> None:

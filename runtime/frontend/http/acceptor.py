@@ -59,11 +59,6 @@ class Acceptor:
         self._make_protocol = make_protocol
         self._pool = Pool(bounds.most, bounds.per_address)
         self._spare = Pool(bounds.spare, max(1, bounds.spare // 4))
-        self._tls = (
-            {}
-            if ssl is None
-            else {"ssl_handshake_timeout": HANDSHAKE_SECONDS, "ssl_shutdown_timeout": SHUTDOWN_SECONDS}
-        )
         self._ssl = ssl
         self._at_once = at_once
         self._failed, self._full = RareLog(), RareLog()
@@ -123,7 +118,10 @@ class Acceptor:
     async def _begin(self, connection: socket.socket, slot: Slot, is_spare: bool) -> None:
         protocol = self._make_protocol(slot, is_spare)
         loop = asyncio.get_running_loop()
-        await loop.connect_accepted_socket(lambda: protocol, connection, ssl=self._ssl, **self._tls)
+        times = {"ssl_handshake_timeout": HANDSHAKE_SECONDS, "ssl_shutdown_timeout": SHUTDOWN_SECONDS}
+        await loop.connect_accepted_socket(
+            lambda: protocol, connection, ssl=self._ssl, **(times if self._ssl is not None else {})
+        )
 
     def _begun(self, connection: socket.socket, slot: Slot, task: asyncio.Task[None]) -> None:
         self._beginning.discard(task)
