@@ -274,6 +274,7 @@ def test_a_client_that_does_not_begin_tls_is_let_go(tmp_path: Path, monkeypatch:
             base_url=f"https://127.0.0.1:{desk.server.port}", verify=trust, timeout=120
         ) as client:
             assert (await client.get("/health")).status_code == 200
+            assert (await client.get("/health", headers={"x": "a" * 1_000_000})).status_code == 431
         await stop(desk, silent, loud)
 
     run(main())

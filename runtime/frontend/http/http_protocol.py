@@ -158,12 +158,10 @@ class HttpProtocol(HttpToolsProtocol):
 
     def on_body(self, body: bytes) -> None:
         self._num_body_bytes += len(body)
-        if self.cycle is not None:
-            super().on_body(body)
+        super().on_body(body)
 
     def on_message_complete(self) -> None:
-        if self.cycle is not None:
-            super().on_message_complete()
+        super().on_message_complete()
         self._begin_part()
 
     def on_response_complete(self) -> None:
@@ -239,18 +237,23 @@ class HttpProtocol(HttpToolsProtocol):
                 return
             self.cycle.disconnected = True
             self.cycle.message_event.set()
+        self._abort_later()
         self.transport.write(_response(refusal, self.server_state.default_headers))
         if self.transport.can_write_eof():
             # Closing at once would reset the connection of a client that still sends, before it reads the answer.
             self.transport.write_eof()
-            self._set_deadline(LINGER_SECONDS, self.transport.abort)
         else:
-            self._close()
+            self.transport.close()
 
     def _close(self) -> None:
         self._has_ended = True
+        self._abort_later()
         self.transport.close()
-        self._set_deadline(LINGER_SECONDS, self.transport.abort)
+
+    def _abort_later(self) -> None:
+        """Once the client has had time to read what it was sent."""
+        has_unread = self.transport.get_write_buffer_size() > 0
+        self._set_deadline(WRITE_SECONDS if has_unread else LINGER_SECONDS, self.transport.abort)
 
     def _set_deadline(self, seconds: float, then: Any) -> None:
         self._unset_deadline()
