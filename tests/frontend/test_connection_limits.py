@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 import socket
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -165,6 +167,19 @@ def test_the_bounds_follow_from_the_limit_of_open_files() -> None:
     with pytest.raises(RequestError, match=r"max_connections 5000 .* room for 936") as error:
         of(1000, max_connections=5000)
     assert error.value.param == "max_connections"
+
+
+def test_a_server_raises_its_limit_of_open_files_to_the_hard_one() -> None:
+    code = (
+        "import resource\n"
+        "from ramiform.runtime.frontend.http.connection_limits import free_descriptors, raise_descriptor_limit\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (100, 500))\n"
+        "before = free_descriptors()\n"
+        "raise_descriptor_limit()\n"
+        "print(*resource.getrlimit(resource.RLIMIT_NOFILE), before < 84 < free_descriptors() < 500)\n"
+    )
+    done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["500", "500", "True"]
 
 
 @pytest.mark.parametrize(

@@ -103,8 +103,8 @@ class Acceptor:
         slot, is_spare = self._pool.admit(client), False
         if slot is None:
             self._full.warn(
-                f"refusing HTTP connections, the last of {client}: there are {self._pool.most}, "
-                f"or {self._pool.per_address} of one address"
+                f"refusing HTTP connections, the last from {client or 'the Unix socket'}: {self._pool.most} are open, "
+                f"or {self._pool.per_address} from one address"
             )
             slot, is_spare = self._spare.admit(client), True
         if slot is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import resource
 import socket
@@ -15,6 +16,7 @@ from ...protocol.errors import RequestError
 
 DEFAULT_MOST = 4096  # connections, where the limit of open files allows as many
 SPARE = 64  # connections beyond the bound, which are told so, and by which supervisors still ask for /health
+MAX_DESCRIPTORS = 65_536  # that a server asks the system for
 SETTLE = 1.0  # seconds that a connection may be idle before a new one takes its place: its request may be on its way
 
 Address = str | None  # None: a Unix socket's client
@@ -125,11 +127,23 @@ def bounds(config: ServeConfig, num_descriptors: int) -> Bounds:
     else:
         raise RequestError(
             f"max_connections {config.max_connections} is more than this process may open: its limit of open files "
-            f"(ulimit -n) leaves room for {max(0, num_descriptors - spare) * config.frontends}",
+            f"(ulimit -Hn) leaves room for {max(0, num_descriptors - spare) * config.frontends}",
             param="max_connections",
         )
     per_address = config.share(config.max_connections_per_address)
     return Bounds(most, -(-most // 2) if per_address is None else per_address, spare)
+
+
+def raise_descriptor_limit() -> None:
+    """Let this process, and its children, open as many files as the hard limit allows, up to MAX_DESCRIPTORS.
+
+    Shells usually set a soft limit of 1024, or of 256 on macOS.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = MAX_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, MAX_DESCRIPTORS)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        with contextlib.suppress(ValueError, OSError):  # macOS has a lower limit that it does not name
+            resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 def free_descriptors() -> int:

@@ -11,7 +11,8 @@ from http import HTTPStatus
 from typing import Any
 
 import httptools
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.datastructures import MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
@@ -153,8 +154,6 @@ class HttpProtocol(HttpToolsProtocol):
         if self.cycle is not before:  # a request, not a handshake
             self._unset_deadline()
             self._slot.busy()
-            if self._is_spare:
-                self.cycle.keep_alive = False
 
     def on_body(self, body: bytes) -> None:
         self._num_body_bytes += len(body)
@@ -275,6 +274,7 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
 
     slot: Slot
     _unread: asyncio.TimerHandle | None = None
+    _num_fragments = 0  # of a message that is not complete
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
@@ -295,13 +295,14 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
 
     def handle_ping(self) -> None:
         pong = b"".join(self.conn.data_to_send())
-        if self.writable.is_set():  # a client that does not read would have its pongs pile up
+        if self._unread is None:  # a client that does not read would have its pongs pile up
             self.transport.write(pong)
 
     def handle_cont(self, event: Frame) -> None:
         if self.close_sent:
             return
-        if len(self.frames) >= MAX_FRAGMENTS:
+        self._num_fragments = 0 if event.fin else self._num_fragments + 1
+        if self._num_fragments > MAX_FRAGMENTS:
             self.conn.fail(1009, f"a message of more than {MAX_FRAGMENTS} frames")
             self.handle_parser_exception()
             return
@@ -315,12 +316,19 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
 
 
 def _only_open_paths(app: Any) -> ASGIApp:
+    """Answer one request of a connection beyond the bound, then close it."""
+
     async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_last(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message)["connection"] = "close"
+            await send(message)
+
         if scope["path"] in OPEN_PATHS:
-            await app(scope, receive, send)
+            await app(scope, receive, send_last)
         else:
             refusal = _too_many()
-            await error_response(refusal.status, str(refusal), code=refusal.code)(scope, receive, send)
+            await error_response(refusal.status, str(refusal), code=refusal.code)(scope, receive, send_last)
 
     return answer
 
