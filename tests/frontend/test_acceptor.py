@@ -23,7 +23,7 @@ from ramiform.runtime.frontend.http.server import HttpServer
 from ramiform.runtime.protocol.config import ServeConfig
 
 from .harness import house, run
-from .test_http_protocol import HEAD, WHOLE, Peer, connected, connections, until
+from .peers import HEAD, WHOLE, Peer, connected, connections, until
 
 
 class Desk:
