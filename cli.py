@@ -61,6 +61,15 @@ def serve(
             rich_help_panel="Access and limits",
         ),
     ] = None,
+    admin_key: Annotated[
+        str | None,
+        typer.Option(
+            envvar="RAMIFORM_ADMIN_KEY",
+            show_envvar=True,
+            help="API key that may flush the cache and abort all requests.",
+            rich_help_panel="Access and limits",
+        ),
+    ] = None,
     **settings: Any,
 ) -> None:
     """Serve a model over HTTP and to programs, until Ctrl-C. SIGTERM lets what runs end first."""
@@ -70,7 +79,7 @@ def serve(
     from .runtime.serve import Signals
     from .runtime.serve import serve as run_frontend
 
-    config = make_config(model, {"port": port, "api_key": api_key, **settings})
+    config = make_config(model, {"port": port, "api_key": api_key, "admin_key": admin_key, **settings})
     if config.core.node_rank > 0:
         _serve_node(config)
         return

@@ -23,7 +23,8 @@ PANELS = {
     "Speculation": "speculative speculative_draft_model speculative_num_steps speculative_eagle_topk "
     "speculative_num_draft_tokens speculative_adaptive",
     "HTTP": "host port uds ssl_certfile ssl_keyfile cors_origins max_body_mib request_timeout",
-    "Access and limits": "api_key max_requests_per_key requests_per_minute_per_key",
+    "Access and limits": "api_key admin_key max_requests_per_key requests_per_minute_per_key "
+    "max_connections max_connections_per_address",
     "Model's dialect": "tool_call_parser reasoning_parser",
     "Programs of other machines": "bind keys",
     "Processes": "frontends drain_seconds",
@@ -84,5 +85,5 @@ def _shown(parameter: Any) -> str:
 
 
 MODEL_SETTINGS = settings_of(CoreConfig, skip=frozenset({"model"}))
-SERVE_SETTINGS = settings_of(ServeConfig, skip=frozenset({"socket_dir", "port", "api_key"}))
+SERVE_SETTINGS = settings_of(ServeConfig, skip=frozenset({"socket_dir", "port", "api_key", "admin_key"}))
 LOG_SETTINGS = [p for p in SERVE_SETTINGS if p.name in ("log_level", "log_format")]

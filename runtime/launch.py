@@ -116,11 +116,12 @@ def make_config(model: str | None, settings: dict[str, Any]) -> RuntimeConfig:
     core = _convert({"model": model} | {n: value for n, value in settings.items() if n in _CORE_FIELDS}, CoreConfig)
     serve = {n: value for n, value in settings.items() if n in _SERVE_FIELDS}
     checked = _convert({"socket_dir": ""} | serve, ServeConfig)
-    if checked.api_key is not None and not checked.api_key.strip(", "):
-        # As when the shell's variable is not set: to serve everybody is the last thing that was meant.
-        raise RequestError(
-            "api_key is empty, so that nobody would be asked for a key: leave it out, or set it", param="api_key"
-        )
+    for name, keys in (("api_key", checked.api_key), ("admin_key", checked.admin_key)):
+        if keys is not None and not keys.strip(", "):
+            # As when the shell's variable is not set: to serve everybody is the last thing that was meant.
+            raise RequestError(
+                f"{name} is empty, so that nobody would be asked for a key: leave it out, or set it", param=name
+            )
     check_nodes(core)
     if checked.bind is not None:
         check_bind(checked.bind, checked.keys)

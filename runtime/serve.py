@@ -22,6 +22,7 @@ import msgspec
 from . import lifeline, logs
 from .checkpoint import find_checkpoint
 from .children import Child
+from .frontend.http.connection_limits import raise_descriptor_limit
 from .frontend.http.listening import forget, listen
 from .frontend.process import Frontend
 from .pause import pause
@@ -57,6 +58,7 @@ async def serve(config: RuntimeConfig, signals: Signals, on_start: Callable[[Sta
 
     The directory of the sockets is removed at the end, however it ends.
     """
+    raise_descriptor_limit()
     children: list[Child] = []
     try:
         tokenizer = load_tokenizer(find_checkpoint(config.core.model))

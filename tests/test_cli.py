@@ -66,6 +66,9 @@ HTTP_FLAGS = {
     "--max-requests-per-key",
     "--requests-per-minute-per-key",
     "--request-timeout",
+    "--max-connections",
+    "--max-connections-per-address",
+    "--admin-key",
     "--tool-call-parser",
     "--reasoning-parser",
     "--uds",
@@ -280,10 +283,11 @@ def test_model_path_is_the_model() -> None:
         ramiform.Runtime("/nowhere", model_path="/nowhere")
 
 
+@pytest.mark.parametrize("name", ["api_key", "admin_key"])
 @pytest.mark.parametrize("key", ["", " ", ",", " , "])
-def test_an_empty_key_is_refused_rather_than_everybody_served(key: str) -> None:
-    with pytest.raises(RequestError, match="api_key is empty"):
-        make_config(None, {"api_key": key})
+def test_an_empty_key_is_refused_rather_than_everybody_served(name: str, key: str) -> None:
+    with pytest.raises(RequestError, match=f"{name} is empty"):
+        make_config(None, {name: key})
 
 
 def test_a_folder_that_cannot_hold_keys_is_one_line() -> None:

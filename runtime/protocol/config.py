@@ -155,6 +155,10 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True):
     api_key: Annotated[
         str | None, Meta(description="required as 'Authorization: Bearer KEY' when set; several are parted by commas")
     ] = None
+    admin_key: Annotated[
+        str | None,
+        Meta(description="API key that may act on others: flush the cache, abort all; several are parted by commas"),
+    ] = None
     cors_origins: Annotated[
         str | None, Meta(description="web pages' origins that may ask, parted by commas, or *; default: none")
     ] = None
@@ -170,6 +174,14 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True):
     request_timeout: Annotated[
         Annotated[float, Meta(gt=0)] | None,
         Meta(description="seconds that an HTTP request may take, its answer included; default: any time"),
+    ] = None
+    max_connections: Annotated[
+        Annotated[int, Meta(ge=1)] | None,
+        Meta(description="HTTP connections open at once; default: 4096, or what the limit of open files allows"),
+    ] = None
+    max_connections_per_address: Annotated[
+        Annotated[int, Meta(ge=1)] | None,
+        Meta(description="of them those of one client address (IPv6: of one /64 network); default: half of all"),
     ] = None
     tool_call_parser: Annotated[
         Literal[
@@ -191,6 +203,10 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True):
     otlp_endpoint: Annotated[
         str | None, Meta(description="collector of OpenTelemetry traces over HTTP, e.g. http://localhost:4318")
     ] = None
+
+    def share(self, limit: int | None) -> int | None:
+        """One frontend's part of a limit that all keep together."""
+        return None if limit is None else -(-limit // self.frontends)
 
     def url(self, port: int | None) -> str:
         """Where HTTP is answered; `port` is the one that was bound, None at a Unix socket."""

@@ -6,6 +6,7 @@ import difflib
 from collections.abc import Collection
 
 _THEIRS = {
+    "admin_api_key": "admin_key",
     "api_server_count": "frontends",
     "attention_backend": "kernels",
     "chunked_prefill_size": "prefill_budget",

@@ -150,6 +150,26 @@ def test_a_body_that_does_not_come_is_a_408(monkeypatch: pytest.MonkeyPatch) -> 
     run(main())
 
 
+def test_a_body_that_comes_in_crumbs_is_a_408(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each crumb comes in time, but all of them together do not."""
+    monkeypatch.setattr(limits, "BODY_PAUSE", 0.5)
+    monkeypatch.setattr(limits, "BODY_RATE", 1 << 20)
+
+    async def main() -> None:
+        async with house(http=True) as built:
+            reader, writer = await asyncio.open_connection("127.0.0.1", int(built.url.rpartition(":")[2]))
+            head = ("POST /v1/completions HTTP/1.1", "host: a", "content-type: application/json", "content-length: 999")
+            writer.write("\r\n".join((*head, "", "{")).encode())
+            answered = asyncio.create_task(reader.readuntil(b"\r\n\r\n"))
+            while not answered.done():
+                writer.write(b" ")
+                await asyncio.sleep(0.01)
+            assert b" 408 " in await answered
+            writer.close()
+
+    run(main())
+
+
 def test_an_error_of_ours_is_a_500_in_the_same_shape_with_the_requests_id(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> None:
         raise ZeroDivisionError("what another client said")

@@ -12,6 +12,7 @@ from ...protocol.sampling import SamplingParams
 from ...protocol.version import __version__
 from ..generation import Generator, Prompt
 from .connection import json_response, unless_client_leaves
+from .guard import require_admin
 
 
 class AdminApi:
@@ -81,8 +82,9 @@ class AdminApi:
         """Of the runtime."""
         return json_response({"version": __version__})
 
-    async def flush_cache(self) -> Response:
-        """Forget every cached prefix that nothing uses."""
+    async def flush_cache(self, request: Request) -> Response:
+        """Forget every cached prefix that nothing uses. Asks for an admin key."""
+        require_admin(request, "flushing the cache")
         self._core.require_info()
         await self._core.flush_cache()
         return PlainTextResponse("The cache is flushed.\n")

@@ -57,14 +57,19 @@ def create_app(
         MetricsApi(generator.core, siblings),
     ):
         app.include_router(api.router, responses=errors.DOCUMENTED)
-    if (per_minute := _share(config.requests_per_minute_per_key, config.frontends)) is not None:
+    if (per_minute := config.share(config.requests_per_minute_per_key)) is not None:
         app.add_middleware(Rates, per_minute=per_minute)
     app.add_middleware(
         Limits,
-        max_requests=_share(config.max_requests_per_key, config.frontends),
+        max_requests=config.share(config.max_requests_per_key),
         seconds=config.request_timeout,
     )
-    app.add_middleware(Guard, api_keys=_listed(config.api_key), max_body_bytes=config.max_body_mib << 20)
+    app.add_middleware(
+        Guard,
+        api_keys=_listed(config.api_key),
+        admin_keys=_listed(config.admin_key),
+        max_body_bytes=config.max_body_mib << 20,
+    )
     if origins := _listed(config.cors_origins):
         # Outside the guard: a page's question whether it may ask carries no key.
         app.add_middleware(
@@ -76,10 +81,6 @@ def create_app(
         )
     app.add_middleware(Metering, measures=measures, tracer=tracer)  # the outermost: counts refusals too
     return app
-
-
-def _share(limit: int | None, frontends: int) -> int | None:
-    return None if limit is None else -(-limit // frontends)
 
 
 def _listed(setting: str | None) -> list[str]:

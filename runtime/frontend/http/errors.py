@@ -19,9 +19,18 @@ class NotFoundError(RequestError):
     """The client names something that there is not."""
 
 
+class AdminKeyError(RamiformError):
+    """The client may not do what acts on others' work. `has_key`: it has shown an API key, though not an admin's."""
+
+    def __init__(self, action: str, *, has_key: bool) -> None:
+        super().__init__(f"{action} acts on the work of others, and needs an admin key (--admin-key)")
+        self.has_key = has_key
+
+
 TYPES = {
     400: "invalid_request_error",
     401: "authentication_error",
+    403: "permission_error",
     404: "not_found_error",
     408: "timeout_error",
     413: "invalid_request_error",
@@ -49,6 +58,7 @@ class ErrorAnswer(BaseModel):
 DOCUMENTED: dict[int | str, dict[str, Any]] = {
     400: {"model": ErrorAnswer, "description": "The request is wrong; `param` says where."},
     401: {"model": ErrorAnswer, "description": "A wrong API key, or none."},
+    403: {"model": ErrorAnswer, "description": "It acts on the work of others, and the API key is no admin key."},
     404: {"model": ErrorAnswer, "description": "There is no such thing."},
     408: {"model": ErrorAnswer, "description": "The body did not come in time."},
     413: {"model": ErrorAnswer, "description": "The body is too long."},
@@ -93,6 +103,8 @@ def error_response(
     headers: Mapping[str, str] | None = None,
 ) -> JSONResponse:
     headers = dict(headers or {})
+    if status == 401:
+        headers.setdefault("www-authenticate", "Bearer")
     if status in (429, 503):
         headers.setdefault("retry-after", "1")
     return JSONResponse(error_body(status, message, param=param, code=code), status_code=status, headers=headers)
@@ -120,6 +132,12 @@ def install(app: FastAPI) -> None:
         message, param = explain(error)
         return error_response(400, message, param=param, code="invalid_value")
 
+    async def no_admin(request: Request, error: Exception) -> JSONResponse:
+        assert isinstance(error, AdminKeyError)
+        status, code = (403, "admin_key_required") if error.has_key else (401, "invalid_api_key")
+        return error_response(status, str(error), code=code)
+
+    app.add_exception_handler(AdminKeyError, no_admin)
     app.add_exception_handler(RamiformError, ramiform_error)
     app.add_exception_handler(HTTPException, http_error)
     app.add_exception_handler(RequestValidationError, invalid_body)

@@ -13,24 +13,42 @@ from collections.abc import Sequence
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
+from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from .errors import bug_message, error_response
+from .errors import AdminKeyError, bug_message, error_response
 
 logger = logging.getLogger("ramiform.frontend")
 
 KEY = "ramiform.key"  # in the scope: the API key that was given; None when none is asked for
+MAY_ADMINISTER = "ramiform.may_administer"  # in the scope: whether the request may act on others' work
 OPEN_PATHS = frozenset({"/health"})  # for supervisors, which have no key
+WRONG_KEY = "wrong or missing API key"
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,200}")
+
+
+def require_admin(request: Request, action: str) -> None:
+    """Refuse a request that would act on others' work without an admin key. Raises AdminKeyError."""
+    if not request.scope[MAY_ADMINISTER]:
+        raise AdminKeyError(action, has_key=request.scope[KEY] is not None)
 
 
 class Guard:
     """Echoes or makes `x-request-id`, asks for `Authorization: Bearer KEY` when there are keys, bounds the body, and
-    answers a 500 when the app fails."""
+    answers a 500 when the app fails.
 
-    def __init__(self, app: ASGIApp, *, api_keys: Sequence[str], max_body_bytes: int) -> None:
+    `admin_keys` are keys too. Where there are none, a server that one user has, with one key or none, is that user's
+    to administer; of several users none may.
+    """
+
+    def __init__(
+        self, app: ASGIApp, *, api_keys: Sequence[str], max_body_bytes: int, admin_keys: Sequence[str] = ()
+    ) -> None:
         self._app = app
-        self._keys = [(key, f"Bearer {key}".encode()) for key in api_keys]
+        self._asks = bool(api_keys)
+        self._keys = [(key, f"Bearer {key}".encode()) for key in {*api_keys, *admin_keys}]
+        self._admin_keys = frozenset(admin_keys)
+        self._all_may_administer = not admin_keys and len(set(api_keys)) <= 1
         self._max_body_bytes = max_body_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -39,12 +57,13 @@ class Guard:
             return
         headers = Headers(scope=scope)
         key = scope[KEY] = self._key(headers)
-        may_enter = not self._keys or key is not None or scope["path"] in OPEN_PATHS
+        scope[MAY_ADMINISTER] = self._all_may_administer or key in self._admin_keys
+        may_enter = not self._asks or key is not None or scope["path"] in OPEN_PATHS
         if scope["type"] == "websocket":
             if may_enter:
                 await self._app(scope, receive, send)
             else:  # before it is accepted: an HTTP 403
-                await send({"type": "websocket.close", "code": 1008, "reason": "wrong or missing API key"})
+                await send({"type": "websocket.close", "code": 1008, "reason": WRONG_KEY})
             return
         request_id = headers.get("x-request-id", "")
         if not _REQUEST_ID.fullmatch(request_id):
@@ -61,9 +80,7 @@ class Guard:
 
         refusal = None
         if not may_enter:
-            refusal = error_response(
-                401, "wrong or missing API key", code="invalid_api_key", headers={"www-authenticate": "Bearer"}
-            )
+            refusal = error_response(401, WRONG_KEY, code="invalid_api_key")
         elif self._is_too_long(headers):
             refusal = error_response(413, self._too_long, code="request_too_large", headers={"connection": "close"})
         if refusal is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import Counter
 
 from starlette.exceptions import HTTPException
@@ -13,6 +14,7 @@ from .events import DONE, event
 from .guard import KEY, OPEN_PATHS
 
 BODY_PAUSE = 30.0  # seconds that the next part of a body may take
+BODY_RATE = 1024  # bytes of a body a second; one that comes more slowly may take BODY_PAUSE longer in all
 
 
 class Limits:
@@ -92,16 +94,20 @@ async def _refuse(scope: Scope, receive: Receive, send: Send, most: int) -> None
 def _in_time(receive: Receive) -> Receive:
     """Raises HTTPException while a body is awaited that does not come; a client that only listens may be silent."""
     more_body = True
+    spare = BODY_PAUSE  # seconds that are left to wait; each byte adds its share
 
     async def receive_some() -> Message:
-        nonlocal more_body
+        nonlocal more_body, spare
         if not more_body:
             return await receive()
+        began = time.monotonic()
         try:
-            async with asyncio.timeout(BODY_PAUSE):
+            async with asyncio.timeout(min(spare, BODY_PAUSE)):
                 message = await receive()
         except TimeoutError:
-            raise HTTPException(408, f"the body did not go on for {BODY_PAUSE:g} s") from None
+            slow = f"came at less than {BODY_RATE} bytes a second" if spare < BODY_PAUSE else "did not go on"
+            raise HTTPException(408, f"the body {slow} for {BODY_PAUSE:g} s") from None
+        spare += len(message.get("body", b"")) / BODY_RATE - (time.monotonic() - began)
         more_body = message.get("more_body", False)
         return message
 

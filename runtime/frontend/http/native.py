@@ -21,6 +21,7 @@ from ..siblings import Siblings
 from .answers import answer
 from .bodies import MAX_BATCH, AbortBody, GenerateBody, logprob_params
 from .connection import EventStream, json_response, unless_client_leaves
+from .guard import require_admin
 from .merge import merge
 from .openapi import STREAMS
 
@@ -62,8 +63,11 @@ class NativeApi:
         answers = await unless_client_leaves(request, self._whole(body))
         return json_response(answers if body.is_batch or len(answers) > 1 else answers[0])
 
-    async def abort(self, body: AbortBody) -> Response:
-        """End the requests named `rid`, or everything that runs. They answer with what they have."""
+    async def abort(self, body: AbortBody, request: Request) -> Response:
+        """End the requests named `rid`, or everything that runs, which asks for an admin key. They answer with what
+        they have."""
+        if body.abort_all:
+            require_admin(request, "aborting all requests")
         about = None if body.abort_all else body.rid or ""
         await self._abort_here(about)
         await self._siblings.ask("abort", about, bool)

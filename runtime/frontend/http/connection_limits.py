@@ -1,0 +1,167 @@
+"""Bounds of open connections: in all and per client address. Knows addresses and times; knows no sockets."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import socket
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from ...protocol.config import ServeConfig
+from ...protocol.errors import RequestError
+
+DEFAULT_MOST = 4096  # connections, where the limit of open files allows as many
+SPARE = 64  # connections beyond the bound, which are told so, and by which supervisors still ask for /health
+MAX_DESCRIPTORS = 65_536  # that a server asks the system for
+SETTLE = 1.0  # seconds that a connection may be idle before a new one takes its place: its request may be on its way
+
+Address = str | None  # None: a Unix socket's client
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """`most`: connections served at once. `per_address`: of one address. `spare`: beyond `most`, to refuse politely."""
+
+    most: int
+    per_address: int
+    spare: int
+
+
+@dataclass(eq=False)
+class Slot:
+    """One connection's place. Its owner says when it is `busy` with a request and when `idle`, and gives it back."""
+
+    pool: Pool
+    address: Address
+    end: Callable[[], object] = field(default=lambda: None)  # closes the connection at once
+
+    def busy(self) -> None:
+        self.pool.unmark(self)
+
+    def idle(self) -> None:
+        self.pool.mark_idle(self)
+
+    def release(self) -> None:
+        """Give the place back. Calling it again does nothing."""
+        self.pool.release(self)
+
+
+class Pool:
+    """Places for `most` connections, `per_address` of them for one address (IPv6: one /64 network).
+
+    A full pool makes room by ending the connection that has been idle longest: of the newcomer's address when that
+    has too many, else of the address with the most connections.
+    """
+
+    def __init__(self, most: int, per_address: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self.most = most
+        self.per_address = per_address
+        self._clock = clock
+        self._slots: set[Slot] = set()
+        self._num: Counter[Address] = Counter()
+        self._idle: defaultdict[Address, dict[Slot, float]] = defaultdict(dict)  # since when; the longest first
+
+    def admit(self, address: Address) -> Slot | None:
+        """A place, idle as yet; None when there is none."""
+        if address is not None and self._num[address] >= self.per_address:
+            has_room = self._end_idle_of([address])
+        else:
+            has_room = len(self._slots) < self.most or self._end_idle_of(list(self._idle))
+        if not has_room:
+            return None
+        slot = Slot(self, address)
+        self._slots.add(slot)
+        self._num[address] += 1
+        self.mark_idle(slot)
+        return slot
+
+    def mark_idle(self, slot: Slot) -> None:
+        if slot in self._slots:
+            self._idle[slot.address].setdefault(slot, self._clock())
+
+    def unmark(self, slot: Slot) -> None:
+        idle = self._idle[slot.address]
+        idle.pop(slot, None)
+        if not idle:
+            del self._idle[slot.address]
+
+    def release(self, slot: Slot) -> None:
+        if slot not in self._slots:
+            return
+        self._slots.remove(slot)
+        self.unmark(slot)
+        self._num[slot.address] -= 1
+        if not self._num[slot.address]:
+            del self._num[slot.address]
+
+    def _end_idle_of(self, addresses: list[Address]) -> bool:
+        """End one idle connection of these addresses. False when none has been idle for long enough."""
+        now = self._clock()
+        settled = [
+            (-self._num[address], since, slot)
+            for address in addresses
+            if address in self._idle
+            for slot, since in [next(iter(self._idle[address].items()))]
+            if now - since >= SETTLE
+        ]
+        if not settled:
+            return False
+        _, _, slot = min(settled, key=lambda entry: entry[:2])
+        self.release(slot)
+        slot.end()
+        return True
+
+
+def bounds(config: ServeConfig, num_descriptors: int) -> Bounds:
+    """The bounds of one process, which has `num_descriptors` left for connections. Raises RequestError for more."""
+    spare = min(SPARE, max(1, num_descriptors // 4))
+    asked = config.share(config.max_connections)
+    if asked is None:
+        most = max(1, min(-(-DEFAULT_MOST // config.frontends), num_descriptors - spare))
+    elif asked + spare <= num_descriptors:
+        most = asked
+    else:
+        raise RequestError(
+            f"max_connections {config.max_connections} is more than this process may open: its limit of open files "
+            f"(ulimit -Hn) leaves room for {max(0, num_descriptors - spare) * config.frontends}",
+            param="max_connections",
+        )
+    per_address = config.share(config.max_connections_per_address)
+    return Bounds(most, -(-most // 2) if per_address is None else per_address, spare)
+
+
+def raise_descriptor_limit() -> None:
+    """Let this process, and its children, open as many files as the hard limit allows, up to MAX_DESCRIPTORS.
+
+    Shells usually set a soft limit of 1024, or of 256 on macOS.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = MAX_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, MAX_DESCRIPTORS)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        with contextlib.suppress(ValueError, OSError):  # macOS has a lower limit that it does not name
+            resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+
+
+def free_descriptors() -> int:
+    """How many file descriptors this process may still open for connections; an eighth of all is kept for the rest."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY:
+        return 1 << 20
+    return max(0, soft - len(os.listdir("/dev/fd")) - max(16, soft // 8))
+
+
+def client_address(family: int, address: object) -> Address:
+    """The address that a connection counts for: IPv4's, or IPv6's /64 network, which one client usually has whole."""
+    if family not in (socket.AF_INET, socket.AF_INET6) or not isinstance(address, tuple):
+        return None
+    host = str(address[0])
+    if family == socket.AF_INET:
+        return host
+    packed = socket.inet_pton(socket.AF_INET6, host.partition("%")[0])
+    if packed.startswith(bytes(10) + b"\xff\xff"):  # IPv4 at a socket of both
+        return socket.inet_ntop(socket.AF_INET, packed[12:])
+    return f"{socket.inet_ntop(socket.AF_INET6, packed[:8] + bytes(8))}/64"

@@ -1,0 +1,355 @@
+"""HTTP/1.1 and WebSocket connections: uvicorn's, with heads bounded in size and time and every wait bounded.
+
+Answers what never reaches the application: heads that are too long or too slow, and connections beyond the bound.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from http import HTTPStatus
+from typing import Any
+
+import httptools
+from starlette.datastructures import MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.config import Config
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+from uvicorn.server import ServerState
+from websockets.frames import Frame
+
+from .connection_limits import Slot
+from .errors import error_body, error_response
+from .guard import OPEN_PATHS
+
+MAX_HEAD = 65_536  # bytes of a request line and its header fields
+MAX_URL = 32_768  # bytes of a request line's target
+MAX_FIELDS = 128  # header fields and trailers of a request
+MAX_LINE = 8_192  # bytes of each line of a WebSocket's handshake, as the library under it allows
+MAX_PIPELINED = 64  # requests that wait on a connection for the answer to the one before
+MAX_FRAMING = 8  # bytes around each byte of a body in chunks, when there are many
+MAX_FRAGMENTS = 4_096  # frames of one WebSocket message
+
+HEAD_SECONDS = 20.0  # from a head's first byte, or from connecting, until the head is complete
+WRITE_SECONDS = 300.0  # that a client may leave what it was sent unread
+LINGER_SECONDS = 2.0  # that a refused client may take to read why
+
+TOO_MANY = "there are too many connections; try again later"
+
+
+class Refusal(Exception):
+    """What is answered instead of what was asked for, before the connection ends."""
+
+    def __init__(self, status: int, message: str, code: str) -> None:
+        super().__init__(message)
+        self.status = status
+        self.code = code
+
+
+class HttpProtocol(HttpToolsProtocol):
+    """A connection in `slot`. One in a spare slot is told that there are too many, except at OPEN_PATHS.
+
+    A message has two parts, its head and its body; the bytes of a part are counted as they arrive, because the parser
+    keeps an unfinished field to itself. The read in which a part begins is counted by what the parser makes of it.
+    """
+
+    def __init__(self, config: Config, server_state: ServerState, slot: Slot, *, is_spare: bool) -> None:
+        super().__init__(config=config, server_state=server_state, app_state={})
+        if is_spare:
+            self.app = _only_open_paths(self.app)
+        self._slot = slot
+        self._is_spare = is_spare
+        self._has_ended = False  # nothing that still comes is read
+        self._waiting_refusal: Refusal | None = None  # until the requests before it are answered
+        self._part = 0  # heads and bodies that have ended; odd: a body is on its way
+        self._has_begun = False  # a head that is not complete
+        self._num_bytes = 0  # that came for this part
+        self._num_fields = 0
+        self._num_field_bytes = 0
+        self._num_body_bytes = 0
+        self._deadline: asyncio.TimerHandle | None = None  # of the head, or of the end
+        self._unread: asyncio.TimerHandle | None = None
+
+    # The connection
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._slot.end = transport.abort
+        self._set_deadline(HEAD_SECONDS, self._out_of_time)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self._unset_deadline()
+        self._unset_unread()
+        self._slot.release()
+
+    def data_received(self, data: bytes) -> None:
+        if self._has_ended:
+            return
+        self._unset_keepalive_if_required()
+        part = self._part
+        try:
+            self.parser.feed_data(data)
+            if self._part == part:
+                self._num_bytes += len(data)
+                self._check_size()
+        except httptools.HttpParserUpgrade:
+            if self._should_upgrade():
+                self.handle_websocket_upgrade()
+                return
+        except httptools.HttpParserError as error:
+            cause = error.__context__
+            self._refuse(
+                cause if isinstance(cause, Refusal) else Refusal(400, "this is not HTTP/1.1", "invalid_http_request")
+            )
+            return
+        except Refusal as refusal:
+            self._refuse(refusal)
+            return
+        if not self._is_serving and self._deadline is None and not self.transport.is_closing():
+            self._set_deadline(HEAD_SECONDS, self._out_of_time)
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        if self._unread is None:
+            self._unread = self.loop.call_later(WRITE_SECONDS, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._unset_unread()
+
+    def timeout_keep_alive_handler(self) -> None:
+        self._close()
+
+    # What the parser finds. A Refusal that is raised here ends the parsing.
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._has_begun = True
+        self._num_fields = self._num_field_bytes = 0
+
+    def on_url(self, url: bytes) -> None:
+        super().on_url(url)
+        if len(self.url) > MAX_URL:
+            raise Refusal(414, f"the URL is longer than {MAX_URL} bytes", "uri_too_long")
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._num_fields += 1
+        self._num_field_bytes += len(name) + len(value) + 4
+        if self._num_fields > MAX_FIELDS:
+            raise _too_large(f"the request has more than {MAX_FIELDS} header fields")
+        if len(self.url) + self._num_field_bytes > MAX_HEAD:
+            raise _head_too_long()
+        if not self._is_in_body:  # trailers would change the headers of a request that runs
+            super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        if len(self.pipeline) >= MAX_PIPELINED:
+            raise Refusal(400, f"more than {MAX_PIPELINED} requests wait on this connection", "too_many_requests")
+        before = self.cycle
+        super().on_headers_complete()
+        self._has_begun = False
+        self._begin_part()
+        if self.cycle is not before:  # a request, not a handshake
+            self._unset_deadline()
+            self._slot.busy()
+
+    def on_body(self, body: bytes) -> None:
+        self._num_body_bytes += len(body)
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        super().on_message_complete()
+        self._begin_part()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self.transport.is_closing():  # once it is sent
+            self._set_deadline(WRITE_SECONDS, self.transport.abort)
+        elif not self._is_serving:
+            self._slot.idle()
+            if self._waiting_refusal is not None:
+                self._refuse(self._waiting_refusal)
+                return
+            if self._is_in_body or self._has_begun:
+                self._set_deadline(HEAD_SECONDS, self._out_of_time)
+
+    def handle_websocket_upgrade(self) -> None:
+        lines = [len(name) + len(value) + 4 for name, value in self.headers]
+        if self._is_spare:
+            self._refuse(_too_many())
+        elif self._is_serving:
+            self._refuse(Refusal(400, "a request before this handshake is not answered yet", "invalid_http_request"))
+        elif len(self.url) + len("OPTIONS  HTTP/1.1\r\n") > MAX_LINE:
+            self._refuse(Refusal(414, f"a WebSocket's URL is longer than {MAX_LINE} bytes", "uri_too_long"))
+        elif max(lines) > MAX_LINE:
+            self._refuse(_too_large(f"a header field of a WebSocket is longer than {MAX_LINE} bytes"))
+        else:
+            self._has_ended = True
+            self._unset_deadline()
+            self._slot.busy()
+            super().handle_websocket_upgrade()
+            protocol = self.transport.get_protocol()
+            assert isinstance(protocol, WebSocketProtocol)
+            protocol.slot = self._slot
+
+    # Ends
+
+    @property
+    def _is_serving(self) -> bool:
+        return self.cycle is not None and not self.cycle.response_complete
+
+    @property
+    def _is_in_body(self) -> bool:
+        return self._part % 2 == 1
+
+    def _begin_part(self) -> None:
+        self._part += 1
+        self._num_bytes = self._num_body_bytes = 0
+
+    def _check_size(self) -> None:
+        if not self._is_in_body:
+            if self._num_bytes > MAX_HEAD:
+                raise _head_too_long()
+        elif self._num_bytes > MAX_HEAD + (1 + MAX_FRAMING) * self._num_body_bytes:
+            raise Refusal(400, "the body's chunks have more bytes around them than in them", "invalid_http_request")
+
+    def _out_of_time(self) -> None:
+        if self._has_begun:
+            message = f"the request's head was not complete after {HEAD_SECONDS:g} s"
+            self._refuse(Refusal(408, message, "request_timeout"))
+        else:
+            self._close()
+
+    def _refuse(self, refusal: Refusal) -> None:
+        """Answer with the refusal and close; requests before it are answered first."""
+        self._has_ended = True
+        self._unset_deadline()
+        self._unset_keepalive_if_required()
+        if self._is_serving and not self._is_in_body:
+            self._waiting_refusal = refusal
+            return
+        if self._is_serving:  # its body cannot be read on
+            if self.pipeline or self.cycle.response_started:
+                self.transport.abort()
+                return
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+        self._abort_later()
+        self.transport.write(_response(refusal, self.server_state.default_headers))
+        if self.transport.can_write_eof():
+            # Closing at once would reset the connection of a client that still sends, before it reads the answer.
+            self.transport.write_eof()
+        else:
+            self.transport.close()
+
+    def _close(self) -> None:
+        self._has_ended = True
+        self._abort_later()
+        self.transport.close()
+
+    def _abort_later(self) -> None:
+        """Once the client has had time to read what it was sent."""
+        has_unread = self.transport.get_write_buffer_size() > 0
+        self._set_deadline(WRITE_SECONDS if has_unread else LINGER_SECONDS, self.transport.abort)
+
+    def _set_deadline(self, seconds: float, then: Any) -> None:
+        self._unset_deadline()
+        self._deadline = self.loop.call_later(seconds, then)
+
+    def _unset_deadline(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+    def _unset_unread(self) -> None:
+        if self._unread is not None:
+            self._unread.cancel()
+            self._unread = None
+
+
+class WebSocketProtocol(WebSocketsSansIOProtocol):
+    """A WebSocket in the slot of the connection that it began as. uvicorn bounds its messages and pings it."""
+
+    slot: Slot
+    _unread: asyncio.TimerHandle | None = None
+    _num_fragments = 0  # of a message that is not complete
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        if self._unread is not None:
+            self._unread.cancel()
+        self.slot.release()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        if self._unread is None:
+            self._unread = self.loop.call_later(WRITE_SECONDS, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self._unread is not None:
+            self._unread.cancel()
+            self._unread = None
+
+    def handle_ping(self) -> None:
+        pong = b"".join(self.conn.data_to_send())
+        if self._unread is None:  # a client that does not read would have its pongs pile up
+            self.transport.write(pong)
+
+    def handle_cont(self, event: Frame) -> None:
+        if self.close_sent:
+            return
+        self._num_fragments = 0 if event.fin else self._num_fragments + 1
+        if self._num_fragments > MAX_FRAGMENTS:
+            self.conn.fail(1009, f"a message of more than {MAX_FRAGMENTS} frames")
+            self.handle_parser_exception()
+            return
+        super().handle_cont(event)
+
+    def handle_parser_exception(self) -> None:
+        if self.conn.close_sent is None:  # it was the handshake that could not be read
+            self.transport.abort()
+        else:
+            super().handle_parser_exception()
+
+
+def _only_open_paths(app: Any) -> ASGIApp:
+    """Answer one request of a connection beyond the bound, then close it."""
+
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_last(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message)["connection"] = "close"
+            await send(message)
+
+        if scope["path"] in OPEN_PATHS:
+            await app(scope, receive, send_last)
+        else:
+            refusal = _too_many()
+            await error_response(refusal.status, str(refusal), code=refusal.code)(scope, receive, send_last)
+
+    return answer
+
+
+def _too_many() -> Refusal:
+    return Refusal(503, TOO_MANY, "too_many_connections")
+
+
+def _head_too_long() -> Refusal:
+    return _too_large(f"the request's head is longer than {MAX_HEAD} bytes")
+
+
+def _too_large(message: str) -> Refusal:
+    return Refusal(431, message, "request_header_fields_too_large")
+
+
+def _response(refusal: Refusal, headers: list[tuple[bytes, bytes]]) -> bytes:
+    body = json.dumps(error_body(refusal.status, str(refusal), code=refusal.code)).encode()
+    lines = [f"HTTP/1.1 {refusal.status} {HTTPStatus(refusal.status).phrase}".encode()]
+    lines += [name + b": " + value for name, value in headers]
+    lines += [b"content-type: application/json", b"content-length: %d" % len(body), b"connection: close"]
+    if refusal.status == 503:
+        lines.append(b"retry-after: 1")
+    return b"\r\n".join([*lines, b"", body])

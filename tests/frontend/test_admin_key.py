@@ -1,0 +1,130 @@
+"""Who may do what acts on the work of others: whoever shows an admin key, or the only user that there is."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import httpx
+import pytest
+
+import ramiform
+from ramiform import RequestError
+from ramiform.lang.backends.http_runtime import HttpRuntime
+from ramiform.runtime.protocol.core import Generate
+
+from .harness import House, run, says
+from .served import check_error, served
+
+ACTIONS: list[tuple[str, str, dict[str, Any] | None]] = [
+    ("GET", "/flush_cache", None),
+    ("POST", "/flush_cache", None),
+    ("POST", "/abort_request", {"abort_all": True}),
+]
+
+
+async def act(client: httpx.AsyncClient, key: str | None) -> list[httpx.Response]:
+    headers = {} if key is None else {"authorization": f"Bearer {key}"}
+    return [await client.request(method, path, json=body, headers=headers) for method, path, body in ACTIONS]
+
+
+def silent(request: Generate) -> None:
+    """A model that says nothing until it is aborted."""
+
+
+async def someone_else_s(
+    built: House, client: httpx.AsyncClient, settings: dict[str, str]
+) -> asyncio.Task[httpx.Response]:
+    """A request that runs."""
+    headers = {"authorization": f"Bearer {settings['api_key'].split(',')[-1]}"} if "api_key" in settings else {}
+    running = asyncio.create_task(client.post("/generate", json={"text": "a"}, headers=headers))
+    await built.core.until(lambda: len(built.core.requests) == 1)
+    return running
+
+
+@pytest.mark.parametrize(
+    ("settings", "key"),
+    [
+        ({}, None),
+        ({"api_key": "mine"}, "mine"),
+        ({"admin_key": "boss"}, "boss"),
+        ({"api_key": "a,b", "admin_key": "boss,chief"}, "chief"),
+        ({"api_key": "a,b", "admin_key": "b"}, "b"),
+    ],
+)
+def test_who_has_an_admin_key_or_the_server_alone_may_act_on_others(settings: dict[str, str], key: str | None) -> None:
+    async def main() -> None:
+        async with served(silent, **settings) as (built, client):
+            running = await someone_else_s(built, client, settings)
+            assert [answer.status_code for answer in await act(client, key)] == [200] * 3
+            assert built.core.num_flushes == 2
+            await built.core.until(lambda: len(built.core.aborted) == 1)
+            assert (await running).status_code == 200
+
+    run(main())
+
+
+@pytest.mark.parametrize("settings", [{"api_key": "a,b", "admin_key": "boss"}, {"api_key": "a,b"}])
+def test_a_user_among_others_may_not(settings: dict[str, str]) -> None:
+    async def main() -> None:
+        async with served(silent, **settings) as (built, client):
+            running = await someone_else_s(built, client, settings)
+            for answer in await act(client, "a"):
+                check_error(answer, 403, None, "admin key")
+                assert answer.json()["error"]["type"] == "permission_error"
+                assert answer.json()["error"]["code"] == "admin_key_required"
+            for key in ("wrong", None):
+                for answer in await act(client, key):
+                    check_error(answer, 401, None, "API key")
+            mine = {"authorization": "Bearer a"}
+            assert (await client.post("/abort_request", json={"rid": "mine"}, headers=mine)).status_code == 200
+            assert (await client.get("/server_info", headers=mine)).status_code == 200
+            assert built.core.num_flushes == 0
+            assert not built.core.aborted
+            built.core.send_end(built.core.requests[0].rid)
+            assert (await running).status_code == 200
+
+    run(main())
+
+
+def test_an_admin_key_alone_leaves_everything_else_open() -> None:
+    async def main() -> None:
+        async with served(admin_key="boss") as (built, client):
+            for key in (None, "wrong"):
+                for answer in await act(client, key):
+                    check_error(answer, 401, None, "admin key")
+                    assert answer.headers["www-authenticate"] == "Bearer"
+            assert (await client.get("/server_info")).status_code == 200
+            assert built.core.num_flushes == 0
+
+    run(main())
+
+
+def test_an_admin_key_is_an_api_key_too() -> None:
+    async def main() -> None:
+        async with served(says(" fine."), api_key="a", admin_key="boss") as (_, client):
+            headers = {"authorization": "Bearer boss"}
+            answer = await client.post("/v1/completions", json={"model": "fake", "prompt": "a"}, headers=headers)
+            assert answer.status_code == 200
+
+    run(main())
+
+
+def test_a_program_over_http_flushes_with_an_admin_key_only() -> None:
+    def flush(url: str, key: str) -> None:
+        runtime = HttpRuntime(url, key)
+        try:
+            ramiform.flush_cache(runtime)
+        finally:
+            runtime.close()
+
+    async def main() -> None:
+        async with served(api_key="a", admin_key="boss") as (built, _):
+            await asyncio.to_thread(flush, built.url, "boss")
+            assert built.core.num_flushes == 1
+            with pytest.raises(RequestError, match="admin key") as error:
+                await asyncio.to_thread(flush, built.url, "a")
+            assert error.value.code == "admin_key_required"
+            assert built.core.num_flushes == 1
+
+    run(main())
