@@ -14,8 +14,9 @@ from ....protocol.errors import RequestError
 from ...content import Content
 from ...decisions import decide
 from ...generation import Generator
-from ..bodies import Body, Many, Text
+from ..bodies import Body, Many, RequestBody, Text
 from ..connection import json_response, unless_client_leaves
+from ..errors import prompt_in
 from .chat_messages import for_template
 from .fields import require_model
 from .response_items import InputItem, listed, messages_of
@@ -54,8 +55,8 @@ class ScoreQuestion(Body):
 AnyQuestion = Annotated[PredicateQuestion | ChoiceQuestion | ScoreQuestion, Field(discriminator="type")]
 
 
-class DecisionBody(Body):
-    model: Text
+class DecisionBody(RequestBody):
+    model: Text | None = None
     input: Text | Many[InputItem]
     questions: Many[AnyQuestion]
     cache_salt: Text = ""
@@ -83,7 +84,8 @@ class DecisionsApi:
         questions = msgspec.convert(asked, list[Question])
         content = self._content(body)
         work = decide(self._generator, content, questions, namespace=body.cache_salt)
-        decided = await unless_client_leaves(request, work)
+        with prompt_in("input"):
+            decided = await unless_client_leaves(request, work)
         return json_response(
             {
                 "object": "decision",
