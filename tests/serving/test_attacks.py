@@ -233,7 +233,18 @@ def test_a_wrong_method_says_which_are_right(http: httpx.Client, path: str, meth
 
 
 @pytest.mark.parametrize(
-    "path", ["/", "/v1/nothing", "/v1/models/none", "/v1/models/%00%ff", "/v1/responses/none", "/v1/chat/completions/"]
+    "path",
+    [
+        "/v1/",
+        "/v1/nothing",
+        "/redoc",
+        "/docs/",
+        "/docs/nothing.js",
+        "/v1/models/none",
+        "/v1/models/%00%ff",
+        "/v1/responses/none",
+        "/v1/chat/completions/",
+    ],
 )
 def test_what_there_is_not_is_not_found(http: httpx.Client, path: str) -> None:
     response = http.get(path)
