@@ -14,7 +14,7 @@ from ...protocol.core import ModelInfo
 from ...protocol.errors import RequestError
 from ..generation import Generator
 from ..messages import Messages
-from .bodies import Many, RequestBody, Text, TokenIds
+from .bodies import Many, RequestBody, Text, TokenIds, example
 from .connection import json_response
 from .openai.chat_messages import Messages as ChatMessages
 from .openai.chat_messages import for_template
@@ -25,6 +25,8 @@ from .openai.tool_fields import Tool
 class TokenizeBody(RequestBody):
     """Texts, or a chat."""
 
+    exactly_one = (("prompt", "messages"),)
+    model_config = example({"prompt": "The capital of France is"})
     model: Text | None = None
     prompt: Text | Many[Text] | None = None
     messages: ChatMessages | None = None
@@ -37,6 +39,7 @@ class TokenizeBody(RequestBody):
 
 
 class DetokenizeBody(RequestBody):
+    model_config = example({"tokens": [100, 101, 102]})
     model: Text | None = None
     tokens: TokenIds | Many[TokenIds]
     skip_special_tokens: bool = True
