@@ -29,7 +29,7 @@ class ConstrainedBody(GenerationFields):
     """Exactly one of `regex`, `json_schema`, `grammar` and `choices`; of `prompt` and `messages` too."""
 
     exactly_one = (("prompt", "messages"), ("regex", "json_schema", "grammar", "choices"))
-    undocumented = frozenset(ConstraintFields.model_fields) - {"regex", "json_schema"}
+    undocumented = frozenset(ConstraintFields.model_fields) - {"regex", "json_schema", "additional_properties"}
     model_config = example({"prompt": "The capital of France is", "choices": [" Paris", " Rome", " Oslo"]})
     stream: Literal[False] = False
     n: Literal[1] = 1
