@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 import ramiform
-
-from .test_cli import commands
+from ramiform.tests.test_cli import commands
 
 # What computes, serves or tokenises; none of it is a client's.
 OF_RUNTIMES = (

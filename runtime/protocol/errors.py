@@ -23,6 +23,38 @@ class RequestError(RamiformError, ValueError):
         self.code = code
 
 
+def context_exceeded(
+    context_length: int,
+    num_prompt: int,
+    num_completion: int = 0,
+    *,
+    prompt: str = "prompt",
+    limit: str = "max_tokens",
+    at_least: bool = False,
+) -> RequestError:
+    """Make the error for a request that is longer than the context, in the words of OpenAI's, which clients look for.
+
+    `prompt` and `limit` name the parameters that hold the prompt and the number of completion tokens; the error names
+    the one that is at fault. `num_completion` is 0 where none were asked for. `at_least`: the prompt was not counted
+    to its end.
+    """
+    noun = "messages" if prompt == "messages" else "prompt"
+    about = "at least " if at_least else ""
+    if num_completion:
+        told = (
+            f"you requested {about}{num_prompt + num_completion} tokens "
+            f"({about}{num_prompt} in the {noun}, {num_completion} in the completion). "
+            f"Please reduce the length of the {noun} or completion."
+        )
+    else:
+        told = f"your {noun} resulted in {about}{num_prompt} tokens. Please reduce the length of the {noun}."
+    return RequestError(
+        f"This model's maximum context length is {context_length} tokens. However, {told}",
+        param=limit if num_prompt < context_length else prompt,
+        code="context_length_exceeded",
+    )
+
+
 class BusyError(RamiformError):
     """The runtime is full; the same request may succeed later."""
 

@@ -14,10 +14,10 @@ from ...protocol.errors import RequestError
 from ...protocol.sampling import Constraint
 from ..core_client import new_rid
 from ..turn import Turn
-from .bodies import Many, Text, TokenIds
+from .bodies import Many, Text, TokenIds, described, example
 from .connection import json_response, unless_client_leaves
 from .openai.chat_messages import Messages, for_template
-from .openai.constraints import Schema
+from .openai.constraints import ConstraintFields, Schema
 from .openai.conversation import Conversations, Wish
 from .openai.fields import GenerationFields
 from .openai.finish import finish_reason
@@ -28,7 +28,9 @@ DEFAULT_TOKENS = 1024
 class ConstrainedBody(GenerationFields):
     """Exactly one of `regex`, `json_schema`, `grammar` and `choices`; of `prompt` and `messages` too."""
 
-    model: Text | None = None  # type: ignore[assignment]  # may be left out here
+    exactly_one = (("prompt", "messages"), ("regex", "json_schema", "grammar", "choices"))
+    undocumented = frozenset(ConstraintFields.model_fields) - {"regex", "json_schema", "additional_properties"}
+    model_config = example({"prompt": "The capital of France is", "choices": [" Paris", " Rome", " Oslo"]})
     stream: Literal[False] = False
     n: Literal[1] = 1
     prompt: Text | TokenIds | None = None
@@ -38,11 +40,10 @@ class ConstrainedBody(GenerationFields):
     regex: Text | None = None
     json_schema: Schema | Text | None = None
     grammar: Text | None = None
-    choices: Many[Text] | None = None
+    choices: Annotated[Many[Text], described(minItems=1)] | None = None
 
     def check(self, info: ModelInfo) -> None:
-        if self.model is not None:
-            super().check(info)
+        super().check(info)
         if (self.prompt is None) == (self.messages is None):
             raise RequestError("give either prompt or messages", param="messages" if self.prompt else "prompt")
 
@@ -87,6 +88,7 @@ class ConstrainedApi:
             in_bulk=True,
             fields=body,
             limit=(body.max_tokens, "max_tokens"),
+            prompt="prompt" if body.messages is None else "messages",
             default=DEFAULT_TOKENS,
             tools=[],
             options={},

@@ -22,7 +22,19 @@ logger = logging.getLogger("ramiform.frontend")
 
 KEY = "ramiform.key"  # in the scope: the API key that was given; None when none is asked for
 MAY_ADMINISTER = "ramiform.may_administer"  # in the scope: whether the request may act on others' work
-OPEN_PATHS = frozenset({"/health"})  # for supervisors, which have no key
+HEALTH = "/health"  # for supervisors: it needs no key, and no limit holds for it
+OPEN_PATHS = frozenset(
+    {
+        HEALTH,
+        # For browsers, which cannot send one before they have a page. They say the same on every server.
+        "/",
+        "/docs",
+        "/docs/favicon-32x32.png",
+        "/docs/swagger-ui-bundle.js",
+        "/docs/swagger-ui.css",
+        "/openapi.json",
+    }
+)
 WRONG_KEY = "wrong or missing API key"
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,200}")
 

@@ -21,7 +21,7 @@ from websockets.frames import Frame
 
 from .connection_limits import Slot
 from .errors import error_body, error_response
-from .guard import OPEN_PATHS
+from .guard import HEALTH
 
 MAX_HEAD = 65_536  # bytes of a request line and its header fields
 MAX_URL = 32_768  # bytes of a request line's target
@@ -48,7 +48,7 @@ class Refusal(Exception):
 
 
 class HttpProtocol(HttpToolsProtocol):
-    """A connection in `slot`. One in a spare slot is told that there are too many, except at OPEN_PATHS.
+    """A connection in `slot`. One in a spare slot is told that there are too many, except at /health.
 
     A message has two parts, its head and its body; the bytes of a part are counted as they arrive, because the parser
     keeps an unfinished field to itself. The read in which a part begins is counted by what the parser makes of it.
@@ -57,7 +57,7 @@ class HttpProtocol(HttpToolsProtocol):
     def __init__(self, config: Config, server_state: ServerState, slot: Slot, *, is_spare: bool) -> None:
         super().__init__(config=config, server_state=server_state, app_state={})
         if is_spare:
-            self.app = _only_open_paths(self.app)
+            self.app = _only_health(self.app)
         self._slot = slot
         self._is_spare = is_spare
         self._has_ended = False  # nothing that still comes is read
@@ -315,7 +315,7 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
             super().handle_parser_exception()
 
 
-def _only_open_paths(app: Any) -> ASGIApp:
+def _only_health(app: Any) -> ASGIApp:
     """Answer one request of a connection beyond the bound, then close it."""
 
     async def answer(scope: Scope, receive: Receive, send: Send) -> None:
@@ -324,7 +324,7 @@ def _only_open_paths(app: Any) -> ASGIApp:
                 MutableHeaders(scope=message)["connection"] = "close"
             await send(message)
 
-        if scope["path"] in OPEN_PATHS:
+        if scope["path"] == HEALTH:
             await app(scope, receive, send_last)
         else:
             refusal = _too_many()

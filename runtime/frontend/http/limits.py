@@ -11,7 +11,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from .errors import error_body, error_response
 from .events import DONE, event
-from .guard import KEY, OPEN_PATHS
+from .guard import HEALTH, KEY
 
 BODY_PAUSE = 30.0  # seconds that the next part of a body may take
 BODY_RATE = 1024  # bytes of a body a second; one that comes more slowly may take BODY_PAUSE longer in all
@@ -31,7 +31,7 @@ class Limits:
         self._running: Counter[str | None] = Counter()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] not in ("http", "websocket") or scope["path"] in OPEN_PATHS:
+        if scope["type"] not in ("http", "websocket") or scope["path"] == HEALTH:
             await self._app(scope, receive, send)
             return
         key = scope.get(KEY)

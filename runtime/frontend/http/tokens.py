@@ -14,7 +14,7 @@ from ...protocol.core import ModelInfo
 from ...protocol.errors import RequestError
 from ..generation import Generator
 from ..messages import Messages
-from .bodies import Body, Many, Text, TokenIds
+from .bodies import Many, RequestBody, Text, TokenIds, example
 from .connection import json_response
 from .openai.chat_messages import Messages as ChatMessages
 from .openai.chat_messages import for_template
@@ -22,9 +22,11 @@ from .openai.fields import require_model
 from .openai.tool_fields import Tool
 
 
-class TokenizeBody(Body):
+class TokenizeBody(RequestBody):
     """Texts, or a chat."""
 
+    exactly_one = (("prompt", "messages"),)
+    model_config = example({"prompt": "The capital of France is"})
     model: Text | None = None
     prompt: Text | Many[Text] | None = None
     messages: ChatMessages | None = None
@@ -36,7 +38,8 @@ class TokenizeBody(Body):
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
 
 
-class DetokenizeBody(Body):
+class DetokenizeBody(RequestBody):
+    model_config = example({"tokens": [100, 101, 102]})
     model: Text | None = None
     tokens: TokenIds | Many[TokenIds]
     skip_special_tokens: bool = True
@@ -108,8 +111,7 @@ class TokensApi:
 
     def _require(self, model: str | None) -> ModelInfo:
         info = self._generator.core.require_info()
-        if model is not None:
-            require_model(info, model)
+        require_model(info, model)
         return info
 
     async def _ids(self, body: TokenizeBody, text: str | None) -> list[int]:

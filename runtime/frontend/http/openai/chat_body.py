@@ -9,7 +9,7 @@ from pydantic import Field
 from ....protocol.core import ModelInfo
 from ....protocol.errors import RequestError
 from ....protocol.sampling import LogprobParams
-from ..bodies import Many
+from ..bodies import Many, example
 from .chat_messages import Messages
 from .fields import GenerationFields
 from .tool_fields import Tool, ToolChoice
@@ -18,6 +18,9 @@ Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
 
 
 class ChatBody(GenerationFields):
+    model_config = example(
+        {"messages": [{"role": "user", "content": "What is the capital of France?"}], "max_tokens": 16}
+    )
     messages: Messages
     max_tokens: Annotated[int, Field(ge=1)] | None = None
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
@@ -26,7 +29,6 @@ class ChatBody(GenerationFields):
     tools: Many[Tool] = Field(default_factory=list)
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool = True
-    modalities: list[Literal["text"]] | None = None
     reasoning_effort: Effort | None = None
     separate_reasoning: bool = True
     include_reasoning: bool = True
@@ -52,7 +54,7 @@ class ChatBody(GenerationFields):
         """The most tokens asked for, and the field that says so."""
         if self.max_completion_tokens is not None:
             return self.max_completion_tokens, "max_completion_tokens"
-        return self.max_tokens, "max_tokens" if self.max_tokens is not None else "messages"
+        return self.max_tokens, "max_tokens"
 
     def template_options(self) -> dict[str, Any]:
         options: dict[str, Any] = {}

@@ -31,6 +31,7 @@ class Wish:
 
     fields: GenerationFields
     limit: tuple[int | None, str]  # tokens, and the field that says so
+    prompt: str  # the field that the messages, or the prompt, came in
     tools: list[Tool]
     tool_choice: ToolChoice | None = None
     parallel: bool = True
@@ -102,7 +103,8 @@ class Conversations:
 
     def _plain(self, tokens: list[int], wish: Wish) -> Ask:
         limit, field = wish.limit
-        room = room_for(self.generator.core.require_info(), len(tokens), limit, field, wish.default)
+        info = self.generator.core.require_info()
+        room = room_for(info, len(tokens), limit, prompt=wish.prompt, limit=field, default=wish.default)
         return Ask(
             tokens=tokens,
             sampling=wish.fields.sampling(room, None if wish.asked is None else wish.asked[0]),
