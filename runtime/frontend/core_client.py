@@ -35,7 +35,7 @@ from ..protocol.core import (
     ToCore,
     Tokens,
 )
-from ..protocol.errors import ErrorInfo, RequestError, RuntimeFailed
+from ..protocol.errors import ErrorInfo, RuntimeFailed, context_overflow
 from ..protocol.measures import CoreMeasures
 from .watch import Watch, Watcher
 
@@ -126,6 +126,10 @@ class CoreClient:
         """What the core serves, once it does. Raises RamiformError when it could not start."""
         return await asyncio.shield(self._ready)
 
+    async def most_tokens(self) -> int:
+        """Tokens that a prompt may have at most. Waits until the model is loaded; raises RamiformError as `ready`."""
+        return (await self.ready()).most_tokens
+
     def require_info(self) -> ModelInfo:
         """What `ready` returns, now. Raises RuntimeFailed while the model loads, or when the core is gone."""
         self._check_alive()
@@ -139,11 +143,7 @@ class CoreClient:
         assert request.rid not in self._answers, request.rid
         # The core would say so too, but looking at millions of ids keeps everybody else waiting.
         if self._ready.done() and len(request.tokens) > (most := self._ready.result().context_length):
-            raise RequestError(
-                f"the prompt has {len(request.tokens)} tokens, the context length is {most}",
-                param="prompt",
-                code="context_length_exceeded",
-            )
+            raise context_overflow(most, len(request.tokens), param="prompt")
         data = wire.encode(request)
         answer = self._answers[request.rid] = Answer(self, request.rid, self.watcher.begin(request))
         self._send_bytes(data)

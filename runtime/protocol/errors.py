@@ -23,6 +23,22 @@ class RequestError(RamiformError, ValueError):
         self.code = code
 
 
+def context_overflow(
+    most: int, num_prompt: int, *, param: str, asked: int | None = None, at_least: bool = False
+) -> RequestError:
+    """The error for a prompt of `num_prompt` tokens that, with `asked` for the answer, exceeds a context of `most`.
+
+    `at_least`: the prompt was refused before all of it was tokenised, so that it may have more tokens.
+    """
+    number = f"at least {num_prompt}" if at_least else str(num_prompt)
+    answer = "" if asked is None else f" and {asked} are asked for the answer"
+    return RequestError(
+        f"the prompt has {number} tokens{answer}, the context length is {most}",
+        param=param,
+        code="context_length_exceeded",
+    )
+
+
 class BusyError(RamiformError):
     """The runtime is full; the same request may succeed later."""
 

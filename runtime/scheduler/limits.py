@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ..protocol.core import Generate
-from ..protocol.errors import RequestError
+from ..protocol.errors import RequestError, context_overflow
 
 MAX_LISTED = 3 << 20  # log-probabilities in one answer, at most 20 bytes each: a message is 64 MiB
 
@@ -28,11 +28,7 @@ def end_of(message: Generate, *, vocab_size: int, context_length: int, num_slots
     if message.pooling is not None and params.max_new_tokens:
         raise RequestError("an embedding is of a prompt: max_new_tokens must be 0", param="max_new_tokens")
     if num_prompt > context_length:
-        raise RequestError(
-            f"the prompt has {num_prompt} tokens, the context length is {context_length}",
-            param="prompt",
-            code="context_length_exceeded",
-        )
+        raise context_overflow(context_length, num_prompt, param="prompt")
     if num_prompt + min(1, params.max_new_tokens) > num_slots:
         raise RequestError(
             f"the prompt has {num_prompt} tokens, the KV cache holds {num_slots} with the output",

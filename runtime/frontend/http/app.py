@@ -36,6 +36,7 @@ def create_app(
 ) -> FastAPI:
     measures = generator.core.watcher.measures
     app = FastAPI(title="ramiform", version=__version__, redirect_slashes=False)
+    app.state.core = generator.core  # how much a body may hold depends on the model
     errors.install(app)
     openapi.install(app)
     app.add_exception_handler(ClientLeftError, _nobody_listens)

@@ -20,6 +20,7 @@ from ..generation import Generator, Prompt, Sample
 from ..siblings import Siblings
 from .answers import answer
 from .bodies import MAX_BATCH, AbortBody, GenerateBody, logprob_params
+from .body_route import BodyRoute
 from .connection import EventStream, json_response, unless_client_leaves
 from .merge import merge
 from .openapi import STREAMS
@@ -45,7 +46,7 @@ class NativeApi:
 
     @property
     def router(self) -> APIRouter:
-        router = APIRouter(tags=["native"])
+        router = APIRouter(tags=["native"], route_class=BodyRoute)
         for method in ("POST", "PUT"):  # a route each, so that each has an operation id of its own
             router.add_api_route("/generate", self.generate, methods=[method], response_model=None, responses=STREAMS)
         router.add_api_route(
@@ -174,4 +175,4 @@ class NativeApi:
     async def _tokens(self, prompt: str | list[int]) -> list[int]:
         if isinstance(prompt, list):
             return prompt
-        return await self._generator.encoder.encode_prompt(prompt)
+        return await self._generator.encoder.encode_prompt(prompt, param="text")

@@ -13,6 +13,7 @@ from ..generation import Generator
 from ..prefix import common_prefix_length
 from ..scoring import Asker, Continuation, Scored, score
 from .bodies import Body, Many, Text, TokenIds
+from .body_route import BodyRoute
 from .connection import json_response, unless_client_leaves
 from .openai.fields import require_model
 
@@ -34,7 +35,7 @@ class ScoreApi:
 
     @property
     def router(self) -> APIRouter:
-        router = APIRouter(tags=["ramiform"])
+        router = APIRouter(tags=["ramiform"], route_class=BodyRoute)
         router.add_api_route("/v1/score", self.create, methods=["POST"], response_model=None)
         return router
 
@@ -43,7 +44,7 @@ class ScoreApi:
         info = self._generator.core.require_info()
         if body.model is not None:
             require_model(info, body.model)
-        batch = await self._batch(body)
+        batch = await unless_client_leaves(request, self._batch(body))
         asker = Asker(namespace=body.cache_salt)
         scored = await unless_client_leaves(request, score(self._generator.core, batch, asker))
         num_prompt = sum(part.prompt_tokens for part in scored)

@@ -18,6 +18,7 @@ from ....protocol.version import __version__
 from ...core_client import new_rid
 from ...generation import Generator, Piece, Prompt, Sample
 from ..bodies import MAX_BATCH
+from ..body_route import BodyRoute
 from ..connection import EventStream, json_response, unless_client_leaves
 from ..merge import merge
 from ..openapi import STREAMS
@@ -47,7 +48,7 @@ class CompletionsApi:
 
     @property
     def router(self) -> APIRouter:
-        router = APIRouter(tags=["openai"])
+        router = APIRouter(tags=["openai"], route_class=BodyRoute)
         router.add_api_route("/v1/completions", self.create, methods=["POST"], response_model=None, responses=STREAMS)
         return router
 
@@ -62,7 +63,7 @@ class CompletionsApi:
             "model": info.name,
             "system_fingerprint": f"ramiform-{__version__}",
         }
-        prompts = await self._prompts(body, info)
+        prompts = await unless_client_leaves(request, self._prompts(body, info))
         if body.stream:
             chunks = self._stream(body, prompts, head)
             return EventStream(await unless_client_leaves(request, anext(chunks)), chunks)

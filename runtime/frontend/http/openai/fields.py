@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from ....protocol.core import ModelInfo
-from ....protocol.errors import RequestError
+from ....protocol.errors import RequestError, context_overflow
 from ....protocol.sampling import Constraint, SamplingParams
 from ...generation import MAX_SAMPLES
 from ..bodies import Body, Many, Priority, Text, TokenIds, token_id
@@ -109,14 +109,9 @@ def room_for(info: ModelInfo, num_prompt: int, asked: int | None, param: str, de
 
     Raises RequestError when the prompt, with what is asked for, is longer than the context.
     """
-    most = min(info.context_length, info.num_slots)
+    most = info.most_tokens
     if num_prompt + (1 if asked is None else asked) > most:
-        wanted = "" if asked is None else f" and {asked} for the answer"
-        raise RequestError(
-            f"the context holds {most} tokens, but {num_prompt} are in the prompt{wanted}",
-            param=param,
-            code="context_length_exceeded",
-        )
+        raise context_overflow(most, num_prompt, asked=asked, param=param)
     if asked is not None:
         return asked
     return most - num_prompt if default is None else min(default, most - num_prompt)
