@@ -255,7 +255,7 @@ LARGE_WRONG: list[tuple[str, bytes, str | None, str]] = [
         "messages",
         "at most",
     ),
-    ("/v1/chat/completions", b'{"model": "fake", "messages": [%s5]}' % (b"[[]]," * 600_000), "messages", "entries"),
+    ("/v1/chat/completions", b'{"model": "fake", "messages": [%s5]}' % (b"[[]]," * 600_000), "messages", "more than"),
     ("/generate", b'{"text": "a", "bogus": "%s"}' % (b"a" * 300_000), "bogus", "unknown parameter"),
     ("/generate", b'{"text": "\\ud800%s"}' % (b"a" * 300_000), "text", "Unicode"),
     ("/generate", b'{"text": "%s' % (b"a" * 300_000), None, "no JSON"),

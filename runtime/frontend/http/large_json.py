@@ -96,6 +96,8 @@ class _Reader(json.JSONDecoder):
         """The list that begins before `start`; None unless all its entries are numbers."""
         numbers: list[Any] = []
         at = start
+        if text[at : at + 1] == "]":
+            return numbers, at + 1
         while True:
             self._cancellation.check()
             run = _NUMBERS.match(text, at, at + _SLICE)
