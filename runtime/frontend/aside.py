@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from itertools import islice
 from typing import TypeVar
 
@@ -15,6 +15,7 @@ from pydantic import BaseModel
 
 _LARGE = 1 << 16  # characters; each value counts for _PER_VALUE of them besides its own
 _PER_VALUE = 16
+_PER_TURN = 16
 T = TypeVar("T")
 
 
@@ -61,6 +62,14 @@ async def aside(work: Callable[[Cancellation], T]) -> T:
 async def beside(work: Callable[[Cancellation], T], *about: object) -> T:
     """The result of `work`, which runs in a thread when the values that it is about are large."""
     return await aside(work) if is_large(*about) else work(Cancellation())
+
+
+async def in_turns(items: Iterable[T]) -> AsyncIterator[T]:
+    """The items; after every few of them other tasks of the event loop have their turn."""
+    for number, item in enumerate(items, start=1):
+        yield item
+        if number % _PER_TURN == 0:
+            await asyncio.sleep(0)
 
 
 def is_large(*values: object) -> bool:

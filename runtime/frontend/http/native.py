@@ -15,6 +15,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from ...protocol.errors import RequestError
+from ..aside import in_turns
 from ..core_client import new_rid
 from ..generation import Generator, Prompt, Sample
 from ..siblings import Siblings
@@ -83,7 +84,7 @@ class NativeApi:
     async def _whole(self, body: GenerateBody) -> list[dict[str, Any]]:
         async with self._started(body) as jobs:
             answers = []
-            for job in jobs:
+            async for job in in_turns(jobs):
                 generated = await job.sample.result()
                 answers.append(self._answer(body, job, generated.sequence.text))
             return answers
@@ -120,7 +121,7 @@ class NativeApi:
         jobs: list[Job] = []
         numbers: Counter[str] = Counter()
         with ExitStack() as stack:
-            for rid, prompt, n in requests:
+            async for rid, prompt, n in in_turns(requests):
                 for sample in stack.enter_context(self._generator.start(prompt, n)):
                     name = rid if num_outputs[rid] == 1 else f"{rid}-{numbers[rid]}"
                     numbers[rid] += 1

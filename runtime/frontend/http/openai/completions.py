@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator
-from contextlib import ExitStack, contextmanager
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,7 @@ from ....protocol.core import ModelInfo
 from ....protocol.errors import RequestError
 from ....protocol.sampling import LogprobParams
 from ....protocol.version import __version__
+from ...aside import in_turns
 from ...core_client import new_rid
 from ...generation import Generator, Piece, Prompt, Sample
 from ..bodies import MAX_BATCH
@@ -101,20 +102,20 @@ class CompletionsApi:
             )
         return prompts
 
-    @contextmanager
-    def _started(self, body: CompletionBody, prompts: list[tuple[str, Prompt]]) -> Any:
+    @asynccontextmanager
+    async def _started(self, body: CompletionBody, prompts: list[tuple[str, Prompt]]) -> AsyncIterator[list[Question]]:
         """Submit everything; what still runs at the end of the block is aborted."""
         with ExitStack() as stack, naming(body.constraint()):
             yield [
                 Question(text, prompt, list(stack.enter_context(self._generator.start(prompt, body.best_of or body.n))))
-                for text, prompt in prompts
+                async for text, prompt in in_turns(prompts)
             ]
 
     async def _whole(self, body: CompletionBody, prompts: list[tuple[str, Prompt]]) -> dict[str, Any]:
         watch = Stopwatch()
-        with self._started(body, prompts) as questions:
+        async with self._started(body, prompts) as questions:
             choices: list[dict[str, Any]] = []
-            for question in questions:
+            async for question in in_turns(questions):
                 for sample in question.samples:
                     async for _ in sample:
                         watch.tick()
@@ -145,7 +146,7 @@ class CompletionsApi:
         self, body: CompletionBody, prompts: list[tuple[str, Prompt]], head: dict[str, Any]
     ) -> AsyncGenerator[dict[str, Any]]:
         watch = Stopwatch()
-        with self._started(body, prompts) as questions:
+        async with self._started(body, prompts) as questions:
             chunks = Chunks(head, body.stream_options, watch, lambda: _usage(questions))
             outputs = [(question, sample) for question in questions for sample in question.samples]
             sources = [self._growing(body, *output, index) for index, output in enumerate(outputs)]
