@@ -23,21 +23,21 @@ from typing import Annotated, Literal
 import torch
 import typer
 
-sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "examples" / "demo_model")]
+sys.path.insert(0, str(Path(__file__).parent))
 
-import evaluate  # noqa: E402
-import offline  # noqa: E402
-from corpus.mix import SKILLS, cases, cases_of  # noqa: E402
-from quantization_skills import SEED, Answers, Greedy, answers, change  # noqa: E402
+import offline
+from quantization_skills import SEED, Answers, Greedy, answers, change
 
-from ramiform.runtime.checkpoint import SHIPPED_MODEL  # noqa: E402
-from ramiform.runtime.core import Core, load  # noqa: E402
-from ramiform.runtime.engine.kv_pool import PAGE_SIZE, bytes_per_page  # noqa: E402
-from ramiform.runtime.engine.kv_ranges import KvRanges, measure, random_texts, write_ranges  # noqa: E402
-from ramiform.runtime.models.config import read_config  # noqa: E402
-from ramiform.runtime.models.load import load_model  # noqa: E402
-from ramiform.runtime.protocol.config import CoreConfig, KvDtypeName  # noqa: E402
-from ramiform.runtime.quantize.perplexity import perplexity  # noqa: E402
+from ramiform.examples.demo_model import evaluate
+from ramiform.examples.demo_model.corpus.mix import SKILLS, cases, cases_of
+from ramiform.runtime.checkpoint import SHIPPED_MODEL
+from ramiform.runtime.core import Core, load
+from ramiform.runtime.engine.kv_pool import PAGE_SIZE, bytes_per_page
+from ramiform.runtime.engine.kv_ranges import KvRanges, measure, random_texts, write_ranges
+from ramiform.runtime.models.config import read_config
+from ramiform.runtime.models.load import load_model
+from ramiform.runtime.protocol.config import CoreConfig, KvDtypeName
+from ramiform.runtime.quantize.perplexity import perplexity
 
 CALIBRATION_SEED = 5
 SCENARIOS = (

@@ -34,9 +34,9 @@ import offline
 import quantization_formats
 import quantization_products
 import quantization_skills
-from corpus.mix import cases
 
 from ramiform.bench.random_model import qwen2_shaped
+from ramiform.examples.demo_model.corpus.mix import cases
 from ramiform.runtime.checkpoint import SHIPPED_MODEL
 from ramiform.runtime.core import Core, load
 from ramiform.runtime.models.load import load_model

@@ -11,7 +11,6 @@ from __future__ import annotations
 import itertools
 import json
 import shutil
-import sys
 from collections.abc import Callable
 from functools import cache, partial
 from pathlib import Path
@@ -22,10 +21,7 @@ import transformers
 from gguf import GGMLQuantizationType as Type
 from safetensors.torch import load_file, save_file
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "examples" / "demo_model"))
-
-from corpus.mix import cases
-
+from ramiform.examples.demo_model.corpus.mix import cases
 from ramiform.runtime.checkpoint import SHIPPED_MODEL
 from ramiform.runtime.models.quantised import nibbles
 from ramiform.runtime.quantize.write import Method, write_quantised

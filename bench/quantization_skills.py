@@ -9,16 +9,11 @@ from __future__ import annotations
 
 import itertools
 import math
-import sys
 import time
 from dataclasses import dataclass
-from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "examples" / "demo_model"))
-
-import evaluate
-from corpus.mix import SKILLS, cases_of
-
+from ramiform.examples.demo_model import evaluate
+from ramiform.examples.demo_model.corpus.mix import SKILLS, cases_of
 from ramiform.runtime.checkpoint import SHIPPED_MODEL
 from ramiform.runtime.core import Core
 from ramiform.runtime.protocol.core import Generate, Tokens

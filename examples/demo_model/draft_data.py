@@ -16,14 +16,11 @@ import argparse
 import itertools
 import json
 import random
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent))  # also under `python -P`, which leaves the script's folder out
-
-from corpus.case import BOS, EOS, Case
-from corpus.mix import SKILLS, WEAK_SHARES, cases, cases_of
+from ramiform.examples.demo_model.corpus.case import BOS, EOS, Case
+from ramiform.examples.demo_model.corpus.mix import SKILLS, WEAK_SHARES, cases, cases_of
 
 RUNNING = 1500
 

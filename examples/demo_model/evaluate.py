@@ -13,21 +13,20 @@ import itertools
 import math
 import os
 import re
-import sys
 from collections import defaultdict
 from pathlib import Path
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # the machine may be shared; spinning threads would starve others
-sys.path.insert(0, str(Path(__file__).parent))  # also under `python -P`, which leaves the script's folder out
 
 import torch
-from corpus.case import END, EOS, Case
-from corpus.mix import SKILLS, cases, cases_of
-from corpus.trace import calculate
-from corpus.world import lookup
 from rich.console import Console
 from rich.table import Table
 from transformers import AutoTokenizer, LlamaForCausalLM
+
+from ramiform.examples.demo_model.corpus.case import END, EOS, Case
+from ramiform.examples.demo_model.corpus.mix import SKILLS, cases, cases_of
+from ramiform.examples.demo_model.corpus.trace import calculate
+from ramiform.examples.demo_model.corpus.world import lookup
 
 ACTION = re.compile(r"Action \d+: (?:(lookup|finish)\[(.*)\]|(calculate)\((.*)\))$")
 

@@ -18,18 +18,16 @@ import argparse
 import copy
 import json
 import shutil
-import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent))  # also under `python -P`, which leaves the script's folder out
-
 import torch
-from corpus.mix import WEAK_SHARES
-from model import fresh
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
-from train import Recipe, Stage, run, training_options
 from transformers import LlamaForCausalLM
+
+from ramiform.examples.demo_model.corpus.mix import WEAK_SHARES
+from ramiform.examples.demo_model.model import fresh
+from ramiform.examples.demo_model.train import Recipe, Stage, run, training_options
 
 SHIPPED = Path(__file__).parents[2] / "runtime" / "shipped_model"
 

@@ -10,9 +10,10 @@ import itertools
 import json
 from pathlib import Path
 
-from corpus.case import ASSISTANT, BOS, CALL, CALL_END, END, EOS, PAD, SYSTEM, TOOL, USER
-from corpus.mix import cases
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+
+from ramiform.examples.demo_model.corpus.case import ASSISTANT, BOS, CALL, CALL_END, END, EOS, PAD, SYSTEM, TOOL, USER
+from ramiform.examples.demo_model.corpus.mix import cases
 
 SPECIAL = [BOS, EOS, PAD, SYSTEM, USER, ASSISTANT, TOOL, END]
 VISIBLE = [CALL, CALL_END]  # added tokens too, but part of the text: decoding keeps them

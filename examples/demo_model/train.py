@@ -10,17 +10,20 @@ from __future__ import annotations
 import argparse
 import math
 import os
-import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # the machine may be shared; spinning threads would starve others
-sys.path.insert(0, str(Path(__file__).parent))  # also under `python -P`, which leaves the script's folder out
 
 import torch
-from corpus.emphasis import own_words
-from corpus.mix import (
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from tokenizers import Tokenizer
+from torch.nn.functional import cross_entropy
+from transformers import LlamaForCausalLM
+
+from ramiform.examples.demo_model.corpus.emphasis import own_words
+from ramiform.examples.demo_model.corpus.mix import (
     HARD_SHARES,
     LATE_SHARES,
     LONG_SHARES,
@@ -31,12 +34,8 @@ from corpus.mix import (
     Shares,
     cases,
 )
-from model import CONTEXT, config, fresh, save_config, save_weights
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-from tokenizer import SPECIAL, save_tokenizer, train_tokenizer
-from tokenizers import Tokenizer
-from torch.nn.functional import cross_entropy
-from transformers import LlamaForCausalLM
+from ramiform.examples.demo_model.model import CONTEXT, config, fresh, save_config, save_weights
+from ramiform.examples.demo_model.tokenizer import SPECIAL, save_tokenizer, train_tokenizer
 
 
 @dataclass(frozen=True)

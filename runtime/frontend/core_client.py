@@ -35,7 +35,7 @@ from ..protocol.core import (
     ToCore,
     Tokens,
 )
-from ..protocol.errors import ErrorInfo, RuntimeFailed, context_overflow
+from ..protocol.errors import ErrorInfo, RuntimeFailed, context_exceeded
 from ..protocol.measures import CoreMeasures
 from .watch import Watch, Watcher
 
@@ -143,7 +143,7 @@ class CoreClient:
         assert request.rid not in self._answers, request.rid
         # The core would say so too, but looking at millions of ids keeps everybody else waiting.
         if self._ready.done() and len(request.tokens) > (most := self._ready.result().context_length):
-            raise context_overflow(most, len(request.tokens), param="prompt")
+            raise context_exceeded(most, len(request.tokens))
         data = wire.encode(request)
         answer = self._answers[request.rid] = Answer(self, request.rid, self.watcher.begin(request))
         self._send_bytes(data)

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from itertools import groupby
 from typing import NamedTuple, TypeVar
 
-from ..protocol.errors import RequestError, context_overflow
+from ..protocol.errors import RequestError, context_exceeded
 from ..tokenizer.interface import Tokenizer
 from .aside import Cancellation, aside
 
@@ -30,7 +30,7 @@ class Bound(NamedTuple):
 
     def error(self, num_tokens: int, *, at_least: bool = False) -> RequestError:
         if self.route is None:
-            return context_overflow(self.most, num_tokens, param=self.param, at_least=at_least)
+            return context_exceeded(self.most, num_tokens, prompt=self.param, at_least=at_least)
         number = f"at least {num_tokens}" if at_least else str(num_tokens)
         message = f"the text has {number} tokens, the most that {self.route} takes is {self.most}"
         return RequestError(message, param=self.param, code="text_too_long")

@@ -23,18 +23,34 @@ class RequestError(RamiformError, ValueError):
         self.code = code
 
 
-def context_overflow(
-    most: int, num_prompt: int, *, param: str, asked: int | None = None, at_least: bool = False
+def context_exceeded(
+    context_length: int,
+    num_prompt: int,
+    num_completion: int = 0,
+    *,
+    prompt: str = "prompt",
+    limit: str = "max_tokens",
+    at_least: bool = False,
 ) -> RequestError:
-    """The error for a prompt of `num_prompt` tokens that, with `asked` for the answer, exceeds a context of `most`.
+    """Make the error for a request that is longer than the context, in the words of OpenAI's, which clients look for.
 
-    `at_least`: the prompt was refused before all of it was tokenised, so that it may have more tokens.
+    `prompt` and `limit` name the parameters that hold the prompt and the number of completion tokens; the error names
+    the one that is at fault. `num_completion` is 0 where none were asked for. `at_least`: the prompt was not counted
+    to its end.
     """
-    number = f"at least {num_prompt}" if at_least else str(num_prompt)
-    answer = "" if asked is None else f" and {asked} are asked for the answer"
+    noun = "messages" if prompt == "messages" else "prompt"
+    about = "at least " if at_least else ""
+    if num_completion:
+        told = (
+            f"you requested {about}{num_prompt + num_completion} tokens "
+            f"({about}{num_prompt} in the {noun}, {num_completion} in the completion). "
+            f"Please reduce the length of the {noun} or completion."
+        )
+    else:
+        told = f"your {noun} resulted in {about}{num_prompt} tokens. Please reduce the length of the {noun}."
     return RequestError(
-        f"the prompt has {number} tokens{answer}, the context length is {most}",
-        param=param,
+        f"This model's maximum context length is {context_length} tokens. However, {told}",
+        param=limit if num_prompt < context_length else prompt,
         code="context_length_exceeded",
     )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ..protocol.core import Generate
-from ..protocol.errors import RequestError, context_overflow
+from ..protocol.errors import RequestError, context_exceeded
 
 MAX_LISTED = 3 << 20  # log-probabilities in one answer, at most 20 bytes each: a message is 64 MiB
 
@@ -28,13 +28,10 @@ def end_of(message: Generate, *, vocab_size: int, context_length: int, num_slots
     if message.pooling is not None and params.max_new_tokens:
         raise RequestError("an embedding is of a prompt: max_new_tokens must be 0", param="max_new_tokens")
     if num_prompt > context_length:
-        raise context_overflow(context_length, num_prompt, param="prompt")
-    if num_prompt + min(1, params.max_new_tokens) > num_slots:
-        raise RequestError(
-            f"the prompt has {num_prompt} tokens, the KV cache holds {num_slots} with the output",
-            param="prompt",
-            code="context_length_exceeded",
-        )
+        raise context_exceeded(context_length, num_prompt)
+    # A KV cache that holds less than the model's context is all the context that there is.
+    if num_prompt + (num_new := min(1, params.max_new_tokens)) > num_slots:
+        raise context_exceeded(num_slots, num_prompt, num_new)
     if message.logprobs is not None:
         _check_ids(message.logprobs.of, vocab_size, "token_ids_logprob")
     if message.logprobs is not None and message.logprobs.prompt_from is not None:

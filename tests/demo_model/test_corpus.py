@@ -7,11 +7,12 @@ import json
 import re
 
 import pytest
-from corpus.draw import Draw
-from corpus.mix import SHARES, SKILLS, cases, cases_of
-from corpus.relations import all_facts
-from corpus.trace import calculate
-from corpus.world import lookup
+
+from ramiform.examples.demo_model.corpus.draw import Draw
+from ramiform.examples.demo_model.corpus.mix import SHARES, SKILLS, cases, cases_of
+from ramiform.examples.demo_model.corpus.relations import all_facts
+from ramiform.examples.demo_model.corpus.trace import calculate
+from ramiform.examples.demo_model.corpus.world import lookup
 
 
 def documents(seed: int, count: int = 300, **options) -> list[str]:

@@ -7,11 +7,10 @@ import pytest
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")  # hence the imports below them
 
-from corpus.mix import SHARES  # noqa: E402
-from grow import grow_head, grown  # noqa: E402
-from tokenizer import train_tokenizer  # noqa: E402
-from train import Recipe, Stage, Trainer  # noqa: E402
-
+from ramiform.examples.demo_model.corpus.mix import SHARES  # noqa: E402
+from ramiform.examples.demo_model.grow import grow_head, grown  # noqa: E402
+from ramiform.examples.demo_model.tokenizer import train_tokenizer  # noqa: E402
+from ramiform.examples.demo_model.train import Recipe, Stage, Trainer  # noqa: E402
 from ramiform.runtime.models.load import load_model  # noqa: E402
 from ramiform.runtime.speculation.eagle.load import load_head  # noqa: E402
 from ramiform.runtime.train_draft.attention import AheadAttention  # noqa: E402

@@ -6,8 +6,9 @@ import itertools
 import json
 
 import pytest
-from corpus.case import ASSISTANT, TOOL, USER, chat, tool_call
-from corpus.mix import cases
+
+from ramiform.examples.demo_model.corpus.case import ASSISTANT, TOOL, USER, chat, tool_call
+from ramiform.examples.demo_model.corpus.mix import cases
 
 transformers = pytest.importorskip("transformers")
 

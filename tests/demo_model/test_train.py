@@ -9,11 +9,11 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")  # hence the imports below it
 
-from corpus.emphasis import own_words  # noqa: E402
-from corpus.mix import HARD_SHARES, SHARES, cases  # noqa: E402
-from model import CONTEXT  # noqa: E402
-from tokenizer import train_tokenizer  # noqa: E402
-from train import Recipe, Stage, Trainer, batch  # noqa: E402
+from ramiform.examples.demo_model.corpus.emphasis import own_words  # noqa: E402
+from ramiform.examples.demo_model.corpus.mix import HARD_SHARES, SHARES, cases  # noqa: E402
+from ramiform.examples.demo_model.model import CONTEXT  # noqa: E402
+from ramiform.examples.demo_model.tokenizer import train_tokenizer  # noqa: E402
+from ramiform.examples.demo_model.train import Recipe, Stage, Trainer, batch  # noqa: E402
 
 TINY = Recipe(
     stages=(

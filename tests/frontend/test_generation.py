@@ -199,7 +199,7 @@ def test_a_prompt_beyond_the_context_is_refused_before_it_is_sent() -> None:
     async def main() -> None:
         async with house() as built:
             prompt = Prompt(tokens=[70_000] * (wire.MAX_MESSAGE_BYTES // 5 + 1), sampling=SamplingParams())
-            with pytest.raises(RequestError, match="the context length is 2048") as caught:
+            with pytest.raises(RequestError, match="maximum context length is 2048 tokens") as caught:
                 generator(built).start(prompt)
             assert caught.value.code == "context_length_exceeded"
             assert not built.core.requests

@@ -30,6 +30,10 @@ def test_health_follows_the_model() -> None:
             for path in ("/health", "/health_generate", "/get_model_info", "/server_info"):
                 check_error(await client.get(path), 503, None, "loading")
             check_error(await client.post("/generate", json={"text": "a"}), 503, None, "loading")
+            page = await client.get("/")
+            assert (page.status_code, page.headers["retry-after"]) == (503, "1")
+            assert "The model is not loaded" in page.text
+            assert (await client.get("/docs")).status_code == 200
             built.core.loaded.set()
             await built.frontend.core_ready()
             for path in ("/health", "/health_generate"):

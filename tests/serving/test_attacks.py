@@ -97,7 +97,7 @@ CHAT: dict[str, tuple[dict[str, Any], str, str]] = {
         "without text",
     ),
     "an answer to no call": ({"messages": [{"role": "tool", "content": "a"}]}, "messages", "tool_call_id"),
-    "too many messages": ({"messages": [USER] * 5000}, "max_tokens", "context"),
+    "too many messages": ({"messages": [USER] * 5000}, "messages", "context"),
     "too many choices": ({"n": 10**9}, "n", "n"),
     "no choices": ({"n": 0}, "n", "n"),
     "too many tokens": ({"max_tokens": 10**12}, "max_tokens", "context"),
@@ -150,7 +150,7 @@ CHAT: dict[str, tuple[dict[str, Any], str, str]] = {
     "a grammar of nothing": ({"ebnf": "root ::= root"}, "ebnf", "no text"),
     "a schema too deep": ({"guided_json": "[" * DEEP}, "guided_json", "deep"),
     "other messages by the template": ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs", "messages"),
-    "an own template": ({"chat_template": "{{ 'a' * 10**9 }}"}, "chat_template", "unknown"),
+    "an own template": ({"chat_template": "{{ 'a' * 10**9 }}"}, "chat_template", "not supported"),
     "a parameter with a long name": ({"x" * 10**6: 1}, "x", "unknown"),
     "a model with a long name": ({"model": "x" * 10**6}, "model", "the model"),
 }
@@ -233,7 +233,18 @@ def test_a_wrong_method_says_which_are_right(http: httpx.Client, path: str, meth
 
 
 @pytest.mark.parametrize(
-    "path", ["/", "/v1/nothing", "/v1/models/none", "/v1/models/%00%ff", "/v1/responses/none", "/v1/chat/completions/"]
+    "path",
+    [
+        "/v1/",
+        "/v1/nothing",
+        "/redoc",
+        "/docs/",
+        "/docs/nothing.js",
+        "/v1/models/none",
+        "/v1/models/%00%ff",
+        "/v1/responses/none",
+        "/v1/chat/completions/",
+    ],
 )
 def test_what_there_is_not_is_not_found(http: httpx.Client, path: str) -> None:
     response = http.get(path)

@@ -40,10 +40,10 @@ def python() -> Path:
     return found
 
 
-@pytest.mark.parametrize("library", ["instructor", "langchain", "litellm", "pydantic_ai"])
-def test_structured_answers_tools_and_streams_arrive(library: str, python: Path, url: str, model: str) -> None:
+def run(program: str, python: Path, *arguments: str) -> str:
+    """What the program prints."""
     done = subprocess.run(
-        [python, PROGRAMS / f"with_{library}.py", url, model],
+        [python, PROGRAMS / program, *arguments],
         # No proxies, keys, tracers or projects of whoever runs the tests.
         env={"PATH": os.environ["PATH"], "HOME": os.devnull, "NO_PROXY": "*"},
         capture_output=True,
@@ -51,12 +51,21 @@ def test_structured_answers_tools_and_streams_arrive(library: str, python: Path,
         timeout=SECONDS,
     )
     assert done.returncode == 0, done.stderr[-8000:]
-    got = json.loads(done.stdout.splitlines()[-1])
+    return done.stdout
+
+
+@pytest.mark.parametrize("library", ["instructor", "langchain", "litellm", "pydantic_ai"])
+def test_structured_answers_tools_and_streams_arrive(library: str, python: Path, url: str, model: str) -> None:
+    got = json.loads(run(f"with_{library}.py", python, url, model).splitlines()[-1])
     jsonschema.validate(got["structured"], PLACE)
     jsonschema.validate(got["tool"], SWITCH)
     assert got["result"] == f"{got['tool']['room']} {got['tool']['on']}"
     assert got["text"]
     assert got["streamed"] == got["text"]
+
+
+def test_litellm_knows_that_the_context_is_exceeded(python: Path, url: str, model: str) -> None:
+    assert run("overflow_litellm.py", python, url, model).split() == ["ContextWindowExceededError"] * 2
 
 
 def test_every_program_is_run() -> None:

@@ -187,7 +187,6 @@ def test_a_bias_decides(client: OpenAI, http: httpx.Client, model: str) -> None:
         ({"prompt": [1 << 40]}, "prompt[0]"),
         ({"prompt": [99999]}, "prompt"),
         ({"prompt": None}, "prompt"),
-        ({"model": None}, "model"),
         ({"regex": "a", "guided_choice": ["b"]}, "regex"),
         ({"min_tokens": 20, "max_tokens": 10}, "min_tokens"),
         ({"seed": 1.5}, "seed"),

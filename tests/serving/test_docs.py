@@ -7,13 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import pytest
 
 import ramiform
 
 DOCS = (Path(ramiform.__file__).parent / "docs/http.md").read_text("utf-8")
 WORDS = frozenset(re.findall(r"[a-z_0-9]+", DOCS))
-UNSUPPORTED = re.findall(r"`([a-z_]+)`", DOCS.partition("refused by name:")[2].partition("\n\n")[0])
 
 
 def test_every_route_is_documented_and_no_other(http: httpx.Client) -> None:
@@ -29,15 +27,6 @@ def test_every_field_is_documented(http: httpx.Client) -> None:
     assert len(bodies) >= 10
     unknown = {(name, field) for name in bodies for field in schemas[name]["properties"] if field not in WORDS}
     assert unknown == set()
-
-
-@pytest.mark.parametrize("field", UNSUPPORTED)
-def test_what_is_said_to_be_refused_is(http: httpx.Client, model: str, field: str) -> None:
-    chat = http.post("/v1/chat/completions", json={"model": model, "messages": [], field: ["audio"]})
-    completion = http.post("/v1/completions", json={"model": model, "prompt": "a", field: ["audio"]})
-    for response in (chat, completion):
-        assert response.status_code == 400
-        assert response.json()["error"]["param"] in (field, f"{field}[0]")
 
 
 def document(http: httpx.Client) -> dict[str, Any]:

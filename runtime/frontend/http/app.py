@@ -26,6 +26,7 @@ from .openai.decisions import DecisionsApi
 from .openai.embeddings import EmbeddingsApi
 from .openai.models import ModelsApi
 from .openai.responses import ResponsesApi
+from .pages import PagesApi
 from .rates import Rates
 from .score import ScoreApi
 from .tokens import TokensApi
@@ -35,10 +36,11 @@ def create_app(
     generator: Generator, config: ServeConfig, siblings: Siblings, tracer: HttpTracer | None = None
 ) -> FastAPI:
     measures = generator.core.watcher.measures
-    app = FastAPI(title="ramiform", version=__version__, redirect_slashes=False)
+    keys = _listed(config.api_key)
+    app = FastAPI(title="ramiform", version=__version__, redirect_slashes=False, docs_url=None, redoc_url=None)
     app.state.core = generator.core  # how much a body may hold depends on the model
     errors.install(app)
-    openapi.install(app)
+    openapi.install(app, has_keys=bool(keys))
     app.add_exception_handler(ClientLeftError, _nobody_listens)
     conversations = Conversations(
         generator, tool_parser=config.tool_call_parser, reasoning_parser=config.reasoning_parser
@@ -58,6 +60,7 @@ def create_app(
         MetricsApi(generator.core, siblings),
     ):
         app.include_router(api.router, responses=errors.DOCUMENTED)
+    app.include_router(PagesApi(generator, has_keys=bool(keys)).router)
     if (per_minute := _share(config.requests_per_minute_per_key, config.frontends)) is not None:
         app.add_middleware(Rates, per_minute=per_minute)
     app.add_middleware(
@@ -65,7 +68,7 @@ def create_app(
         max_requests=_share(config.max_requests_per_key, config.frontends),
         seconds=config.request_timeout,
     )
-    app.add_middleware(Guard, api_keys=_listed(config.api_key), max_body_bytes=config.max_body_mib << 20)
+    app.add_middleware(Guard, api_keys=keys, max_body_bytes=config.max_body_mib << 20)
     if origins := _listed(config.cors_origins):
         # Outside the guard: a page's question whether it may ask carries no key.
         app.add_middleware(

@@ -15,6 +15,7 @@ from pydantic_core import CoreSchema
 
 from ...protocol.errors import RequestError
 from ...protocol.sampling import Constraint, ConstraintKind, LogprobParams, SamplingParams
+from .peer_fields import PEER_FIELDS
 
 MAX_BATCH = 4096
 
@@ -52,7 +53,12 @@ class Body(BaseModel):
     def _only_what_is_given(cls, value: Any) -> Any:
         if not isinstance(value, dict):
             return value
-        return {key: item for key, item in value.items() if not any(item is nothing for nothing in cls.absent)}
+        return {key: item for key, item in value.items() if not cls.asks_for_nothing(key, item)}
+
+    @classmethod
+    def asks_for_nothing(cls, name: str, value: Any) -> bool:
+        """Return whether the member means the same as its absence."""
+        return any(value is nothing for nothing in cls.absent)
 
     @classmethod
     def __get_pydantic_json_schema__(cls, core: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
@@ -67,7 +73,17 @@ class Body(BaseModel):
         return described
 
 
-class SamplingBody(Body):
+class RequestBody(Body):
+    """A route's whole body: fields of other servers are accepted while they ask for nothing (`peer_fields`)."""
+
+    @classmethod
+    def asks_for_nothing(cls, name: str, value: Any) -> bool:
+        if name in PEER_FIELDS and name not in cls.model_fields:
+            return PEER_FIELDS[name].asks_for_nothing(value)
+        return super().asks_for_nothing(name, value)
+
+
+class SamplingBody(RequestBody):
     max_new_tokens: int = 128
     min_new_tokens: int = 0
     n: int = 1
@@ -136,7 +152,7 @@ class SamplingBody(Body):
         return Constraint(kind, text)
 
 
-class GenerateBody(Body):
+class GenerateBody(RequestBody):
     """One prompt or a batch of them; what may differ between them is one value for all or a list of their length."""
 
     absent = (None, False)  # clients send what they do not use as false, e.g. `return_hidden_states`

@@ -30,7 +30,6 @@ DEFAULT_TOKENS = 1024
 class ConstrainedBody(GenerationFields):
     """Exactly one of `regex`, `json_schema`, `grammar` and `choices`; of `prompt` and `messages` too."""
 
-    model: Text | None = None  # type: ignore[assignment]  # may be left out here
     stream: Literal[False] = False
     n: Literal[1] = 1
     prompt: Text | TokenIds | None = None
@@ -43,8 +42,7 @@ class ConstrainedBody(GenerationFields):
     choices: Many[Text] | None = None
 
     def check(self, info: ModelInfo) -> None:
-        if self.model is not None:
-            super().check(info)
+        super().check(info)
         if (self.prompt is None) == (self.messages is None):
             raise RequestError("give either prompt or messages", param="messages" if self.prompt else "prompt")
 
@@ -89,6 +87,7 @@ class ConstrainedApi:
             in_bulk=True,
             fields=body,
             limit=(body.max_tokens, "max_tokens"),
+            prompt="prompt" if body.messages is None else "messages",
             default=DEFAULT_TOKENS,
             tools=[],
             options={},

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from http import HTTPStatus
 from typing import Any
 
@@ -13,6 +14,7 @@ from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
 from ...protocol.errors import ErrorInfo, RamiformError, RequestError
+from .peer_fields import refusal
 
 
 class NotFoundError(RequestError):
@@ -125,6 +127,17 @@ def install(app: FastAPI) -> None:
     app.add_exception_handler(RequestValidationError, invalid_body)
 
 
+@contextmanager
+def prompt_in(field: str) -> Iterator[None]:
+    """Make errors about the prompt name the field that it came in."""
+    try:
+        yield
+    except RequestError as error:
+        if error.param != "prompt":
+            raise
+        raise RequestError(str(error), param=field, code=error.code) from None
+
+
 def explain(error: RequestValidationError) -> tuple[str, str | None]:
     """A sentence about what is wrong with a body, and the parameter that it is in."""
     # Of a union each alternative complains: the complaint that got furthest into the body is the one that is meant.
@@ -135,7 +148,10 @@ def explain(error: RequestValidationError) -> tuple[str, str | None]:
         return f"the body is no JSON: {detail.get('ctx', {}).get('error', detail['msg'])}", None
     param = _printable(_name(path)) or None
     if detail["type"] == "extra_forbidden":
-        return f"unknown parameter {param}", param
+        # Only a body itself and `sampling_params` have what other servers have there.
+        is_outer = all(part == "sampling_params" or isinstance(part, int) for part in path[:-1])
+        told = refusal(str(path[-1])) if is_outer else None
+        return told or f"unknown parameter {param}", param
     return f"{param or 'body'}: {_printable(_complaint(detail))}", param
 
 

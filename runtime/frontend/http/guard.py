@@ -20,7 +20,18 @@ from .errors import bug_message, error_response
 logger = logging.getLogger("ramiform.frontend")
 
 KEY = "ramiform.key"  # in the scope: the API key that was given; None when none is asked for
-OPEN_PATHS = frozenset({"/health"})  # for supervisors, which have no key
+OPEN_PATHS = frozenset(
+    {
+        "/health",  # for supervisors, which have no key
+        # For browsers, which cannot send one before they have a page. They say the same on every server.
+        "/",
+        "/docs",
+        "/docs/favicon-32x32.png",
+        "/docs/swagger-ui-bundle.js",
+        "/docs/swagger-ui.css",
+        "/openapi.json",
+    }
+)
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,200}")
 
 

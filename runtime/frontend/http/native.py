@@ -23,6 +23,7 @@ from .answers import answer
 from .bodies import MAX_BATCH, AbortBody, GenerateBody, logprob_params
 from .body_route import BodyRoute
 from .connection import EventStream, json_response, unless_client_leaves
+from .errors import prompt_in
 from .merge import merge
 from .openapi import STREAMS
 
@@ -120,7 +121,7 @@ class NativeApi:
             num_outputs[rid] += n
         jobs: list[Job] = []
         numbers: Counter[str] = Counter()
-        with ExitStack() as stack:
+        with prompt_in("input_ids" if body.text is None else "text"), ExitStack() as stack:
             async for rid, prompt, n in in_turns(requests):
                 for sample in stack.enter_context(self._generator.start(prompt, n)):
                     name = rid if num_outputs[rid] == 1 else f"{rid}-{numbers[rid]}"

@@ -14,8 +14,8 @@ STREAMS: dict[int | str, dict[str, Any]] = {
 }
 
 
-def install(app: FastAPI) -> None:
-    """FastAPI would document a 422 of its own shape for every body."""
+def install(app: FastAPI, *, has_keys: bool) -> None:
+    """Correct what FastAPI writes by itself: a 422 of its own shape for every body, and nothing of API keys."""
     describe = app.openapi
 
     def openapi() -> dict[str, Any]:
@@ -26,6 +26,10 @@ def install(app: FastAPI) -> None:
                     operation["responses"].pop("422", None)
             for name in ("HTTPValidationError", "ValidationError"):
                 described.get("components", {}).get("schemas", {}).pop(name, None)
+            if has_keys:
+                described["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+                described["security"] = [{"key": []}]
+                described["paths"]["/health"]["get"]["security"] = []
             app.openapi_schema = described
         return app.openapi_schema
 

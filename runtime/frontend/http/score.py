@@ -12,7 +12,7 @@ from ...protocol.errors import RequestError
 from ..generation import Generator
 from ..prefix import common_prefix_length
 from ..scoring import Asker, Continuation, Scored, score
-from .bodies import Body, Many, Text, TokenIds
+from .bodies import Many, RequestBody, Text, TokenIds
 from .body_route import BodyRoute
 from .connection import json_response, unless_client_leaves
 from .openai.fields import require_model
@@ -20,7 +20,7 @@ from .openai.fields import require_model
 MAX_CONTINUATIONS = 1024
 
 
-class ScoreBody(Body):
+class ScoreBody(RequestBody):
     """Continuations are texts after a text, or token ids after token ids."""
 
     model: Text | None = None
@@ -42,8 +42,7 @@ class ScoreApi:
     async def create(self, body: ScoreBody, request: Request) -> Response:
         """The log-probability of each continuation, and of its tokens. The prompt is computed once."""
         info = self._generator.core.require_info()
-        if body.model is not None:
-            require_model(info, body.model)
+        require_model(info, body.model)
         batch = await unless_client_leaves(request, self._batch(body))
         asker = Asker(namespace=body.cache_salt)
         scored = await unless_client_leaves(request, score(self._generator.core, batch, asker))

@@ -17,7 +17,7 @@ from ..aside import Cancellation, beside
 from ..generation import Generator
 from ..messages import Messages
 from ..segments import Bound
-from .bodies import MAX_BATCH, Body, Many, Text, TokenIds
+from .bodies import MAX_BATCH, Many, RequestBody, Text, TokenIds
 from .body_route import BodyRoute
 from .connection import json_response, unless_client_leaves
 from .openai.chat_messages import Messages as ChatMessages
@@ -28,7 +28,7 @@ from .openai.tool_fields import Tool
 MOST_TOKENS = 1 << 16  # of one text, or of a chat; more where a prompt may have more
 
 
-class TokenizeBody(Body):
+class TokenizeBody(RequestBody):
     """Texts, or a chat."""
 
     model: Text | None = None
@@ -42,7 +42,7 @@ class TokenizeBody(Body):
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
 
 
-class DetokenizeBody(Body):
+class DetokenizeBody(RequestBody):
     model: Text | None = None
     tokens: TokenIds | Many[TokenIds]
     skip_special_tokens: bool = True
@@ -126,8 +126,7 @@ class TokensApi:
 
     def _require(self, model: str | None) -> ModelInfo:
         info = self._generator.core.require_info()
-        if model is not None:
-            require_model(info, model)
+        require_model(info, model)
         return info
 
     async def _all_ids(self, body: TokenizeBody, texts: Sequence[str | None], bound: Bound) -> list[list[int]]:

@@ -62,6 +62,7 @@ class ChatApi:
         wish = Wish(
             fields=body,
             limit=body.limit,
+            prompt="messages",
             tools=body.tools,
             tool_choice=body.tool_choice,
             parallel=body.parallel_tool_calls,

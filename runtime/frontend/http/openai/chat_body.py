@@ -26,7 +26,6 @@ class ChatBody(GenerationFields):
     tools: Many[Tool] = Field(default_factory=list)
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool = True
-    modalities: list[Literal["text"]] | None = None
     reasoning_effort: Effort | None = None
     separate_reasoning: bool = True
     include_reasoning: bool = True
@@ -52,7 +51,7 @@ class ChatBody(GenerationFields):
         """The most tokens asked for, and the field that says so."""
         if self.max_completion_tokens is not None:
             return self.max_completion_tokens, "max_completion_tokens"
-        return self.max_tokens, "max_tokens" if self.max_tokens is not None else "messages"
+        return self.max_tokens, "max_tokens"
 
     def template_options(self) -> dict[str, Any]:
         options: dict[str, Any] = {}

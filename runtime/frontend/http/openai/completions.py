@@ -86,7 +86,9 @@ class CompletionsApi:
                 text, ids = prompt, await encoder.encode_prompt(prompt, with_bos=body.add_special_tokens)
             else:
                 text, ids = await encoder.decode_aside(prompt) if body.echo else "", prompt
-            num_tokens = room_for(info, len(ids), body.max_tokens, "max_tokens", DEFAULT_TOKENS)
+            num_tokens = room_for(
+                info, len(ids), body.max_tokens, prompt="prompt", limit="max_tokens", default=DEFAULT_TOKENS
+            )
             prompts.append(
                 (
                     text,

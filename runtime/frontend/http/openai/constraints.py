@@ -12,7 +12,7 @@ from pydantic import ConfigDict, Field
 
 from ....protocol.errors import RequestError
 from ....protocol.sampling import Constraint, ConstraintKind, PropertyOrder
-from ..bodies import Body, Many, Text
+from ..bodies import Body, Many, RequestBody, Text
 
 Schema = dict[str, Any] | bool
 
@@ -67,7 +67,7 @@ class Asked(NamedTuple):
     order: PropertyOrder = "any"
 
 
-class ConstraintFields(Body):
+class ConstraintFields(RequestBody):
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
     guided_json: Schema | Text | None = None

@@ -31,6 +31,7 @@ class Wish:
 
     fields: GenerationFields
     limit: tuple[int | None, str]  # tokens, and the field that says so
+    prompt: str  # the field that the messages, or the prompt, came in
     tools: list[Tool]
     tool_choice: ToolChoice | None = None
     parallel: bool = True
@@ -66,7 +67,7 @@ class Conversations:
         if called is not None:
             called = await self._checked(called)
         encoder = self.generator.encoder
-        bound = await encoder.prompt_bound(wish.limit[1])
+        bound = await encoder.prompt_bound(wish.prompt)
         segments = await self.messages.render_aside(
             encoder,
             with_short_ids(messages) if self.tool_format.name == "mistral" else messages,
@@ -88,7 +89,7 @@ class Conversations:
     async def ask_plainly(self, prompt: str | list[int], wish: Wish) -> Ask:
         """Without any template. Raises RequestError."""
         if isinstance(prompt, str):
-            prompt = await self.generator.encoder.encode_prompt(prompt, param=wish.limit[1])
+            prompt = await self.generator.encoder.encode_prompt(prompt, param=wish.prompt)
         return self._plain(prompt, wish)
 
     async def _checked(self, called: Calling) -> Calling:
@@ -106,7 +107,8 @@ class Conversations:
 
     def _plain(self, tokens: list[int], wish: Wish) -> Ask:
         limit, field = wish.limit
-        room = room_for(self.generator.core.require_info(), len(tokens), limit, field, wish.default)
+        info = self.generator.core.require_info()
+        room = room_for(info, len(tokens), limit, prompt=wish.prompt, limit=field, default=wish.default)
         return Ask(
             tokens=tokens,
             sampling=wish.fields.sampling(room, None if wish.asked is None else wish.asked[0]),

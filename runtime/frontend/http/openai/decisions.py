@@ -17,9 +17,10 @@ from ...content import Content
 from ...decisions import Decided, decide
 from ...generation import Generator
 from ...segments import Bound
-from ..bodies import Body, Many, Text
+from ..bodies import Body, Many, RequestBody, Text
 from ..body_route import BodyRoute
 from ..connection import json_response, unless_client_leaves
+from ..errors import prompt_in
 from .chat_messages import for_template
 from .fields import require_model
 from .response_items import InputItem, listed, messages_of
@@ -58,8 +59,8 @@ class ScoreQuestion(Body):
 AnyQuestion = Annotated[PredicateQuestion | ChoiceQuestion | ScoreQuestion, Field(discriminator="type")]
 
 
-class DecisionBody(Body):
-    model: Text
+class DecisionBody(RequestBody):
+    model: Text | None = None
     input: Text | Many[InputItem]
     questions: Many[AnyQuestion]
     cache_salt: Text = ""
@@ -85,7 +86,8 @@ class DecisionsApi:
         require_model(info, body.model)
         asked = [question.model_dump(exclude_none=True) for question in body.questions]
         questions = msgspec.convert(asked, list[Question])
-        decided = await unless_client_leaves(request, self._decide(body, questions))
+        with prompt_in("input"):
+            decided = await unless_client_leaves(request, self._decide(body, questions))
         return json_response(
             {
                 "object": "decision",

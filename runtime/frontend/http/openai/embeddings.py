@@ -16,18 +16,19 @@ from ....protocol.core import ModelInfo, Pooling
 from ....protocol.errors import RequestError
 from ...embed import Embedded, embed, normalised
 from ...generation import Generator
-from ..bodies import Body, Many, Priority, Text, TokenIds
+from ..bodies import Many, Priority, RequestBody, Text, TokenIds
 from ..body_route import BodyRoute
 from ..connection import json_response, unless_client_leaves
+from ..errors import prompt_in
 from .fields import require_model
 
 MAX_INPUTS = 2048
 
 
-class EmbeddingBody(Body):
+class EmbeddingBody(RequestBody):
     """`pooling`: of the last token or the mean of all; default: as the checkpoint says, else the last token."""
 
-    model: Text
+    model: Text | None = None
     input: Text | Many[Text] | TokenIds | Many[TokenIds]
     encoding_format: Literal["float", "base64"] = "float"
     dimensions: Annotated[int, Field(ge=1)] | None = None
@@ -81,11 +82,8 @@ class EmbeddingsApi:
         prompts = [await self._ids(given, body.add_special_tokens) for given in body.inputs()]
         pooling = body.pooling or _pooling_of(Path(info.path))
         core = self._generator.core
-        try:
+        with prompt_in("input"):
             found = await embed(core, prompts, pooling, namespace=body.cache_salt, priority=body.priority)
-        except RequestError as error:
-            param = "input" if error.param == "prompt" else error.param
-            raise RequestError(str(error), param=param, code=error.code) from None
         size = len(found[0].values)
         if body.dimensions not in (None, size):
             raise RequestError(f"the model's embeddings have {size} dimensions, and no others", param="dimensions")

@@ -5,14 +5,15 @@ from __future__ import annotations
 import secrets
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from ....protocol.core import ModelInfo
-from ....protocol.errors import RequestError, context_overflow
+from ....protocol.errors import RequestError, context_exceeded
 from ....protocol.sampling import Constraint, SamplingParams
 from ...generation import MAX_SAMPLES
 from ..bodies import Body, Many, Priority, Text, TokenIds, token_id
 from ..errors import NotFoundError
+from ..peer_fields import PEER_FIELDS
 from .constraints import ConstraintFields
 
 
@@ -23,7 +24,7 @@ class StreamOptions(Body):
 
 
 class GenerationFields(ConstraintFields):
-    model: Text
+    model: Text | None = None
     stream: bool = False
     stream_options: StreamOptions | None = None
     n: Annotated[int, Field(ge=1, le=MAX_SAMPLES)] = 1
@@ -44,7 +45,6 @@ class GenerationFields(ConstraintFields):
     include_stop_str_in_output: bool = False
     no_stop_trim: bool = False
     skip_special_tokens: bool = True
-    spaces_between_special_tokens: Literal[True] = True
     priority: Priority = 0
     cache_salt: Text = ""
     # Accepted: they ask for nothing of the answer.
@@ -56,13 +56,11 @@ class GenerationFields(ConstraintFields):
     prompt_cache_retention: Literal["in-memory", "in_memory", "24h"] | None = None
     safety_identifier: Text | None = None
 
-    @model_validator(mode="before")
     @classmethod
-    def _false_asks_for_nothing(cls, value: Any) -> Any:
+    def asks_for_nothing(cls, name: str, value: Any) -> bool:
         """Clients of other servers send switches of theirs that are off."""
-        if not isinstance(value, dict):
-            return value
-        return {key: item for key, item in value.items() if item is not False or key in cls.model_fields}
+        is_switched_off = value is False and name not in cls.model_fields and name not in PEER_FIELDS
+        return is_switched_off or super().asks_for_nothing(name, value)
 
     def check(self, info: ModelInfo) -> None:
         """Raises NotFoundError for a model that is not served, RequestError for fields that do not go together."""
@@ -96,22 +94,27 @@ class GenerationFields(ConstraintFields):
         )
 
 
-def require_model(info: ModelInfo, name: str) -> None:
-    """Raises NotFoundError unless `name` is that of what is served, or its path."""
-    if name not in (info.name, info.path):
+def require_model(info: ModelInfo, name: str | None) -> None:
+    """Raises NotFoundError for a name that is neither that of the served model nor its path. No name, or an empty one,
+    means the served model."""
+    if name and name not in (info.name, info.path):
         raise NotFoundError(
             f"the model {name!r} does not exist; {info.name!r} is served", param="model", code="model_not_found"
         )
 
 
-def room_for(info: ModelInfo, num_prompt: int, asked: int | None, param: str, default: int | None = None) -> int:
+def room_for(
+    info: ModelInfo, num_prompt: int, asked: int | None, *, prompt: str, limit: str, default: int | None = None
+) -> int:
     """How many tokens an answer may have: what is asked for, else the default, else what fits.
 
-    Raises RequestError when the prompt, with what is asked for, is longer than the context.
+    Raises RequestError when the prompt, with what is asked for, is longer than the context. `prompt` and `limit` are
+    the fields that hold them.
     """
     most = info.most_tokens
     if num_prompt + (1 if asked is None else asked) > most:
-        raise context_overflow(most, num_prompt, asked=asked, param=param)
+        num_completion = asked or (1 if num_prompt == most else 0)
+        raise context_exceeded(most, num_prompt, num_completion, prompt=prompt, limit=limit)
     if asked is not None:
         return asked
     return most - num_prompt if default is None else min(default, most - num_prompt)

@@ -6,6 +6,7 @@ import time
 from typing import Any
 
 from fastapi import APIRouter
+from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from ....protocol.core import ModelInfo
@@ -34,6 +35,8 @@ class ModelsApi:
     async def retrieve(self, model: str) -> Response:
         """The same by its name, or its path."""
         info = self._core.require_info()
+        if not model:
+            raise HTTPException(404, "Not Found")
         require_model(info, model)
         return json_response(self._entry(info))
 

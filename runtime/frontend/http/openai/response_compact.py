@@ -54,7 +54,7 @@ class Compactor:
         if body.instructions is not None:
             messages = [{"role": "system", "content": body.instructions}, *messages]
         messages.append({"role": "user", "content": REQUEST})
-        wish = Wish(fields=body, limit=(None, "input"), default=MAX_TOKENS, tools=[], options={})
+        wish = Wish(fields=body, limit=(None, "input"), prompt="input", default=MAX_TOKENS, tools=[], options={})
         ask = await self._conversations.ask(messages, wish)
         async with self._conversations.turns(ask, 1, None) as [turn]:
             summary = "".join([delta.content async for delta in turn.deltas()])

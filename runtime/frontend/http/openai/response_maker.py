@@ -74,7 +74,8 @@ class ResponseMaker:
             messages = [{"role": "system", "content": body.instructions}, *messages]
         wish = Wish(
             fields=body,
-            limit=(body.max_output_tokens, "max_output_tokens" if body.max_output_tokens else "input"),
+            limit=(body.max_output_tokens, "max_output_tokens"),
+            prompt="input",
             tools=body.chat_tools(),
             tool_choice=body.chat_choice(),
             parallel=body.parallel_tool_calls,
