@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from ramiform.runtime.frontend.aside import Cancellation, WorkCancelledError, aside, beside, is_large
+from ramiform.runtime.frontend.aside import Cancellation, WorkCancelledError, aside, beside, in_turns, is_large
 
 from .harness import run
 
@@ -88,5 +88,25 @@ def test_values_are_large_by_their_text_and_their_number(value: Any, large: bool
     async def main() -> None:
         thread = await beside(lambda _: threading.current_thread(), value)
         assert (thread is not threading.main_thread()) == large
+
+    run(main())
+
+
+def test_others_have_their_turns_between_many_items() -> None:
+    seen: list[int] = []
+    done: list[int] = []
+
+    async def other() -> None:
+        while len(done) < 1000:
+            seen.append(len(done))
+            await asyncio.sleep(0)
+
+    async def main() -> None:
+        task = asyncio.create_task(other())
+        async for item in in_turns(range(1000)):
+            done.append(item)
+        await task
+        assert done == list(range(1000))
+        assert len(seen) > 20
 
     run(main())

@@ -91,6 +91,16 @@ def test_a_text_that_cannot_fit_is_refused_before_it_is_tokenised(
     run(main())
 
 
+def test_ids_that_cannot_fit_are_refused_before_they_are_put_together() -> None:
+    async def main() -> None:
+        async with served() as (built, client):
+            body = {"prompt": [7] * 100_000, "continuations": [[7]] * 1024}
+            check_error(await client.post("/v1/score", json=body), 400, "prompt", "100001 tokens")
+            assert not built.core.requests
+
+    run(main())
+
+
 def test_a_socket_refuses_a_text_that_cannot_fit_and_goes_on(encoded: list[str]) -> None:
     async def main() -> None:
         async with house(says(" fine."), http=True) as built:

@@ -67,6 +67,7 @@ class ScoreApi:
         if not 1 <= len(body.continuations) <= MAX_CONTINUATIONS:
             raise RequestError(f"give 1 to {MAX_CONTINUATIONS} continuations", param="continuations")
         batch = []
+        bound = await self._generator.encoder.prompt_bound("prompt")
         alone = body.prompt if isinstance(body.prompt, list) else await self._ids(body.prompt)
         for continuation in body.continuations:
             if isinstance(continuation, str) != isinstance(body.prompt, str):
@@ -75,6 +76,9 @@ class ScoreApi:
                 ids = await self._ids(f"{body.prompt}{continuation}")
                 start = common_prefix_length(alone, ids)
             else:
+                num_tokens = len(alone) + len(continuation)
+                if bound is not None and num_tokens > bound.most:
+                    raise bound.error(num_tokens)
                 ids, start = [*alone, *continuation], len(alone)
             if len(ids) == start:
                 raise RequestError(f"continuation {continuation!r} adds no token", param="continuations")
