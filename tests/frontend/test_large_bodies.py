@@ -6,13 +6,16 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from typing import Any
 
 import httpx
 import pytest
 from websockets.asyncio.client import connect
 
+from ramiform.runtime.frontend.aside import Cancellation
+from ramiform.runtime.frontend.http import score
 from ramiform.runtime.frontend.http.openai.chat_messages import MAX_MESSAGES
 from ramiform.runtime.frontend.segments import LONG
 from ramiform.runtime.protocol.sampling import SamplingParams
@@ -91,12 +94,15 @@ def test_a_text_that_cannot_fit_is_refused_before_it_is_tokenised(
     run(main())
 
 
-def test_ids_that_cannot_fit_are_refused_before_they_are_put_together() -> None:
+def test_ids_that_cannot_fit_are_refused_before_they_are_put_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Any] = []
+    monkeypatch.setattr(score, "Continuation", lambda *given: made.append(given))
+
     async def main() -> None:
-        async with served() as (built, client):
-            body = {"prompt": [7] * 100_000, "continuations": [[7]] * 1024}
-            check_error(await client.post("/v1/score", json=body), 400, "prompt", "100001 tokens")
-            assert not built.core.requests
+        async with served() as (_, client):
+            body = {"prompt": [7] * 5000, "continuations": [[7]] * 10}
+            check_error(await client.post("/v1/score", json=body), 400, "prompt", "5001 tokens")
+            assert not made
 
     run(main())
 
@@ -180,7 +186,7 @@ class Gate:
 
 
 @pytest.fixture
-def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
+def gate(monkeypatch: pytest.MonkeyPatch) -> Gate:
     gate = Gate()
     encode = VocabularyTokenizer.encode
 
@@ -190,8 +196,16 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
         return encode(self, text, **options)
 
     monkeypatch.setattr(VocabularyTokenizer, "encode", held)
-    yield gate
-    gate.open()
+    return gate
+
+
+@asynccontextmanager
+async def opened(let_go: Callable[[], None]) -> AsyncIterator[None]:
+    """Let held threads go on at the end: a test that fails must not wait for them."""
+    try:
+        yield
+    finally:
+        let_go()
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -219,7 +233,7 @@ def test_abandoned_work_stops_and_counts_against_its_key_until_it_has_ended(
     small = {"prompt": "a"}
 
     async def main() -> None:
-        async with served(ready=False, api_key="key", max_requests_per_key=1) as (built, client):
+        async with served(ready=False, api_key="key", max_requests_per_key=1) as (built, client), opened(gate.open):
             built.core.load(context_length=100_000)
             await built.frontend.core_ready()
             client.headers["authorization"] = "Bearer key"
@@ -238,16 +252,28 @@ def test_abandoned_work_stops_and_counts_against_its_key_until_it_has_ended(
     run(main())
 
 
-def test_a_request_that_times_out_while_it_is_tokenised_stops(gate: Gate) -> None:
+def test_a_request_that_times_out_while_it_is_tokenised_ends_after_its_work(
+    gate: Gate, monkeypatch: pytest.MonkeyPatch
+) -> None:
     text = " x" * 600_000
+    told = threading.Event()
+    cancel = Cancellation.cancel
+
+    def noting(self: Cancellation) -> None:
+        told.set()
+        cancel(self)
+
+    monkeypatch.setattr(Cancellation, "cancel", noting)
 
     async def main() -> None:
-        async with served(ready=False, request_timeout=0.2) as (built, client):
+        async with served(ready=False, request_timeout=0.2) as (built, client), opened(gate.open):
             built.core.load(context_length=100_000)
             await built.frontend.core_ready()
             asking = asyncio.create_task(client.post("/v1/completions", json={"model": "fake", "prompt": text}))
             await until(lambda: gate.num_entered > 0)
-            await asyncio.sleep(0.4)  # beyond its time
+            await until(told.is_set)
+            await client.get("/health")
+            assert not asking.done()
             gate.open()
             check_error(await asking, 504, None, "0.2 s")
             assert gate.num_entered == 1
@@ -324,7 +350,7 @@ def test_others_are_answered_while_a_large_body_is_read(monkeypatch: pytest.Monk
     monkeypatch.setattr(BodyRoute, "_validated", held)
 
     async def main() -> None:
-        async with served(says(" fine.")) as (_, client):
+        async with served(says(" fine.")) as (_, client), opened(may_go_on.set):
             body = {"input_ids": [[7] * 1000] * 200}
             asking = asyncio.create_task(client.post("/generate", json=body, timeout=httpx.Timeout(120)))
             await until(entered.is_set)
