@@ -21,16 +21,17 @@ T = TypeVar("T")
 
 
 class Bound(NamedTuple):
-    """The most tokens that a text may have, and the parameter that an error names. `route`: the limit is that of a
-    route, not that of the model."""
+    """The most tokens that a text may have, and the parameter that an error names. `num_completion`: tokens asked for
+    besides, which an error mentions. `route`: the limit is that of a route, not that of the model."""
 
     most: int
     param: str
+    num_completion: int = 0
     route: str | None = None
 
     def error(self, num_tokens: int, *, at_least: bool = False) -> RequestError:
         if self.route is None:
-            return context_exceeded(self.most, num_tokens, prompt=self.param, at_least=at_least)
+            return context_exceeded(self.most, num_tokens, self.num_completion, prompt=self.param, at_least=at_least)
         number = f"at least {num_tokens}" if at_least else str(num_tokens)
         message = f"the text has {number} tokens, the most that {self.route} takes is {self.most}"
         return RequestError(message, param=self.param, code="text_too_long")
@@ -120,9 +121,11 @@ class Encoder:
         segments = [Segment(prompt, trusted=True)]
         return await self.encode_aside(segments, at_start=True, with_bos=with_bos, param=param, bound=bound)
 
-    async def prompt_bound(self, param: str) -> Bound | None:
+    async def prompt_bound(self, param: str, num_completion: int | None = None) -> Bound | None:
         """As many tokens as a prompt may have. None: any number."""
-        return None if self._most_tokens is None else Bound(await self._most_tokens(), param)
+        if self._most_tokens is None:
+            return None
+        return Bound(await self._most_tokens(), param, num_completion or 0)
 
     async def decode_aside(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """The text of ids that a client gave; nobody else waits for it."""

@@ -44,6 +44,8 @@ TOO_LONG: list[tuple[str, dict[str, Any], str, str]] = [
     ("/v1/chat/completions", {"model": "fake", "messages": [USER]}, "messages", OVERFLOW),
     ("/v1/chat/completions", {"model": "fake", "messages": [{**USER, "role": "assistant"}]}, "messages", OVERFLOW),
     ("/v1/chat/completions", {"model": "fake", "messages": [{**USER, "content": "a b"}] * 9000}, "messages", OVERFLOW),
+    ("/v1/completions", {"prompt": TEXT, "max_tokens": 5}, "prompt", OVERFLOW),
+    ("/v1/chat/completions", {"messages": [USER], "max_tokens": 5}, "messages", OVERFLOW),
     ("/v1/responses", {"model": "fake", "input": TEXT}, "input", OVERFLOW),
     ("/v1/responses", {"model": "fake", "input": [USER]}, "input", OVERFLOW),
     ("/v1/responses/compact", {"model": "fake", "input": TEXT}, "input", OVERFLOW),
@@ -88,6 +90,7 @@ def test_a_text_that_cannot_fit_is_refused_before_it_is_tokenised(
             response = await client.post(path, json=body)
             check_error(response, 400, param, "at least")
             assert response.json()["error"]["code"] == code
+            assert ("5 in the completion" in response.text) == ("max_tokens" in body)
             assert max(map(len, encoded), default=0) < 100
             assert not built.core.requests
 

@@ -72,7 +72,7 @@ class TokensApi:
         if len(texts) > MAX_BATCH:
             raise RequestError(f"give at most {MAX_BATCH} texts, got {len(texts)}", param="prompt")
         most = max(info.context_length, MOST_TOKENS)
-        bound = Bound(most, "messages" if body.prompt is None else "prompt", "/tokenize")
+        bound = Bound(most, "messages" if body.prompt is None else "prompt", route="/tokenize")
         ids = await unless_client_leaves(request, self._all_ids(body, texts, bound))
         names = [[self._name(token) for token in part] for part in ids] if body.return_token_strs else None
         single = not isinstance(body.prompt, list)

@@ -80,10 +80,11 @@ class CompletionsApi:
         logprobs = None
         if wanted or (body.best_of or body.n) > body.n:
             logprobs = LogprobParams(num_top=body.logprobs or 0, prompt_from=0 if body.echo and wanted else None)
+        bound = await encoder.prompt_bound("prompt", body.max_tokens)
         prompts = []
         for prompt in given:
             if isinstance(prompt, str):
-                text, ids = prompt, await encoder.encode_prompt(prompt, with_bos=body.add_special_tokens)
+                text, ids = prompt, await encoder.encode_prompt(prompt, with_bos=body.add_special_tokens, bound=bound)
             else:
                 text, ids = await encoder.decode_aside(prompt) if body.echo else "", prompt
             num_tokens = room_for(

@@ -67,7 +67,7 @@ class Conversations:
         if called is not None:
             called = await self._checked(called)
         encoder = self.generator.encoder
-        bound = await encoder.prompt_bound(wish.prompt)
+        bound = await encoder.prompt_bound(wish.prompt, wish.limit[0])
         segments = await self.messages.render_aside(
             encoder,
             with_short_ids(messages) if self.tool_format.name == "mistral" else messages,
@@ -89,7 +89,9 @@ class Conversations:
     async def ask_plainly(self, prompt: str | list[int], wish: Wish) -> Ask:
         """Without any template. Raises RequestError."""
         if isinstance(prompt, str):
-            prompt = await self.generator.encoder.encode_prompt(prompt, param=wish.prompt)
+            encoder = self.generator.encoder
+            bound = await encoder.prompt_bound(wish.prompt, wish.limit[0])
+            prompt = await encoder.encode_prompt(prompt, bound=bound)
         return self._plain(prompt, wish)
 
     async def _checked(self, called: Calling) -> Calling:
