@@ -11,6 +11,20 @@ from .errors import RequestError
 
 ConstraintKind = Literal["regex", "json_schema", "choices", "grammar", "structural_tag"]
 PropertyOrder = Literal["any", "schema"]
+# What each parameter may be, both ends included; `top_p` is also above 0.
+RANGES: dict[str, tuple[float, float]] = {
+    "max_new_tokens": (0, 1 << 31),
+    "temperature": (0.0, 100.0),
+    "top_k": (1, 1 << 31),
+    "top_p": (0.0, 1.0),
+    "min_p": (0.0, 1.0),
+    "frequency_penalty": (-2.0, 2.0),
+    "presence_penalty": (-2.0, 2.0),
+    # Not down to 0: a logit divided by it must stay finite, or nothing can be drawn.
+    "repetition_penalty": (0.01, 10.0),
+    "logit_bias": (-100.0, 100.0),  # of each token
+    "seed": (-(1 << 63), (1 << 63) - 1),
+}
 MAX_STOPS = 64
 MAX_STOP_REGEX = 4096  # characters
 MAX_TOP_LOGPROBS = 64
@@ -52,25 +66,25 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     constraint: Constraint | None = None
 
     def __post_init__(self) -> None:
-        _range("max_new_tokens", self.max_new_tokens, 0, 1 << 31)
+        _in_range("max_new_tokens", self.max_new_tokens)
         _range("min_new_tokens", self.min_new_tokens, 0, self.max_new_tokens)
-        _range("temperature", self.temperature, 0.0, 100.0)
+        _in_range("temperature", self.temperature)
         if self.top_k is not None:
-            _range("top_k", self.top_k, 1, 1 << 31)
+            _in_range("top_k", self.top_k)
         if not 0.0 < self.top_p <= 1.0:
             raise RequestError(f"top_p must be in (0, 1], got {self.top_p}", param="top_p")
-        _range("min_p", self.min_p, 0.0, 1.0)
-        _range("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
-        _range("presence_penalty", self.presence_penalty, -2.0, 2.0)
-        # Not down to 0: a logit divided by it must stay finite, or nothing can be drawn.
-        _range("repetition_penalty", self.repetition_penalty, 0.01, 10.0)
+        _in_range("min_p", self.min_p)
+        _in_range("frequency_penalty", self.frequency_penalty)
+        _in_range("presence_penalty", self.presence_penalty)
+        _in_range("repetition_penalty", self.repetition_penalty)
+        lowest, highest = RANGES["logit_bias"]
         for token, bias in self.logit_bias.items():
-            if token < 0 or not -100.0 <= bias <= 100.0:
+            if token < 0 or not lowest <= bias <= highest:
                 raise RequestError(
                     f"logit_bias must map token ids to values in [-100, 100], got {token}: {bias}", param="logit_bias"
                 )
         if self.seed is not None:
-            _range("seed", self.seed, -(1 << 63), (1 << 63) - 1)
+            _in_range("seed", self.seed)
         if len(self.stop) > MAX_STOPS or any(not s for s in self.stop):
             raise RequestError(f"stop must be at most {MAX_STOPS} non-empty strings, got {self.stop!r}", param="stop")
         if len(self.stop_regex) > MAX_STOPS or any(not 0 < len(p) <= MAX_STOP_REGEX for p in self.stop_regex):
@@ -120,6 +134,10 @@ class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
     id: int
     top: list[tuple[float, int]] = []
     of: list[float] = []
+
+
+def _in_range(param: str, value: float) -> None:
+    _range(param, value, *RANGES[param])
 
 
 def _range(param: str, value: float, low: float, high: float) -> None:

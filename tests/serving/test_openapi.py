@@ -9,18 +9,25 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import jsonschema
 import pytest
 
 SECONDS = 500
 
 
-def with_model(described: Any, model: str) -> Any:
-    """The document with the one model that there is, so that bodies get beyond it."""
+def with_test_data(described: Any, http: httpx.Client, model: str) -> Any:
+    """The document with names of what there is: the one model, and a stored response for each operation on one."""
     for schema in described["components"]["schemas"].values():
         if "model" in schema.get("properties", {}):
-            schema["properties"]["model"] = {
-                "enum": [model] if "model" in schema.get("required", ()) else [model, None]
-            }
+            schema["properties"]["model"] = {"enum": [model, None]}
+    for operations in described["paths"].values():
+        for operation in operations.values():
+            for parameter in operation.get("parameters", ()):
+                if parameter["name"] == "model":
+                    parameter["schema"] = {"enum": [model]}
+                elif parameter["name"] == "response_id":
+                    stored = http.post("/v1/responses", json={"input": "a", "max_output_tokens": 1, "background": True})
+                    parameter["schema"] = {"enum": [stored.json()["id"]]}
     return described
 
 
@@ -35,6 +42,56 @@ def test_the_document_is_true_of_every_route(http: httpx.Client) -> None:
             assert operation.get("summary")
             assert operation.get("description")
     assert http.get("/docs").status_code == 200
+
+
+def test_every_body_has_an_example_that_is_answered(http: httpx.Client) -> None:
+    described = http.get("/openapi.json").json()
+    bodies = {
+        path: operation["requestBody"]["content"]["application/json"]["schema"]
+        for path, operations in described["paths"].items()
+        for operation in operations.values()
+        if "requestBody" in operation and path != "/abort_request"
+    }
+    assert len(bodies) >= 13
+    for path, schema in bodies.items():
+        [example] = described["components"]["schemas"][schema["$ref"].rpartition("/")[2]]["examples"]
+        jsonschema.Draft202012Validator(schema | {"components": described["components"]}).validate(example)
+        assert http.post(path, json=example).status_code == 200, path
+
+
+REFUSED: list[tuple[str, dict[str, Any]]] = [
+    ("/v1/chat/completions", {"messages": []}),
+    ("/v1/chat/completions", {"messages": [{"role": "user"}]}),
+    ("/v1/chat/completions", {"messages": [{"role": "tool", "content": "a"}]}),
+    ("/v1/chat/completions", {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}),
+    ("/v1/chat/completions", {"messages": [{"role": "user", "content": [{"type": "what", "refusal": "a"}]}]}),
+    ("/v1/completions", {"prompt": []}),
+    ("/v1/completions", {"prompt": "a", "top_p": 0}),
+    ("/v1/completions", {"prompt": "a", "min_p": 2}),
+    ("/v1/completions", {"prompt": "a", "logit_bias": {"5": 200}}),
+    ("/v1/completions", {"prompt": "a", "logit_bias": {"a": 1}}),
+    ("/v1/completions", {"prompt": "a", "stop": [""]}),
+    ("/v1/responses", {"input": ""}),
+    ("/v1/responses/compact", {}),
+    ("/v1/embeddings", {"input": [""]}),
+    ("/v1/decisions", {"input": "a", "questions": []}),
+    ("/v1/decisions", {"input": "a", "questions": [{"type": "predicate", "instructions": " "}]}),
+    ("/v1/constrained", {"prompt": "a", "messages": [{"role": "user", "content": "a"}], "regex": "a"}),
+    ("/v1/constrained", {"prompt": "a"}),
+    ("/v1/score", {"prompt": "a", "continuations": []}),
+    ("/tokenize", {}),
+    ("/generate", {"text": "a", "input_ids": [5]}),
+    ("/generate", {"text": "a", "sampling_params": {"top_k": 0}}),
+]
+
+
+@pytest.mark.parametrize(("path", "body"), REFUSED)
+def test_what_is_refused_is_wrong_by_the_document_too(http: httpx.Client, path: str, body: dict[str, Any]) -> None:
+    described = http.get("/openapi.json").json()
+    schema = described["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"]
+    assert http.post(path, json=body).status_code == 400
+    judge = jsonschema.Draft202012Validator(schema | {"components": described["components"]})
+    assert not judge.is_valid(body)
 
 
 # Every route with random bodies; those that answer quickly with each field's edges, and what is just beyond them.
@@ -59,11 +116,13 @@ def test_the_document_says_which_bodies_are_answered(
     http: httpx.Client, url: str, model: str, tmp_path: Path, phase: str
 ) -> None:
     document = tmp_path / "openapi.json"
-    document.write_text(json.dumps(with_model(http.get("/openapi.json").json(), model)))
+    document.write_text(json.dumps(with_test_data(http.get("/openapi.json").json(), http, model)))
     checks = CHECKS + ["negative_data_rejection"] * (phase == "coverage")
     command = [Path(sys.executable).parent / "schemathesis", "run", document, "--url", url, *PHASES[phase]]
-    command += ["--checks", ",".join(checks), "--max-examples", "8", "--phases", phase, "--seed", "1"]
+    command += ["--checks", ",".join(checks), "--max-examples", "12", "--phases", phase, "--seed", "1"]
     command += ["--request-timeout", "120", "--suppress-health-check", "too_slow"]  # how fast it is is not the question
     done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, cwd=tmp_path)
     assert done.returncode == 0, done.stdout[-6000:]
+    # A warning is of an operation whose valid bodies were all refused: the document does not say what is demanded.
+    assert "WARNINGS" not in done.stdout, done.stdout.partition("WARNINGS")[2][:6000]
     assert http.get("/health").status_code == 200

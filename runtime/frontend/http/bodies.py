@@ -14,7 +14,16 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
 from ...protocol.errors import RequestError
-from ...protocol.sampling import Constraint, ConstraintKind, LogprobParams, SamplingParams
+from ...protocol.sampling import (
+    MAX_STOP_REGEX,
+    MAX_STOPS,
+    RANGES,
+    Constraint,
+    ConstraintKind,
+    LogprobParams,
+    SamplingParams,
+)
+from ..generation import MAX_SAMPLES
 from .peer_fields import PEER_FIELDS
 
 MAX_BATCH = 4096
@@ -42,6 +51,39 @@ def _unicode(text: str) -> str:
 
 
 Text = Annotated[str, AfterValidator(_unicode)]
+
+
+def described(**keywords: Any) -> Any:
+    """Add JSON Schema keywords to a field in the OpenAPI document, for what is checked elsewhere in better words."""
+    return Field(json_schema_extra=keywords)
+
+
+def example(body: dict[str, Any], **keywords: Any) -> ConfigDict:
+    """Show a body that is answered in the OpenAPI document: what "Try it out" begins with. `keywords`: further ones."""
+    return ConfigDict(json_schema_extra={"examples": [body], **keywords})
+
+
+def ranged(parameter: str) -> Any:
+    """Describe the range of a sampling parameter."""
+    lowest, highest = RANGES[parameter]
+    return described(minimum=lowest, maximum=highest)
+
+
+TopP = Annotated[float, described(exclusiveMinimum=RANGES["top_p"][0], maximum=RANGES["top_p"][1])]
+MinP = Annotated[float, ranged("min_p")]
+FrequencyPenalty = Annotated[float, ranged("frequency_penalty")]
+PresencePenalty = Annotated[float, ranged("presence_penalty")]
+RepetitionPenalty = Annotated[float, ranged("repetition_penalty")]
+LogitBias = Annotated[
+    dict[str, Annotated[float, ranged("logit_bias")]], described(propertyNames={"pattern": "^[0-9]{1,10}$"})
+]
+Seed = Annotated[int, ranged("seed")]
+Stop = (
+    Annotated[Text, described(minLength=1)]
+    | Annotated[Many[Annotated[Text, described(minLength=1)]], described(maxItems=MAX_STOPS)]
+)
+Pattern = Annotated[Text, described(minLength=1, maxLength=MAX_STOP_REGEX, format="regex")]
+StopRegex = Pattern | Annotated[Many[Pattern], described(maxItems=MAX_STOPS)]
 
 
 class Body(BaseModel):
@@ -74,7 +116,14 @@ class Body(BaseModel):
 
 
 class RequestBody(Body):
-    """A route's whole body: fields of other servers are accepted while they ask for nothing (`peer_fields`)."""
+    """A route's whole body: fields of other servers are accepted while they ask for nothing (`peer_fields`).
+
+    Of each of `exactly_one` a request has one field. The document leaves `undocumented` fields out: those that only
+    a base class has use for.
+    """
+
+    exactly_one: ClassVar[tuple[tuple[str, ...], ...]] = ()
+    undocumented: ClassVar[frozenset[str]] = frozenset()
 
     @classmethod
     def asks_for_nothing(cls, name: str, value: Any) -> bool:
@@ -82,22 +131,46 @@ class RequestBody(Body):
             return PEER_FIELDS[name].asks_for_nothing(value)
         return super().asks_for_nothing(name, value)
 
+    @classmethod
+    def __get_pydantic_json_schema__(cls, core: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        described = super().__get_pydantic_json_schema__(core, handler)
+        schema = handler.resolve_ref_schema(described)
+        for name in cls.undocumented:
+            del schema["properties"][name]
+        nothing = {"enum": [*cls.absent]}
+        choices = [
+            [
+                {
+                    "title": f"with {given}",
+                    "required": [given],
+                    "properties": {name: {"not": nothing} if name == given else nothing for name in names},
+                }
+                for given in names
+            ]
+            for names in cls.exactly_one
+        ]
+        if len(choices) == 1:
+            schema["oneOf"] = choices[0]
+        elif choices:
+            schema["allOf"] = [{"oneOf": each} for each in choices]
+        return described
+
 
 class SamplingBody(RequestBody):
-    max_new_tokens: int = 128
-    min_new_tokens: int = 0
-    n: int = 1
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = -1
-    min_p: float = 0.0
-    frequency_penalty: float = 0.0
-    presence_penalty: float = 0.0
-    repetition_penalty: float = 1.0
-    logit_bias: dict[str, float] = {}
-    sampling_seed: int | None = None
-    stop: Text | Many[Text] = []
-    stop_regex: Text | Many[Text] = []
+    max_new_tokens: Annotated[int, ranged("max_new_tokens")] = 128
+    min_new_tokens: Annotated[int, described(minimum=0)] = 0
+    n: Annotated[int, described(minimum=1, maximum=MAX_SAMPLES)] = 1
+    temperature: Annotated[float, ranged("temperature")] = 1.0
+    top_p: TopP = 1.0
+    top_k: Annotated[int, described(minimum=-1, maximum=RANGES["top_k"][1], **{"not": {"const": 0}})] = -1
+    min_p: MinP = 0.0
+    frequency_penalty: FrequencyPenalty = 0.0
+    presence_penalty: PresencePenalty = 0.0
+    repetition_penalty: RepetitionPenalty = 1.0
+    logit_bias: LogitBias = {}
+    sampling_seed: Seed | None = None
+    stop: Stop = []
+    stop_regex: StopRegex = []
     stop_token_ids: TokenIds = []
     ignore_eos: bool = False
     skip_special_tokens: bool = True
@@ -156,8 +229,12 @@ class GenerateBody(RequestBody):
     """One prompt or a batch of them; what may differ between them is one value for all or a list of their length."""
 
     absent = (None, False)  # clients send what they do not use as false, e.g. `return_hidden_states`
-    text: Text | Many[Text] | None = None
-    input_ids: TokenIds | Many[TokenIds] | None = None
+    exactly_one = (("text", "input_ids"),)
+    model_config = example(
+        {"text": "The capital of France is", "sampling_params": {"max_new_tokens": 8, "temperature": 0}}
+    )
+    text: Text | Annotated[Many[Text], described(minItems=1, maxItems=MAX_BATCH)] | None = None
+    input_ids: Annotated[TokenIds | Many[TokenIds], described(minItems=1)] | None = None
     sampling_params: SamplingBody | Many[SamplingBody] = SamplingBody()
     return_logprob: bool | Many[bool] = False
     logprob_start_len: int | Many[int] = -1

@@ -15,11 +15,11 @@ from ...protocol.sampling import Constraint
 from ..aside import beside
 from ..core_client import new_rid
 from ..turn import Turn
-from .bodies import Many, Text, TokenIds
+from .bodies import Many, Text, TokenIds, described, example
 from .body_route import BodyRoute
 from .connection import json_response, unless_client_leaves
 from .openai.chat_messages import Messages, for_template
-from .openai.constraints import Schema
+from .openai.constraints import ConstraintFields, Schema
 from .openai.conversation import Conversations, Wish
 from .openai.fields import GenerationFields
 from .openai.finish import finish_reason
@@ -30,6 +30,9 @@ DEFAULT_TOKENS = 1024
 class ConstrainedBody(GenerationFields):
     """Exactly one of `regex`, `json_schema`, `grammar` and `choices`; of `prompt` and `messages` too."""
 
+    exactly_one = (("prompt", "messages"), ("regex", "json_schema", "grammar", "choices"))
+    undocumented = frozenset(ConstraintFields.model_fields) - {"regex", "json_schema"}
+    model_config = example({"prompt": "The capital of France is", "choices": [" Paris", " Rome", " Oslo"]})
     stream: Literal[False] = False
     n: Literal[1] = 1
     prompt: Text | TokenIds | None = None
@@ -39,7 +42,7 @@ class ConstrainedBody(GenerationFields):
     regex: Text | None = None
     json_schema: Schema | Text | None = None
     grammar: Text | None = None
-    choices: Many[Text] | None = None
+    choices: Annotated[Many[Text], described(minItems=1)] | None = None
 
     def check(self, info: ModelInfo) -> None:
         super().check(info)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Request
 from starlette.responses import Response
@@ -12,7 +12,7 @@ from ...protocol.errors import RequestError
 from ..generation import Generator
 from ..prefix import common_prefix_length
 from ..scoring import Asker, Continuation, Scored, score
-from .bodies import Many, RequestBody, Text, TokenIds
+from .bodies import Many, RequestBody, Text, TokenIds, described, example
 from .body_route import BodyRoute
 from .connection import json_response, unless_client_leaves
 from .openai.fields import require_model
@@ -24,8 +24,12 @@ class ScoreBody(RequestBody):
     """Continuations are texts after a text, or token ids after token ids."""
 
     model: Text | None = None
-    prompt: Text | TokenIds
-    continuations: Many[Text] | Many[TokenIds]
+    model_config = example({"prompt": "The capital of France is", "continuations": [" Paris", " Rome"]})
+    prompt: Text | Annotated[TokenIds, described(minItems=1)]
+    continuations: (
+        Annotated[Many[Annotated[Text, described(minLength=1)]], described(minItems=1, maxItems=MAX_CONTINUATIONS)]
+        | Annotated[Many[Annotated[TokenIds, described(minItems=1)]], described(minItems=1, maxItems=MAX_CONTINUATIONS)]
+    )
     cache_salt: Text = ""
 
 

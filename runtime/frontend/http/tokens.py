@@ -17,7 +17,7 @@ from ..aside import Cancellation, beside
 from ..generation import Generator
 from ..messages import Messages
 from ..segments import Bound
-from .bodies import MAX_BATCH, Many, RequestBody, Text, TokenIds
+from .bodies import MAX_BATCH, Many, RequestBody, Text, TokenIds, example
 from .body_route import BodyRoute
 from .connection import json_response, unless_client_leaves
 from .openai.chat_messages import Messages as ChatMessages
@@ -31,6 +31,8 @@ MOST_TOKENS = 1 << 16  # of one text, or of a chat; more where a prompt may have
 class TokenizeBody(RequestBody):
     """Texts, or a chat."""
 
+    exactly_one = (("prompt", "messages"),)
+    model_config = example({"prompt": "The capital of France is"})
     model: Text | None = None
     prompt: Text | Many[Text] | None = None
     messages: ChatMessages | None = None
@@ -43,6 +45,7 @@ class TokenizeBody(RequestBody):
 
 
 class DetokenizeBody(RequestBody):
+    model_config = example({"tokens": [100, 101, 102]})
     model: Text | None = None
     tokens: TokenIds | Many[TokenIds]
     skip_special_tokens: bool = True

@@ -9,7 +9,7 @@ from pydantic import Field
 from ....protocol.core import ModelInfo
 from ....protocol.errors import RequestError
 from ....protocol.sampling import LogprobParams
-from ..bodies import Many
+from ..bodies import Many, example
 from .chat_messages import Messages
 from .fields import GenerationFields
 from .tool_fields import Tool, ToolChoice
@@ -18,6 +18,9 @@ Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
 
 
 class ChatBody(GenerationFields):
+    model_config = example(
+        {"messages": [{"role": "user", "content": "What is the capital of France?"}], "max_tokens": 16}
+    )
     messages: Messages
     max_tokens: Annotated[int, Field(ge=1)] | None = None
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None

@@ -19,7 +19,16 @@ TEXT_PARTS = ("text", "input_text", "output_text")
 class Part(Body):
     """A piece of a message. Which types a model can read is said by `message_text`."""
 
-    model_config = ConfigDict(extra="allow", strict=True)
+    model_config = ConfigDict(
+        extra="allow",
+        strict=True,
+        json_schema_extra={
+            "oneOf": [
+                {"required": ["text"], "properties": {"type": {"enum": list(TEXT_PARTS)}, "text": {"type": "string"}}},
+                {"required": ["refusal"], "properties": {"type": {"const": "refusal"}, "refusal": {"type": "string"}}},
+            ]
+        },
+    )
     type: str
     text: Text | None = None
     refusal: Text | None = None
@@ -40,7 +49,26 @@ class PastCall(Body):
 class Message(Body):
     """Further fields are the template's to read."""
 
-    model_config = ConfigDict(extra="allow", strict=True)
+    model_config = ConfigDict(
+        extra="allow",
+        strict=True,
+        json_schema_extra={
+            "anyOf": [
+                {
+                    "properties": {"role": {"not": {"const": "tool"}}, "content": {"not": {"type": "null"}}},
+                    "required": ["content"],
+                },
+                {
+                    "properties": {"role": {"const": "assistant"}, "tool_calls": {"type": "array", "minItems": 1}},
+                    "required": ["tool_calls"],
+                },
+                {
+                    "properties": {"content": {"not": {"type": "null"}}, "tool_call_id": {"type": "string"}},
+                    "required": ["content", "tool_call_id"],
+                },
+            ]
+        },
+    )
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Text | Many[Part] | None = None
     name: Text | None = None
@@ -50,7 +78,7 @@ class Message(Body):
     reasoning: Text | None = None
 
 
-Messages = Annotated[list[Message], Field(fail_fast=True, max_length=MAX_MESSAGES)]
+Messages = Annotated[list[Message], Field(fail_fast=True, max_length=MAX_MESSAGES, json_schema_extra={"minItems": 1})]
 
 
 def for_template(messages: Sequence[Message]) -> list[dict[str, Any]]:
@@ -83,7 +111,7 @@ def message_text(content: str | list[Part] | None, where: str) -> str:
         return content or ""
     texts = []
     for part in content:
-        text = part.text if part.type in TEXT_PARTS else part.refusal
+        text = part.text if part.type in TEXT_PARTS else part.refusal if part.type == "refusal" else None
         if text is None:
             is_text = part.type in TEXT_PARTS
             wrong = "without text" if is_text else f"of type {part.type!r}: this model reads text only"

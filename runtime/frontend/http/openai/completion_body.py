@@ -9,12 +9,13 @@ from pydantic import Field
 from ....protocol.core import ModelInfo
 from ....protocol.errors import RequestError
 from ...generation import MAX_SAMPLES
-from ..bodies import MAX_BATCH, Many, Text, TokenIds
+from ..bodies import MAX_BATCH, Many, Text, TokenIds, described, example
 from .fields import GenerationFields
 
 
 class CompletionBody(GenerationFields):
-    prompt: Text | Many[Text] | TokenIds | Many[TokenIds]
+    model_config = example({"prompt": "The capital of France is", "max_tokens": 8})
+    prompt: Annotated[Text | Many[Text] | TokenIds | Many[TokenIds], described(minItems=1)]
     max_tokens: Annotated[int, Field(ge=0)] | None = None
     best_of: Annotated[int, Field(ge=1, le=MAX_SAMPLES)] | None = None
     echo: bool = False

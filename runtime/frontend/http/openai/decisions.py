@@ -10,14 +10,14 @@ from fastapi import APIRouter, Request
 from pydantic import Field
 from starlette.responses import Response
 
-from ....protocol.decisions import Question
+from ....protocol.decisions import MAX_LABELS, MAX_QUESTIONS, Question
 from ....protocol.errors import RequestError
 from ...aside import Cancellation, beside
 from ...content import Content
 from ...decisions import Decided, decide
 from ...generation import Generator
 from ...segments import Bound
-from ..bodies import Body, Many, RequestBody, Text
+from ..bodies import Body, Many, RequestBody, Text, described, example
 from ..body_route import BodyRoute
 from ..connection import json_response, unless_client_leaves
 from ..errors import prompt_in
@@ -25,34 +25,37 @@ from .chat_messages import for_template
 from .fields import require_model
 from .response_items import InputItem, listed, messages_of
 
+SAYS_SOMETHING = r"\S"
+Instructions = Annotated[Text, described(pattern=SAYS_SOMETHING)]
+
 
 class ChoiceOption(Body):
-    value: Text | bool
+    value: Annotated[Text, described(pattern=SAYS_SOMETHING)] | bool
     description: Text | None = None
 
 
 class ScoreLevel(Body):
-    label: Text
+    label: Annotated[Text, described(pattern=SAYS_SOMETHING)]
     description: Text | None = None
 
 
 class PredicateQuestion(Body):
     type: Literal["predicate"]
-    instructions: Text
+    instructions: Instructions
     name: Text | None = None
 
 
 class ChoiceQuestion(Body):
     type: Literal["choice"]
-    instructions: Text
-    choices: Many[ChoiceOption]
+    instructions: Instructions
+    choices: Annotated[Many[ChoiceOption], described(minItems=2, maxItems=MAX_LABELS, uniqueItems=True)]
     name: Text | None = None
 
 
 class ScoreQuestion(Body):
     type: Literal["score"]
-    instructions: Text
-    levels: Many[ScoreLevel]
+    instructions: Instructions
+    levels: Annotated[Many[ScoreLevel], described(minItems=2, maxItems=MAX_LABELS, uniqueItems=True)]
     name: Text | None = None
 
 
@@ -60,9 +63,18 @@ AnyQuestion = Annotated[PredicateQuestion | ChoiceQuestion | ScoreQuestion, Fiel
 
 
 class DecisionBody(RequestBody):
+    model_config = example(
+        {
+            "input": "The soup was cold and nobody apologised.",
+            "questions": [
+                {"type": "predicate", "name": "angry", "instructions": "Is the writer angry?"},
+                {"type": "choice", "instructions": "What about?", "choices": [{"value": "food"}, {"value": "price"}]},
+            ],
+        }
+    )
     model: Text | None = None
-    input: Text | Many[InputItem]
-    questions: Many[AnyQuestion]
+    input: Annotated[Text | Many[InputItem], described(minLength=1, minItems=1)]
+    questions: Annotated[Many[AnyQuestion], described(minItems=1, maxItems=MAX_QUESTIONS)]
     cache_salt: Text = ""
     prompt_cache_key: Text | None = None
     safety_identifier: Text | None = None

@@ -16,7 +16,7 @@ from ....protocol.core import ModelInfo, Pooling
 from ....protocol.errors import RequestError
 from ...embed import Embedded, embed, normalised
 from ...generation import Generator
-from ..bodies import Many, Priority, RequestBody, Text, TokenIds
+from ..bodies import Many, Priority, RequestBody, Text, TokenIds, described, example
 from ..body_route import BodyRoute
 from ..connection import json_response, unless_client_leaves
 from ..errors import prompt_in
@@ -25,11 +25,21 @@ from .fields import require_model
 MAX_INPUTS = 2048
 
 
+InputText = Annotated[Text, described(minLength=1)]
+InputIds = Annotated[TokenIds, described(minItems=1)]
+
+
 class EmbeddingBody(RequestBody):
     """`pooling`: of the last token or the mean of all; default: as the checkpoint says, else the last token."""
 
     model: Text | None = None
-    input: Text | Many[Text] | TokenIds | Many[TokenIds]
+    model_config = example({"input": ["A cat sat on the mat.", "Stocks fell."]})
+    input: (
+        InputText
+        | Annotated[Many[InputText], described(minItems=1, maxItems=MAX_INPUTS)]
+        | InputIds
+        | Annotated[Many[InputIds], described(minItems=1, maxItems=MAX_INPUTS)]
+    )
     encoding_format: Literal["float", "base64"] = "float"
     dimensions: Annotated[int, Field(ge=1)] | None = None
     pooling: Pooling | None = None

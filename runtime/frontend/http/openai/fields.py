@@ -11,7 +11,22 @@ from ....protocol.core import ModelInfo
 from ....protocol.errors import RequestError, context_exceeded
 from ....protocol.sampling import Constraint, SamplingParams
 from ...generation import MAX_SAMPLES
-from ..bodies import Body, Many, Priority, Text, TokenIds, token_id
+from ..bodies import (
+    Body,
+    FrequencyPenalty,
+    LogitBias,
+    MinP,
+    PresencePenalty,
+    Priority,
+    RepetitionPenalty,
+    Seed,
+    Stop,
+    StopRegex,
+    Text,
+    TokenIds,
+    TopP,
+    token_id,
+)
 from ..errors import NotFoundError
 from ..peer_fields import PEER_FIELDS
 from .constraints import ConstraintFields
@@ -29,16 +44,16 @@ class GenerationFields(ConstraintFields):
     stream_options: StreamOptions | None = None
     n: Annotated[int, Field(ge=1, le=MAX_SAMPLES)] = 1
     temperature: Annotated[float, Field(ge=0, le=2)] = 1.0
-    top_p: float = 1.0
+    top_p: TopP = 1.0
     top_k: Annotated[int, Field(ge=-1)] = -1
-    min_p: float = 0.0
-    frequency_penalty: float = 0.0
-    presence_penalty: float = 0.0
-    repetition_penalty: float = 1.0
-    logit_bias: dict[str, float] = Field(default_factory=dict)
-    seed: int | None = None
-    stop: Text | Many[Text] = Field(default_factory=list)
-    stop_regex: Text | Many[Text] = Field(default_factory=list)
+    min_p: MinP = 0.0
+    frequency_penalty: FrequencyPenalty = 0.0
+    presence_penalty: PresencePenalty = 0.0
+    repetition_penalty: RepetitionPenalty = 1.0
+    logit_bias: LogitBias = Field(default_factory=dict)
+    seed: Seed | None = None
+    stop: Stop = Field(default_factory=list)
+    stop_regex: StopRegex = Field(default_factory=list)
     stop_token_ids: TokenIds = Field(default_factory=list)
     min_tokens: Annotated[int, Field(ge=0)] = 0
     ignore_eos: bool = False

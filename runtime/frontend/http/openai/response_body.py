@@ -9,7 +9,7 @@ from pydantic import Field
 from ....protocol.core import ModelInfo
 from ....protocol.errors import RequestError
 from ....protocol.sampling import Constraint, LogprobParams, PropertyOrder
-from ..bodies import Body, Many, Text
+from ..bodies import Body, Many, Text, described, example
 from .chat_body import Effort
 from .constraints import JsonObjectFormat, Schema, TextFormat
 from .fields import GenerationFields
@@ -57,8 +57,9 @@ class ReasoningWish(Body):
 
 
 class ResponseBody(GenerationFields):
+    model_config = example({"input": "What is the capital of France?", "max_output_tokens": 16})
     n: Literal[1] = 1
-    input: Text | Many[InputItem]
+    input: Annotated[Text | Many[InputItem], described(minLength=1, minItems=1)]
     instructions: Text | None = None
     previous_response_id: Text | None = None
     tools: Many[FlatTool] = Field(default_factory=list)

@@ -10,8 +10,9 @@ from pydantic import Field
 from ....protocol.core import ModelInfo
 from ....protocol.errors import RequestError
 from ...aside import beside
-from ..bodies import Many, Text
+from ..bodies import Many, Text, described, example
 from .chat_messages import for_template
+from .constraints import ConstraintFields
 from .conversation import Conversations, Wish
 from .fields import GenerationFields
 from .response_items import InputItem, listed, messages_of, packed
@@ -25,9 +26,14 @@ MAX_TOKENS = 512
 class CompactBody(GenerationFields):
     """`input`, `previous_response_id`, or both. The summary is one text without form."""
 
+    model_config = example(
+        {"input": [{"role": "user", "content": "I am Ada."}, {"role": "assistant", "content": "Hello, Ada."}]},
+        anyOf=[{"required": ["input"]}, {"required": ["previous_response_id"]}],
+    )
+    undocumented = frozenset(ConstraintFields.model_fields)
     n: Literal[1] = 1
     stream: Literal[False] = False
-    input: Text | Many[InputItem] = Field(default_factory=list)
+    input: Annotated[Text | Many[InputItem], described(minLength=1, minItems=1)] = Field(default_factory=list)
     instructions: Text | None = None
     previous_response_id: Text | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] = 0.0

@@ -6,8 +6,9 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from typing import Annotated
 
-from fastapi import APIRouter, Request, WebSocket
+from fastapi import APIRouter, Query, Request, WebSocket
 from starlette.responses import Response
 
 from ....protocol.errors import RamiformError, RequestError, RuntimeFailed
@@ -82,7 +83,9 @@ class ResponsesApi:
         _, ask = await unless_client_leaves(request, self._asked(body))
         return json_response({"object": "response.input_tokens", "input_tokens": len(ask.tokens)})
 
-    async def retrieve(self, response_id: str, stream: bool = False) -> Response:
+    async def retrieve(
+        self, response_id: str, stream: Annotated[bool, Query(json_schema_extra={"enum": [False]})] = False
+    ) -> Response:
         """A stored response, as far as it is."""
         if stream:
             raise RequestError("a stored response cannot be streamed: ask again until it is completed", param="stream")
