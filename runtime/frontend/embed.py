@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from ..protocol.core import Generate, Pooling
 from ..protocol.errors import RequestError
 from ..protocol.sampling import SamplingParams
+from .aside import in_turns
 from .core_client import Answer, CoreClient, new_rid
 
 _NO_TOKENS = SamplingParams(max_new_tokens=0, temperature=0.0, seed=0)
@@ -42,7 +43,7 @@ async def embed(
                     )
                 )
             )
-            for tokens in prompts
+            async for tokens in in_turns(prompts)
         ]
         return [Embedded(await _read(answer), len(ids)) for answer, ids in zip(answers, prompts, strict=True)]
 

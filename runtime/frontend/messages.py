@@ -13,10 +13,12 @@ from typing import Any
 
 from ..protocol.errors import RequestError
 from ..tokenizer.interface import Tokenizer
-from .segments import Segment
+from .aside import beside
+from .segments import Bound, Encoder, Segment
 
 _MARK = "\ue010"  # private use: in no template, and nothing that `trim` takes
 _END = "\ue011"  # after the content that is to be continued
+_SHOWN = frozenset({"system", "user"})  # roles whose content every template shows whole, but for blanks at its ends
 
 
 class Messages:
@@ -59,6 +61,20 @@ class Messages:
                 raise RequestError("the chat template leaves the last message out", param="messages")
         return self._segments(text)
 
+    async def render_aside(
+        self, encoder: Encoder, messages: Sequence[Mapping[str, Any]], *, bound: Bound | None, **wanted: Any
+    ) -> list[Segment]:
+        """Render without keeping anybody else waiting; `wanted` is what `render` takes.
+
+        Raises RequestError as `render` does, and when the messages alone are too long for `bound`.
+        """
+        if bound is not None:
+            shown = [message.get("content") for message in messages if message["role"] in _SHOWN]
+            texts = [text for text in shown if isinstance(text, str)]
+            if sum(map(len, texts)) > bound.most:
+                encoder.check_length([_unmarked(text).strip() for text in texts], bound)
+        return await beside(lambda _: self.render(messages, **wanted), messages, wanted)
+
     @cached_property
     def _special(self) -> re.Pattern[str] | None:
         names = sorted((name for name in self._tokenizer.special_ids if len(name) > 1), key=len, reverse=True)
@@ -68,7 +84,7 @@ class Messages:
         """`value` with a mark inside each special token's name."""
         match value:
             case str():
-                text = value.replace(_MARK, "").replace(_END, "")
+                text = _unmarked(value)
                 return text if self._special is None else self._special.sub(_part, text)
             case dict():
                 return {self._parted(key): self._parted(item) for key, item in value.items()}
@@ -91,6 +107,10 @@ class Messages:
         names = [name for name in self._tokenizer.special_ids if len(name) > 1]
         whole = text[at - 1] + text[at + 1 :]
         return max((name for name in names if whole.startswith(name)), key=len, default=text[at - 1])
+
+
+def _unmarked(text: str) -> str:
+    return text.replace(_MARK, "").replace(_END, "")
 
 
 def _part(match: re.Match[str]) -> str:

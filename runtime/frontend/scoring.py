@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from ..protocol.core import Claim, Generate, Outlook
 from ..protocol.errors import RequestError
 from ..protocol.sampling import LogprobParams, SamplingParams, TokenLogprob
+from .aside import in_turns
 from .core_client import Answer, CoreClient, new_rid
 
 _SCORE_ONLY = SamplingParams(max_new_tokens=0, temperature=0.0, seed=0)
@@ -60,7 +61,7 @@ async def score(core: CoreClient, batch: Sequence[Continuation], asker: Asker) -
                     )
                 )
             )
-            for index, each in enumerate(batch)
+            async for index, each in in_turns(enumerate(batch))
         ]
         return [await _read(answer, each) for answer, each in zip(answers, batch, strict=True)]
 

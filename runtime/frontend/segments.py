@@ -7,14 +7,34 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from itertools import groupby
 from typing import NamedTuple, TypeVar
 
+from ..protocol.errors import RequestError, context_exceeded
 from ..tokenizer.interface import Tokenizer
+from .aside import Cancellation, aside
 
 LONG = 1 << 16  # characters, or tokens, above which the work on them would be felt by others on the event loop
+USUAL_BYTES = 8  # of text to a token: a text that has more of them to each token that fits is counted first
 T = TypeVar("T")
+
+
+class Bound(NamedTuple):
+    """The most tokens that a text may have, and the parameter that an error names. `num_completion`: tokens asked for
+    besides, which an error mentions. `route`: the limit is that of a route, not that of the model."""
+
+    most: int
+    param: str
+    num_completion: int = 0
+    route: str | None = None
+
+    def error(self, num_tokens: int, *, at_least: bool = False) -> RequestError:
+        if self.route is None:
+            return context_exceeded(self.most, num_tokens, self.num_completion, prompt=self.param, at_least=at_least)
+        number = f"at least {num_tokens}" if at_least else str(num_tokens)
+        message = f"the text has {number} tokens, the most that {self.route} takes is {self.most}"
+        return RequestError(message, param=self.param, code="text_too_long")
 
 
 class Segment(NamedTuple):
@@ -23,44 +43,112 @@ class Segment(NamedTuple):
 
 
 class Encoder:
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    """`most_tokens` waits until the model is loaded, for how many tokens a prompt may have; None: any number."""
+
+    def __init__(self, tokenizer: Tokenizer, most_tokens: Callable[[], Awaitable[int]] | None = None) -> None:
         self._tokenizer = tokenizer
+        self._most_tokens = most_tokens
         names = sorted(tokenizer.special_ids, key=len, reverse=True)
         # A lookahead, so that matches may overlap: each could reach into untrusted text.
         self._special = re.compile(f"(?=({'|'.join(map(re.escape, names))}))") if names else None
 
-    def encode(self, segments: Iterable[Segment], *, at_start: bool) -> list[int]:
+    def encode(
+        self,
+        segments: Iterable[Segment],
+        *,
+        at_start: bool,
+        with_bos: bool = True,
+        bound: Bound | None = None,
+        cancellation: Cancellation | None = None,
+    ) -> list[int]:
         """The ids of adjacent texts. `at_start`: nothing precedes them, so that BOS comes first where the tokenizer
-        wants one and the text did not bring it.
+        wants one and the text did not bring it, unless `with_bos` is false.
 
         As long as no untrusted text takes part in a special token's name, these are the ids of the whole text;
-        otherwise each stretch of equal trust is tokenised by itself.
+        otherwise each stretch of equal trust is tokenised by itself. Raises RequestError for a text that cannot have as
+        few tokens as `bound` says, before it is tokenised, or as soon as too many are counted.
         """
         stretches = _stretches(segments)
+        if bound is not None:
+            self.check_length([text for text, _ in stretches], bound)
+            self._check_count(stretches, bound, cancellation or Cancellation())
         if self._is_harmless(stretches):
             stretches = [Segment("".join(text for text, _ in stretches), trusted=True)]
         ids: list[int] = []
         for text, trusted in stretches:
             ids += self._tokenizer.encode(text, parse_special=trusted, continues=not at_start or bool(ids))
         bos = self._tokenizer.bos_id
-        if at_start and self._tokenizer.adds_bos and bos is not None and ids[:1] != [bos]:
+        if at_start and with_bos and self._tokenizer.adds_bos and bos is not None and ids[:1] != [bos]:
             ids.insert(0, bos)
+        if bound is not None and len(ids) > bound.most:
+            raise bound.error(len(ids))
         return ids
 
-    async def encode_aside(self, segments: Sequence[Segment], *, at_start: bool) -> list[int]:
-        """The same; nobody else waits for it."""
-        return await _aside(sum(len(text) for text, _ in segments), lambda: self.encode(segments, at_start=at_start))
+    def check_length(self, texts: Sequence[str], bound: Bound) -> None:
+        """Raise RequestError for adjacent texts that are too long to have as few tokens as `bound` says."""
+        if sum(map(len, texts)) <= bound.most:
+            return
+        if (least := self._tokenizer.bound.least_tokens(texts)) > bound.most:
+            raise bound.error(least, at_least=True)
 
-    async def encode_prompt(self, prompt: str, *, with_bos: bool = True) -> list[int]:
-        """The ids of a client's whole prompt, in which special tokens may be named; nobody else waits for it. With
-        `with_bos`, BOS comes first where the tokenizer wants one; without, where the text has it."""
-        if with_bos:
-            return await self.encode_aside([Segment(prompt, trusted=True)], at_start=True)
-        return await _aside(len(prompt), lambda: self._tokenizer.encode(prompt))
+    async def encode_aside(
+        self,
+        segments: Sequence[Segment],
+        *,
+        at_start: bool,
+        with_bos: bool = True,
+        param: str = "prompt",
+        bound: Bound | None = None,
+    ) -> list[int]:
+        """The ids of adjacent texts, without keeping anybody else waiting.
+
+        Raises RequestError for more tokens than `bound` says, by default for more than a prompt may have; it then names
+        `param`.
+        """
+        most = bound or await self.prompt_bound(param)
+        return await _aside(
+            sum(len(text) for text, _ in segments),
+            lambda cancellation: self.encode(
+                segments, at_start=at_start, with_bos=with_bos, bound=most, cancellation=cancellation
+            ),
+        )
+
+    async def encode_prompt(
+        self, prompt: str, *, with_bos: bool = True, param: str = "prompt", bound: Bound | None = None
+    ) -> list[int]:
+        """The ids of a client's whole prompt, in which special tokens may be named. Raises RequestError as
+        `encode_aside` does."""
+        segments = [Segment(prompt, trusted=True)]
+        return await self.encode_aside(segments, at_start=True, with_bos=with_bos, param=param, bound=bound)
+
+    async def prompt_bound(self, param: str, num_completion: int | None = None) -> Bound | None:
+        """As many tokens as a prompt may have. None: any number."""
+        if self._most_tokens is None:
+            return None
+        return Bound(await self._most_tokens(), param, num_completion or 0)
 
     async def decode_aside(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """The text of ids that a client gave; nobody else waits for it."""
-        return await _aside(len(ids), lambda: self._tokenizer.decode(ids, skip_special_tokens=skip_special_tokens))
+        return await _aside(len(ids), lambda _: self._tokenizer.decode(ids, skip_special_tokens=skip_special_tokens))
+
+    def _check_count(self, stretches: Sequence[Segment], bound: Bound, cancellation: Cancellation) -> None:
+        """Raise RequestError when a text that is longer than usual has too many tokens, counted piece by piece.
+
+        At the ends of a piece the tokens may be others than those of the whole text, so that half of them count.
+        """
+        if sum(len(text) for text, _ in stretches) <= max(LONG, bound.most * USUAL_BYTES):
+            return
+        counted = 0
+        for text, trusted in stretches:
+            for start in range(0, len(text), LONG):
+                cancellation.check()
+                piece = text[start : start + LONG]
+                if self._tokenizer.bound.strips:  # blanks beside a token that takes them count for nothing
+                    piece = piece.strip()
+                counted += len(self._tokenizer.encode(piece, parse_special=trusted, continues=True))
+                if counted > 2 * bound.most:
+                    raise bound.error(counted // 2, at_least=True)
+        cancellation.check()
 
     def _is_harmless(self, stretches: Sequence[Segment]) -> bool:
         if self._special is None or all(trusted for _, trusted in stretches):
@@ -76,10 +164,10 @@ class Encoder:
         return True
 
 
-async def _aside(size: int, work: Callable[[], T]) -> T:
+async def _aside(size: int, work: Callable[[Cancellation], T]) -> T:
     """What is long is done in a thread; of thousands of short ones, nobody else waits for more than one."""
     await asyncio.sleep(0)
-    return work() if size <= LONG else await asyncio.to_thread(work)
+    return work(Cancellation()) if size <= LONG else await aside(work)
 
 
 def _stretches(segments: Iterable[Segment]) -> list[Segment]:

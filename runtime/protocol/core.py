@@ -34,6 +34,11 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
         """Tokens whose KV fits at once."""
         return self.page_size * self.num_pages
 
+    @property
+    def most_tokens(self) -> int:
+        """Tokens that a request may have at most, prompt and output together."""
+        return min(self.context_length, self.num_slots)
+
 
 # Frontend -> core
 

@@ -10,9 +10,10 @@ from typing import Any
 
 import tokenizers
 
-from .alphabets import METASPACE, byte_level_bytes, metaspace_bytes
+from .alphabets import BYTE_ALPHABET, METASPACE, byte_level_bytes, metaspace_bytes
 from .config_files import TokenizerFacts, read_json
 from .errors import TokenizerError
+from .token_bound import NORMAL_FORM_SHRINKS, TokenBound
 from .vocabulary import VocabularyTokenizer
 
 
@@ -42,7 +43,7 @@ class HFTokenizer(VocabularyTokenizer):
         for piece, number in vocabulary.items():
             if piece not in special_ids and piece != unknown:
                 token_bytes[number] = added[number][0].encode() if number in added else to_bytes(piece)
-        super().__init__(token_bytes, special_ids, facts)
+        super().__init__(token_bytes, special_ids, facts, bound=_bound(self._state, library))
         if facts.adds_bos is None:
             self.adds_bos = self.bos_id is not None and library.encode("a").ids[:1] == [self.bos_id]
 
@@ -124,3 +125,55 @@ def _piece_decoder(path: Path, state: dict[str, Any]) -> Callable[[str], bytes]:
         f"{path}: a vocabulary decoded by {sorted(map(str, steps)) or 'nothing'} is not supported; "
         "ByteLevel, Metaspace and ByteFallback are"
     )
+
+
+# Steps before the model that drop no text, and those that drop blanks only.
+_KEEPING = {"ByteLevel", "Digits", "Metaspace", "Prepend", "Punctuation", "Split", "UnicodeScripts"}
+_STRIPPING = {"Strip", "Whitespace", "WhitespaceSplit", "BertPreTokenizer"}
+
+
+def _bound(state: dict[str, Any], library: tokenizers.Tokenizer) -> TokenBound:
+    """Unlimited where a step may shrink text in a way that is not known here."""
+    shrinks, strips = 1, False
+    steps = [*_parts(state.get("normalizer")), *_parts(state.get("pre_tokenizer"))]
+    for step in steps:
+        match step:
+            case {"type": "NFC" | "NFD"}:
+                shrinks *= NORMAL_FORM_SHRINKS
+            case {"type": "Replace", "pattern": {"String": str(text)}, "content": "▁"} if len(text.encode()) <= 3:
+                pass
+            case {"behavior": "Removed"}:
+                return TokenBound(None)
+            case {"type": str(kind)} if kind in _STRIPPING:
+                strips = True
+            case {"type": str(kind)} if kind in _KEEPING:
+                pass
+            case _:
+                return TokenBound(None)
+    model = state.get("model", {})
+    vocabulary = library.get_vocab(with_added_tokens=False)
+    by_bytes = any(step.get("type") == "ByteLevel" for step in steps)
+    alphabet = set(BYTE_ALPHABET) if by_bytes else {f"<0x{byte:02X}>" for byte in range(256)}
+    if model.get("type") not in ("BPE", "Unigram") or not (by_bytes or model.get("byte_fallback")):
+        return TokenBound(None)
+    if not alphabet <= vocabulary.keys():  # a run of unknown characters may be one token, or none
+        return TokenBound(None)
+    longest = max(len(byte_level_bytes(piece) if by_bytes else piece.encode()) for piece in vocabulary)
+    normalizer = library.normalizer
+    for token in library.get_added_tokens_decoder().values():
+        longest = max(longest, len(token.content.encode()))
+        if token.normalized and normalizer is not None:
+            longest = max(longest, len(normalizer.normalize_str(token.content).encode()))
+        strips = strips or token.lstrip or token.rstrip
+    return TokenBound(longest, shrinks, strips)
+
+
+def _parts(step: dict[str, Any] | None) -> Iterator[dict[str, Any]]:
+    """The steps of a normaliser or pre-tokeniser, one by one."""
+    if step is None:
+        return
+    if step.get("type") == "Sequence":
+        for inner in step.get("normalizers", step.get("pretokenizers", ())):
+            yield from _parts(inner)
+    else:
+        yield step

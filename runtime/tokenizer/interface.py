@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from .chat import ChatTemplate
+from .token_bound import TokenBound
 
 
 class Tokenizer(Protocol):
@@ -40,6 +41,10 @@ class Tokenizer(Protocol):
 
     @property
     def chat(self) -> ChatTemplate | None: ...
+
+    @property
+    def bound(self) -> TokenBound:
+        """How few tokens a text can have. Sound: it never says more than `encode` returns."""
 
     def encode(
         self, text: str, *, parse_special: bool = True, add_bos: bool = False, continues: bool = False

@@ -10,6 +10,7 @@ import tiktoken
 
 from .config_files import TokenizerFacts
 from .errors import TokenizerError
+from .token_bound import TokenBound
 from .vocabulary import VocabularyTokenizer
 
 # Llama 3's model card: how text is cut before merging, and the 256 special tokens that follow the ranks.
@@ -54,7 +55,16 @@ class RanksTokenizer(VocabularyTokenizer):
             path.name, pat_str=PATTERN, mergeable_ranks=ranks, special_tokens=special_ids | ordinary
         )
         self._ordinary = frozenset(ordinary)
-        super().__init__(token_bytes, special_ids, facts, default_bos=BOS, default_eos=ENDS, adds_bos=True)
+        pieces = [*ranks, *(text.encode() for text in (special_ids | ordinary))]
+        super().__init__(
+            token_bytes,
+            special_ids,
+            facts,
+            bound=TokenBound(max(map(len, pieces))),
+            default_bos=BOS,
+            default_eos=ENDS,
+            adds_bos=True,
+        )
 
     def encode_text(self, text: str, *, parse_special: bool, continues: bool) -> list[int]:
         if parse_special:

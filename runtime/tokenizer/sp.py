@@ -10,11 +10,14 @@ import sentencepiece
 from .alphabets import metaspace_bytes
 from .config_files import TokenizerFacts
 from .errors import TokenizerError
+from .token_bound import TokenBound
 from .vocabulary import VocabularyTokenizer
 
 # A serialized ModelProto followed by another is their merge (protobuf); this one says
 # `normalizer_spec { add_dummy_prefix: false }`: no space is put before the first word.
 _NO_DUMMY_PREFIX = b"\x1a\x02\x18\x00"
+# Numbers of fields, in the ModelProto and in its normalizer_spec.
+_NORMALIZER_SPEC, _CHARACTERS_MAP, _REMOVES_BLANKS = 3, 2, 4
 
 
 class SentencePieceTokenizer(VocabularyTokenizer):
@@ -50,6 +53,7 @@ class SentencePieceTokenizer(VocabularyTokenizer):
             token_bytes,
             special_ids,
             facts,
+            bound=self._bound(model),
             default_bos=self._name(self._first.bos_id()),
             default_eos=[name for name in [self._name(self._first.eos_id())] if name is not None],
             adds_bos=True,
@@ -70,6 +74,18 @@ class SentencePieceTokenizer(VocabularyTokenizer):
                 ids += (self._first if is_first else self._continuing).encode(part)
         return ids
 
+    def _bound(self, model: bytes) -> TokenBound:
+        library = self._first
+        numbers = range(library.vocab_size())
+        normalizer = _fields(_fields(model).get(_NORMALIZER_SPEC, b""))
+        # A map of characters may shrink text; without all the bytes a run of unknown characters is one token.
+        if normalizer.get(_CHARACTERS_MAP) or sum(map(library.is_byte, numbers)) < 256:
+            return TokenBound(None)
+        pieces = [*map(library.id_to_piece, numbers), *self._named]
+        return TokenBound(
+            max(len(piece.encode()) for piece in pieces), strips=normalizer.get(_REMOVES_BLANKS, b"\1") != b"\0"
+        )
+
     def _name(self, number: int) -> str | None:
         return self._first.id_to_piece(number) if number >= 0 else None
 
@@ -79,6 +95,38 @@ def _load(path: Path, model: bytes) -> sentencepiece.SentencePieceProcessor:
         return sentencepiece.SentencePieceProcessor(model_proto=model)
     except (RuntimeError, ValueError, OSError) as error:
         raise TokenizerError(f"{path} is no SentencePiece model: {error}") from None
+
+
+def _fields(message: bytes) -> dict[int, bytes]:
+    """The last value of each field of a protobuf message: bytes as they are, a varint as its bytes."""
+    fields: dict[int, bytes] = {}
+    at = 0
+    while at < len(message):
+        key, at = _varint(message, at)
+        match key & 7:
+            case 0:
+                _, end = _varint(message, at)
+            case 1:
+                end = at + 8
+            case 2:
+                length, at = _varint(message, at)
+                end = at + length
+            case _:
+                end = at + 4
+        fields[key >> 3] = message[at:end]
+        at = end
+    return fields
+
+
+def _varint(message: bytes, at: int) -> tuple[int, int]:
+    """The number at `at`, and where it ends."""
+    value = shift = 0
+    while True:
+        byte = message[at]
+        value |= (byte & 0x7F) << shift
+        at, shift = at + 1, shift + 7
+        if byte < 0x80:
+            return value, at
 
 
 def _alternatives(names: list[str]) -> re.Pattern[str] | None:

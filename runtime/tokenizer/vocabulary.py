@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from ..protocol.errors import RequestError
 from .config_files import TokenizerFacts
+from .token_bound import TokenBound
 
 
 class VocabularyTokenizer(ABC):
@@ -18,11 +19,13 @@ class VocabularyTokenizer(ABC):
         special_ids: dict[str, int],
         facts: TokenizerFacts,
         *,
+        bound: TokenBound,
         default_bos: str | None = None,
         default_eos: Iterable[str] = (),
         adds_bos: bool = False,
     ) -> None:
         self.token_bytes = token_bytes
+        self.bound = bound
         self.special_ids = special_ids
         self.vocab_size = len(token_bytes)
         self.bos_id = self._find(facts.names.get("bos_token", default_bos))

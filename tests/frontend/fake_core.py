@@ -91,6 +91,11 @@ class FakeCore:
         self._frontend = b""
         self._task = asyncio.create_task(self._run())
 
+    def load(self, *, context_length: int) -> None:
+        """Say that the model is loaded, with room for prompts of that length."""
+        self.info = msgspec.structs.replace(self.info, context_length=context_length, num_pages=context_length)
+        self.loaded.set()
+
     async def close(self) -> None:
         self._task.cancel()
         await asyncio.wait({self._task})

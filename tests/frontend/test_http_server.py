@@ -96,7 +96,9 @@ def test_long_texts_are_tokenised_where_nobody_waits_for_them(monkeypatch: pytes
     monkeypatch.setattr(TOKENIZER, "decode", note(decode, "decode"))
 
     async def main() -> None:
-        async with served() as (_, client):
+        async with served(ready=False) as (built, client):
+            built.core.load(context_length=1 << 20)
+            await built.frontend.core_ready()
             text = "a b " * LONG
             for add in (True, False):
                 for path, field in (

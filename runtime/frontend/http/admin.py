@@ -11,6 +11,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from ...protocol.sampling import SamplingParams
 from ...protocol.version import __version__
 from ..generation import Generator, Prompt
+from .body_route import BodyRoute
 from .connection import json_response, unless_client_leaves
 from .guard import require_admin
 
@@ -23,7 +24,7 @@ class AdminApi:
 
     @property
     def router(self) -> APIRouter:
-        router = APIRouter(tags=["native"])
+        router = APIRouter(tags=["native"], route_class=BodyRoute)
         routes: tuple[tuple[str, Any, list[str], type[Response]], ...] = (
             ("/health", self.health, ["GET"], Response),
             ("/health_generate", self.health_generate, ["GET"], Response),

@@ -38,6 +38,7 @@ def create_app(
     measures = generator.core.watcher.measures
     keys = _listed(config.api_key)
     app = FastAPI(title="ramiform", version=__version__, redirect_slashes=False, docs_url=None, redoc_url=None)
+    app.state.core = generator.core  # how much a body may hold depends on the model
     errors.install(app)
     openapi.install(app, has_keys=bool(keys))
     app.add_exception_handler(ClientLeftError, _nobody_listens)

@@ -12,9 +12,11 @@ from starlette.responses import Response
 from ...protocol.core import ModelInfo
 from ...protocol.errors import RequestError
 from ...protocol.sampling import Constraint
+from ..aside import beside
 from ..core_client import new_rid
 from ..turn import Turn
 from .bodies import Many, Text, TokenIds, described, example
+from .body_route import BodyRoute
 from .connection import json_response, unless_client_leaves
 from .openai.chat_messages import Messages, for_template
 from .openai.constraints import ConstraintFields, Schema
@@ -69,7 +71,7 @@ class ConstrainedApi:
 
     @property
     def router(self) -> APIRouter:
-        router = APIRouter(tags=["ramiform"])
+        router = APIRouter(tags=["ramiform"], route_class=BodyRoute)
         router.add_api_route("/v1/constrained", self.create, methods=["POST"], response_model=None)
         return router
 
@@ -95,7 +97,8 @@ class ConstrainedApi:
             asked=asked,
         )
         if body.messages is not None:
-            ask = await self._conversations.ask(for_template(body.messages), wish)
+            given = body.messages
+            ask = await self._conversations.ask(await beside(lambda _: for_template(given), given), wish)
         else:
             ask = await self._conversations.ask_plainly(body.prompt or "", wish)
         async with self._conversations.turns(ask, 1, asked) as [turn]:

@@ -9,6 +9,7 @@ from starlette.responses import PlainTextResponse, Response
 from ...protocol.errors import RuntimeFailed
 from ..core_client import CoreClient
 from ..siblings import Siblings
+from .body_route import BodyRoute
 from .exposition import exposition
 
 
@@ -19,7 +20,7 @@ class MetricsApi:
 
     @property
     def router(self) -> APIRouter:
-        router = APIRouter(tags=["operations"])
+        router = APIRouter(tags=["operations"], route_class=BodyRoute)
         router.add_api_route(
             "/metrics", self.metrics, methods=["GET"], response_model=None, response_class=PlainTextResponse
         )

@@ -15,11 +15,13 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from ...protocol.errors import RequestError
+from ..aside import in_turns
 from ..core_client import new_rid
 from ..generation import Generator, Prompt, Sample
 from ..siblings import Siblings
 from .answers import answer
 from .bodies import MAX_BATCH, AbortBody, GenerateBody, logprob_params
+from .body_route import BodyRoute
 from .connection import EventStream, json_response, unless_client_leaves
 from .errors import prompt_in
 from .guard import require_admin
@@ -47,7 +49,7 @@ class NativeApi:
 
     @property
     def router(self) -> APIRouter:
-        router = APIRouter(tags=["native"])
+        router = APIRouter(tags=["native"], route_class=BodyRoute)
         for method in ("POST", "PUT"):  # a route each, so that each has an operation id of its own
             router.add_api_route("/generate", self.generate, methods=[method], response_model=None, responses=STREAMS)
         router.add_api_route(
@@ -87,7 +89,7 @@ class NativeApi:
     async def _whole(self, body: GenerateBody) -> list[dict[str, Any]]:
         async with self._started(body) as jobs:
             answers = []
-            for job in jobs:
+            async for job in in_turns(jobs):
                 generated = await job.sample.result()
                 answers.append(self._answer(body, job, generated.sequence.text))
             return answers
@@ -124,7 +126,7 @@ class NativeApi:
         jobs: list[Job] = []
         numbers: Counter[str] = Counter()
         with prompt_in("input_ids" if body.text is None else "text"), ExitStack() as stack:
-            for rid, prompt, n in requests:
+            async for rid, prompt, n in in_turns(requests):
                 for sample in stack.enter_context(self._generator.start(prompt, n)):
                     name = rid if num_outputs[rid] == 1 else f"{rid}-{numbers[rid]}"
                     numbers[rid] += 1
@@ -179,4 +181,4 @@ class NativeApi:
     async def _tokens(self, prompt: str | list[int]) -> list[int]:
         if isinstance(prompt, list):
             return prompt
-        return await self._generator.encoder.encode_prompt(prompt)
+        return await self._generator.encoder.encode_prompt(prompt, param="text")

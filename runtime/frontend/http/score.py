@@ -13,6 +13,7 @@ from ..generation import Generator
 from ..prefix import common_prefix_length
 from ..scoring import Asker, Continuation, Scored, score
 from .bodies import Many, RequestBody, Text, TokenIds, described, example
+from .body_route import BodyRoute
 from .connection import json_response, unless_client_leaves
 from .openai.fields import require_model
 
@@ -38,7 +39,7 @@ class ScoreApi:
 
     @property
     def router(self) -> APIRouter:
-        router = APIRouter(tags=["ramiform"])
+        router = APIRouter(tags=["ramiform"], route_class=BodyRoute)
         router.add_api_route("/v1/score", self.create, methods=["POST"], response_model=None)
         return router
 
@@ -46,7 +47,7 @@ class ScoreApi:
         """The log-probability of each continuation, and of its tokens. The prompt is computed once."""
         info = self._generator.core.require_info()
         require_model(info, body.model)
-        batch = await self._batch(body)
+        batch = await unless_client_leaves(request, self._batch(body))
         asker = Asker(namespace=body.cache_salt)
         scored = await unless_client_leaves(request, score(self._generator.core, batch, asker))
         num_prompt = sum(part.prompt_tokens for part in scored)
@@ -70,6 +71,7 @@ class ScoreApi:
         if not 1 <= len(body.continuations) <= MAX_CONTINUATIONS:
             raise RequestError(f"give 1 to {MAX_CONTINUATIONS} continuations", param="continuations")
         batch = []
+        bound = await self._generator.encoder.prompt_bound("prompt")
         alone = body.prompt if isinstance(body.prompt, list) else await self._ids(body.prompt)
         for continuation in body.continuations:
             if isinstance(continuation, str) != isinstance(body.prompt, str):
@@ -78,6 +80,9 @@ class ScoreApi:
                 ids = await self._ids(f"{body.prompt}{continuation}")
                 start = common_prefix_length(alone, ids)
             else:
+                num_tokens = len(alone) + len(continuation)
+                if bound is not None and num_tokens > bound.most:
+                    raise bound.error(num_tokens)
                 ids, start = [*alone, *continuation], len(alone)
             if len(ids) == start:
                 raise RequestError(f"continuation {continuation!r} adds no token", param="continuations")

@@ -3,23 +3,29 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Request
 from pydantic import Field
 from starlette.responses import Response
 
 from ...protocol.core import ModelInfo
 from ...protocol.errors import RequestError
+from ..aside import Cancellation, beside
 from ..generation import Generator
 from ..messages import Messages
-from .bodies import Many, RequestBody, Text, TokenIds, example
-from .connection import json_response
+from ..segments import Bound
+from .bodies import MAX_BATCH, Many, RequestBody, Text, TokenIds, example
+from .body_route import BodyRoute
+from .connection import json_response, unless_client_leaves
 from .openai.chat_messages import Messages as ChatMessages
 from .openai.chat_messages import for_template
 from .openai.fields import require_model
 from .openai.tool_fields import Tool
+
+MOST_TOKENS = 1 << 16  # of one text, or of a chat; more where a prompt may have more
 
 
 class TokenizeBody(RequestBody):
@@ -52,20 +58,25 @@ class TokensApi:
 
     @property
     def router(self) -> APIRouter:
-        router = APIRouter(tags=["tokens"])
+        router = APIRouter(tags=["tokens"], route_class=BodyRoute)
         for prefix in ("", "/v1"):
             router.add_api_route(f"{prefix}/tokenize", self.tokenize, methods=["POST"], response_model=None)
             router.add_api_route(f"{prefix}/detokenize", self.detokenize, methods=["POST"], response_model=None)
         router.add_api_route("/tokenizer_info", self.info, methods=["GET"], response_model=None)
         return router
 
-    async def tokenize(self, body: TokenizeBody) -> Response:
-        """The ids of a text, of each of several, or of a chat."""
+    async def tokenize(self, body: TokenizeBody, request: Request) -> Response:
+        """The ids of a text, of each of several, or of a chat. A text may have 65,536 tokens, or as many as the
+        context where that is more."""
         info = self._require(body.model)
         if (body.prompt is None) == (body.messages is None):
             raise RequestError("give either prompt or messages", param="messages" if body.prompt else "prompt")
         texts = body.prompt if isinstance(body.prompt, list) else [body.prompt]
-        ids = [await self._ids(body, text) for text in texts]
+        if len(texts) > MAX_BATCH:
+            raise RequestError(f"give at most {MAX_BATCH} texts, got {len(texts)}", param="prompt")
+        most = max(info.context_length, MOST_TOKENS)
+        bound = Bound(most, "messages" if body.prompt is None else "prompt", route="/tokenize")
+        ids = await unless_client_leaves(request, self._all_ids(body, texts, bound))
         names = [[self._name(token) for token in part] for part in ids] if body.return_token_strs else None
         single = not isinstance(body.prompt, list)
         counts = [len(part) for part in ids]
@@ -78,19 +89,26 @@ class TokensApi:
             }
         )
 
-    async def detokenize(self, body: DetokenizeBody) -> Response:
+    async def detokenize(self, body: DetokenizeBody, request: Request) -> Response:
         """The text of ids, or of each of several lists of them."""
         info = self._require(body.model)
         single = not (body.tokens and isinstance(body.tokens[0], list))
         lists: list[Any] = [body.tokens] if single else body.tokens
-        for ids in lists:
-            wrong = next((token for token in ids if token >= info.vocab_size), None)
-            if wrong is not None:
-                raise RequestError(
-                    f"token id {wrong} is not in the vocabulary of {info.vocab_size} tokens", param="tokens"
-                )
-        decode = self._generator.encoder.decode_aside
-        texts = [await decode(ids, skip_special_tokens=body.skip_special_tokens) for ids in lists]
+        decode = self._generator.tokenizer.decode
+
+        def decode_all(cancellation: Cancellation) -> list[str]:
+            texts = []
+            for ids in lists:
+                cancellation.check()
+                wrong = next((token for token in ids if token >= info.vocab_size), None)
+                if wrong is not None:
+                    raise RequestError(
+                        f"token id {wrong} is not in the vocabulary of {info.vocab_size} tokens", param="tokens"
+                    )
+                texts.append(decode(ids, skip_special_tokens=body.skip_special_tokens))
+            return texts
+
+        texts = await unless_client_leaves(request, beside(decode_all, lists))
         text = texts[0] if single else texts
         return json_response({"text": text, "prompt": text})
 
@@ -114,17 +132,24 @@ class TokensApi:
         require_model(info, model)
         return info
 
-    async def _ids(self, body: TokenizeBody, text: str | None) -> list[int]:
-        if text is None:
-            segments = self._messages.render(
-                for_template(body.messages or []),
-                tools=[tool.model_dump(exclude_none=True) for tool in body.tools],
-                add_generation_prompt=body.add_generation_prompt,
-                continue_final_message=body.continue_final_message,
-                options=body.chat_template_kwargs,
-            )
-            return await self._generator.encoder.encode_aside(segments, at_start=True)
-        return await self._generator.encoder.encode_prompt(text, with_bos=body.add_special_tokens)
+    async def _all_ids(self, body: TokenizeBody, texts: Sequence[str | None], bound: Bound) -> list[list[int]]:
+        return [await self._ids(body, text, bound) for text in texts]
+
+    async def _ids(self, body: TokenizeBody, text: str | None, bound: Bound) -> list[int]:
+        encoder = self._generator.encoder
+        if text is not None:
+            return await encoder.encode_prompt(text, with_bos=body.add_special_tokens, bound=bound)
+        given = body.messages or []
+        segments = await self._messages.render_aside(
+            encoder,
+            await beside(lambda _: for_template(given), given),
+            bound=bound,
+            tools=[tool.model_dump(exclude_none=True) for tool in body.tools],
+            add_generation_prompt=body.add_generation_prompt,
+            continue_final_message=body.continue_final_message,
+            options=body.chat_template_kwargs,
+        )
+        return await encoder.encode_aside(segments, at_start=True, bound=bound)
 
     def _name(self, token: int) -> str:
         return self._generator.tokenizer.decode([token], skip_special_tokens=False)

@@ -10,9 +10,11 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from ....protocol.version import __version__
+from ...aside import beside
 from ...ask import Ask, CallDelta
 from ...core_client import new_rid
 from ...turn import Turn
+from ..body_route import BodyRoute
 from ..connection import EventStream, json_response, unless_client_leaves
 from ..merge import merge, together
 from ..openapi import STREAMS
@@ -33,7 +35,7 @@ class ChatApi:
 
     @property
     def router(self) -> APIRouter:
-        router = APIRouter(tags=["openai"])
+        router = APIRouter(tags=["openai"], route_class=BodyRoute)
         router.add_api_route(
             "/v1/chat/completions", self.create, methods=["POST"], response_model=None, responses=STREAMS
         )
@@ -72,7 +74,8 @@ class ChatApi:
             asked=body.constraint(),
             in_bulk=not body.stream,
         )
-        return await self._conversations.ask(for_template(body.messages), wish)
+        messages = await beside(lambda _: for_template(body.messages), body.messages)
+        return await self._conversations.ask(messages, wish)
 
     async def _whole(self, body: ChatBody, ask: Ask) -> dict[str, Any]:
         watch = Stopwatch()

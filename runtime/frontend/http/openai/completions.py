@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator
-from contextlib import ExitStack, contextmanager
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,9 +15,11 @@ from ....protocol.core import ModelInfo
 from ....protocol.errors import RequestError
 from ....protocol.sampling import LogprobParams
 from ....protocol.version import __version__
+from ...aside import in_turns
 from ...core_client import new_rid
 from ...generation import Generator, Piece, Prompt, Sample
 from ..bodies import MAX_BATCH
+from ..body_route import BodyRoute
 from ..connection import EventStream, json_response, unless_client_leaves
 from ..merge import merge
 from ..openapi import STREAMS
@@ -47,7 +49,7 @@ class CompletionsApi:
 
     @property
     def router(self) -> APIRouter:
-        router = APIRouter(tags=["openai"])
+        router = APIRouter(tags=["openai"], route_class=BodyRoute)
         router.add_api_route("/v1/completions", self.create, methods=["POST"], response_model=None, responses=STREAMS)
         return router
 
@@ -62,7 +64,7 @@ class CompletionsApi:
             "model": info.name,
             "system_fingerprint": f"ramiform-{__version__}",
         }
-        prompts = await self._prompts(body, info)
+        prompts = await unless_client_leaves(request, self._prompts(body, info))
         if body.stream:
             chunks = self._stream(body, prompts, head)
             return EventStream(await unless_client_leaves(request, anext(chunks)), chunks)
@@ -78,10 +80,11 @@ class CompletionsApi:
         logprobs = None
         if wanted or (body.best_of or body.n) > body.n:
             logprobs = LogprobParams(num_top=body.logprobs or 0, prompt_from=0 if body.echo and wanted else None)
+        bound = await encoder.prompt_bound("prompt", body.max_tokens)
         prompts = []
         for prompt in given:
             if isinstance(prompt, str):
-                text, ids = prompt, await encoder.encode_prompt(prompt, with_bos=body.add_special_tokens)
+                text, ids = prompt, await encoder.encode_prompt(prompt, with_bos=body.add_special_tokens, bound=bound)
             else:
                 text, ids = await encoder.decode_aside(prompt) if body.echo else "", prompt
             num_tokens = room_for(
@@ -102,20 +105,20 @@ class CompletionsApi:
             )
         return prompts
 
-    @contextmanager
-    def _started(self, body: CompletionBody, prompts: list[tuple[str, Prompt]]) -> Any:
+    @asynccontextmanager
+    async def _started(self, body: CompletionBody, prompts: list[tuple[str, Prompt]]) -> AsyncIterator[list[Question]]:
         """Submit everything; what still runs at the end of the block is aborted."""
         with ExitStack() as stack, naming(body.constraint()):
             yield [
                 Question(text, prompt, list(stack.enter_context(self._generator.start(prompt, body.best_of or body.n))))
-                for text, prompt in prompts
+                async for text, prompt in in_turns(prompts)
             ]
 
     async def _whole(self, body: CompletionBody, prompts: list[tuple[str, Prompt]]) -> dict[str, Any]:
         watch = Stopwatch()
-        with self._started(body, prompts) as questions:
+        async with self._started(body, prompts) as questions:
             choices: list[dict[str, Any]] = []
-            for question in questions:
+            async for question in in_turns(questions):
                 for sample in question.samples:
                     async for _ in sample:
                         watch.tick()
@@ -146,7 +149,7 @@ class CompletionsApi:
         self, body: CompletionBody, prompts: list[tuple[str, Prompt]], head: dict[str, Any]
     ) -> AsyncGenerator[dict[str, Any]]:
         watch = Stopwatch()
-        with self._started(body, prompts) as questions:
+        async with self._started(body, prompts) as questions:
             chunks = Chunks(head, body.stream_options, watch, lambda: _usage(questions))
             outputs = [(question, sample) for question in questions for sample in question.samples]
             sources = [self._growing(body, *output, index) for index, output in enumerate(outputs)]

@@ -66,14 +66,18 @@ class Conversations:
         )
         if called is not None:
             called = await self._checked(called)
-        segments = self.messages.render(
+        encoder = self.generator.encoder
+        bound = await encoder.prompt_bound(wish.prompt, wish.limit[0])
+        segments = await self.messages.render_aside(
+            encoder,
             with_short_ids(messages) if self.tool_format.name == "mistral" else messages,
+            bound=bound,
             tools=None if called is None else [tool.model_dump(exclude_none=True) for tool in wish.tools],
             add_generation_prompt=wish.add_generation_prompt,
             continue_final_message=wish.continue_final_message,
             options=wish.options,
         )
-        plain = self._plain(await self.generator.encoder.encode_aside(segments, at_start=True), wish)
+        plain = self._plain(await encoder.encode_aside(segments, at_start=True, bound=bound), wish)
         tail = segments[-1].text.rstrip()
         splits = self._thinks and wish.splits_reasoning
         thinks = splits and not tail.endswith(CLOSE) and not wish.continue_final_message
@@ -85,7 +89,9 @@ class Conversations:
     async def ask_plainly(self, prompt: str | list[int], wish: Wish) -> Ask:
         """Without any template. Raises RequestError."""
         if isinstance(prompt, str):
-            prompt = await self.generator.encoder.encode_prompt(prompt)
+            encoder = self.generator.encoder
+            bound = await encoder.prompt_bound(wish.prompt, wish.limit[0])
+            prompt = await encoder.encode_prompt(prompt, bound=bound)
         return self._plain(prompt, wish)
 
     async def _checked(self, called: Calling) -> Calling:

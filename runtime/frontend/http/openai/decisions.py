@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -11,10 +12,13 @@ from starlette.responses import Response
 
 from ....protocol.decisions import MAX_LABELS, MAX_QUESTIONS, Question
 from ....protocol.errors import RequestError
+from ...aside import Cancellation, beside
 from ...content import Content
-from ...decisions import decide
+from ...decisions import Decided, decide
 from ...generation import Generator
+from ...segments import Bound
 from ..bodies import Body, Many, RequestBody, Text, described, example
+from ..body_route import BodyRoute
 from ..connection import json_response, unless_client_leaves
 from ..errors import prompt_in
 from .chat_messages import for_template
@@ -84,7 +88,7 @@ class DecisionsApi:
 
     @property
     def router(self) -> APIRouter:
-        router = APIRouter(tags=["openai"])
+        router = APIRouter(tags=["openai"], route_class=BodyRoute)
         router.add_api_route("/v1/decisions", self.create, methods=["POST"], response_model=None)
         return router
 
@@ -94,10 +98,8 @@ class DecisionsApi:
         require_model(info, body.model)
         asked = [question.model_dump(exclude_none=True) for question in body.questions]
         questions = msgspec.convert(asked, list[Question])
-        content = self._content(body)
-        work = decide(self._generator, content, questions, namespace=body.cache_salt)
         with prompt_in("input"):
-            decided = await unless_client_leaves(request, work)
+            decided = await unless_client_leaves(request, self._decide(body, questions))
         return json_response(
             {
                 "object": "decision",
@@ -116,7 +118,12 @@ class DecisionsApi:
             }
         )
 
-    def _content(self, body: DecisionBody) -> Content:
+    async def _decide(self, body: DecisionBody, questions: list[Question]) -> Decided:
+        bound = await self._generator.encoder.prompt_bound("input")
+        content = await beside(partial(self._content, body, bound), body.input)
+        return await decide(self._generator, content, questions, namespace=body.cache_salt)
+
+    def _content(self, body: DecisionBody, bound: Bound | None, cancellation: Cancellation) -> Content:
         """The input, with its last user's message left open: questions are asked inside it. Raises RequestError."""
         content = Content(self._generator.tokenizer, self._generator.encoder)
         if not body.input:
@@ -130,6 +137,9 @@ class DecisionsApi:
         for index, message in enumerate(messages):
             if message["role"] == "tool" or message.get("tool_calls"):
                 raise RequestError("calls and their outputs are no input of decisions", param="input")
+            cancellation.check()
+            if bound is not None:  # the template is rendered with all messages before: never too many
+                self._generator.encoder.check_length([text for text, _ in content.pending], bound)
             content.begin_role(message["role"])
             content.append_text(message["content"])
             if index < len(messages) - 1 or message["role"] != "user":

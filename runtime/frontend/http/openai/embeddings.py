@@ -17,6 +17,7 @@ from ....protocol.errors import RequestError
 from ...embed import Embedded, embed, normalised
 from ...generation import Generator
 from ..bodies import Many, Priority, RequestBody, Text, TokenIds, described, example
+from ..body_route import BodyRoute
 from ..connection import json_response, unless_client_leaves
 from ..errors import prompt_in
 from .fields import require_model
@@ -65,7 +66,7 @@ class EmbeddingsApi:
 
     @property
     def router(self) -> APIRouter:
-        router = APIRouter(tags=["openai"])
+        router = APIRouter(tags=["openai"], route_class=BodyRoute)
         router.add_api_route("/v1/embeddings", self.create, methods=["POST"], response_model=None)
         return router
 
@@ -101,7 +102,7 @@ class EmbeddingsApi:
     async def _ids(self, given: str | list[int], add_special_tokens: bool) -> list[int]:
         if isinstance(given, list):
             return given
-        return await self._generator.encoder.encode_prompt(given, with_bos=add_special_tokens)
+        return await self._generator.encoder.encode_prompt(given, with_bos=add_special_tokens, param="input")
 
 
 def _written(body: EmbeddingBody, embedded: Embedded) -> list[float] | str:

@@ -11,6 +11,7 @@ from starlette.responses import Response
 
 from ....protocol.core import ModelInfo
 from ...generation import Generator
+from ..body_route import BodyRoute
 from ..connection import json_response
 from .fields import require_model
 
@@ -22,7 +23,7 @@ class ModelsApi:
 
     @property
     def router(self) -> APIRouter:
-        router = APIRouter(tags=["openai"])
+        router = APIRouter(tags=["openai"], route_class=BodyRoute)
         router.add_api_route("/v1/models", self.list, methods=["GET"], response_model=None)
         router.add_api_route("/v1/models/{model:path}", self.retrieve, methods=["GET"], response_model=None)
         return router

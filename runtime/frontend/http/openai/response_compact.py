@@ -9,6 +9,7 @@ from pydantic import Field
 
 from ....protocol.core import ModelInfo
 from ....protocol.errors import RequestError
+from ...aside import beside
 from ..bodies import Many, Text, described, example
 from .chat_messages import for_template
 from .constraints import ConstraintFields
@@ -51,8 +52,9 @@ class Compactor:
     async def compact(self, body: CompactBody, info: ModelInfo) -> dict[str, Any]:
         """The items to go on with. Raises RequestError when there is nothing to compact."""
         previous = self._maker.previous(body.previous_response_id)
-        items = [*([] if previous is None else previous.conversation()), *listed(body.input)]
-        messages = for_template(messages_of(items)) if items else []
+        before = [] if previous is None else previous.conversation()
+        items = [*before, *await beside(lambda _: listed(body.input), body.input)]
+        messages = await beside(lambda _: for_template(messages_of(items)), items) if items else []
         if not messages:
             raise RequestError("there is no conversation to compact: give input or an id", param="input")
         if body.instructions is not None:

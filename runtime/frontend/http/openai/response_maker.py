@@ -12,6 +12,7 @@ from typing import Any
 
 from ....protocol.errors import ErrorInfo, RamiformError, RequestError
 from ....protocol.sampling import TokenLogprob
+from ...aside import beside
 from ...ask import Ask
 from ...turn import Turn
 from .chat_messages import for_template
@@ -30,7 +31,7 @@ class ResponseMaker:
         self._core = conversations.generator.core
         self._texts = TokenTexts(conversations.generator.tokenizer)
 
-    def entry(self, body: ResponseBody, recent: Sequence[Entry] = ()) -> Entry:
+    async def entry(self, body: ResponseBody, recent: Sequence[Entry] = ()) -> Entry:
         """A response to be made. `recent` are known besides those stored. Raises RequestError when the body's fields do
         not go together, or the previous response is not known."""
         info = self._core.require_info()
@@ -48,7 +49,8 @@ class ResponseMaker:
             "usage": None,
             **body.echoed(),
         }
-        return Entry(response, listed(body.input), self.previous(body.previous_response_id, recent))
+        items = await beside(lambda _: listed(body.input), body.input)
+        return Entry(response, items, self.previous(body.previous_response_id, recent))
 
     def previous(self, response_id: str | None, recent: Sequence[Entry] = ()) -> Entry | None:
         """Raises RequestError when it is not known, or not finished."""
@@ -66,7 +68,8 @@ class ResponseMaker:
     async def ask(self, body: ResponseBody, entry: Entry) -> Ask:
         """What is asked of the model. Raises RequestError."""
         before = [] if entry.previous is None else entry.previous.conversation()
-        messages = for_template(messages_of([*before, *entry.input]))
+        items = [*before, *entry.input]
+        messages = await beside(lambda _: for_template(messages_of(items)), items)
         if body.instructions is not None:
             messages = [{"role": "system", "content": body.instructions}, *messages]
         wish = Wish(

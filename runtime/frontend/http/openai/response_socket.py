@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections import deque
 from contextlib import aclosing
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -15,7 +16,9 @@ from pydantic import ValidationError
 from starlette.websockets import WebSocketDisconnect
 
 from ....protocol.errors import RamiformError, RequestError
+from ...aside import Cancellation, beside
 from ..errors import error_body, error_status, explain
+from ..large_json import LARGE, read_json
 from .response_body import ResponseBody
 from .response_maker import ResponseMaker
 from .response_sharing import SharedResponses
@@ -69,8 +72,8 @@ class ResponseSocket:
             text = await self._asked.get()
             fields: Any = None
             try:
-                fields = _event(text)
-                await self._answer(_body(fields))
+                fields = await beside(partial(_event, text), text)
+                await self._answer(await beside(lambda _, given=fields: _body(given), fields))
             except RamiformError as error:
                 self._forget(fields)
                 await self._refuse(error)
@@ -78,7 +81,7 @@ class ResponseSocket:
     async def _answer(self, body: ResponseBody) -> None:
         if not any(entry.response["id"] == body.previous_response_id for entry in self._recent):
             await self._shared.bring(body.previous_response_id)
-        entry = self._maker.entry(body, self._recent)
+        entry = await self._maker.entry(body, self._recent)
         ask = await self._maker.ask(body, entry)
         async with aclosing(self._maker.events(body, ask, entry)) as events:
             async for event in events:
@@ -103,10 +106,12 @@ class ResponseSocket:
         await self._websocket.send_text(_encoder.encode(value).decode())
 
 
-def _event(text: str) -> dict[str, Any]:
+def _event(text: str, cancellation: Cancellation) -> dict[str, Any]:
     """The fields of a `response.create`. Raises RequestError."""
     try:
-        event = json.loads(text)
+        event = json.loads(text) if len(text) <= LARGE else read_json(text, cancellation)
+    except RequestError:
+        raise
     except (ValueError, RecursionError) as error:
         raise RequestError(f"the message is no JSON: {error}", code="invalid_json") from None
     if not isinstance(event, dict) or event.get("type") != "response.create":

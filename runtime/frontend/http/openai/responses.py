@@ -14,6 +14,7 @@ from starlette.responses import Response
 from ....protocol.errors import RamiformError, RequestError, RuntimeFailed
 from ...ask import Ask
 from ...siblings import Siblings
+from ..body_route import BodyRoute
 from ..connection import EventStream, json_response, unless_client_leaves
 from ..errors import NotFoundError, bug_message
 from ..openapi import STREAMS
@@ -39,7 +40,7 @@ class ResponsesApi:
 
     @property
     def router(self) -> APIRouter:
-        router = APIRouter(tags=["openai"])
+        router = APIRouter(tags=["openai"], route_class=BodyRoute)
         path = "/v1/responses"
         router.add_api_route(path, self.create, methods=["POST"], response_model=None, responses=STREAMS)
         router.add_api_websocket_route(path, self.connect)
@@ -55,8 +56,7 @@ class ResponsesApi:
     async def create(self, body: ResponseBody, request: Request) -> Response:
         """Answer an input: text or items."""
         await self._shared.bring(body.previous_response_id)
-        entry = self._maker.entry(body)
-        ask = await unless_client_leaves(request, self._maker.ask(body, entry))
+        entry, ask = await unless_client_leaves(request, self._asked(body))
         if body.background:
             self._store.put(entry)
             entry.task = asyncio.create_task(self._in_background(body, ask, entry), name="response")
@@ -77,10 +77,10 @@ class ResponsesApi:
         await self._shared.bring(body.previous_response_id)
         return json_response(await unless_client_leaves(request, self._compactor.compact(body, info)))
 
-    async def input_tokens(self, body: ResponseBody) -> Response:
+    async def input_tokens(self, body: ResponseBody, request: Request) -> Response:
         """How many tokens the input has."""
         await self._shared.bring(body.previous_response_id)
-        ask = await self._maker.ask(body, self._maker.entry(body))
+        _, ask = await unless_client_leaves(request, self._asked(body))
         return json_response({"object": "response.input_tokens", "input_tokens": len(ask.tokens)})
 
     async def retrieve(
@@ -110,6 +110,10 @@ class ResponsesApi:
         items = [{"id": new_id("item"), **item} for item in (await self._stored(response_id)).input]
         ends = {"first_id": items[0]["id"], "last_id": items[-1]["id"]}
         return json_response({"object": "list", "data": items, "has_more": False, **ends})
+
+    async def _asked(self, body: ResponseBody) -> tuple[Entry, Ask]:
+        entry = await self._maker.entry(body)
+        return entry, await self._maker.ask(body, entry)
 
     async def _stored(self, response_id: str) -> Entry:
         entry = await self._shared.find(response_id)

@@ -1,0 +1,83 @@
+"""Routes whose JSON bodies are read and validated beside the event loop when they are large."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Coroutine
+from email.message import Message
+from typing import Any
+
+from fastapi import Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.routing import APIRoute
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+from starlette.responses import Response
+
+from ...protocol.errors import RequestError
+from ..aside import Cancellation, aside
+from .connection import ClientLeftError, unless_client_leaves
+from .large_json import LARGE, MAX_NUMBERS, read_json
+
+
+class BodyRoute(APIRoute):
+    """Hands large bodies to FastAPI validated: it would read them on the event loop, and all others would wait."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        handle = super().get_route_handler()
+
+        async def handle_large(request: Request) -> Response:
+            if self.body_field is None or not _is_json(request):
+                return await handle(request)
+            try:
+                data = await request.body()
+            except ClientDisconnect:
+                raise ClientLeftError from None
+            if len(data) <= LARGE:
+                return await handle(request)
+            max_numbers = max(MAX_NUMBERS, request.app.state.core.require_info().context_length)
+            reading = aside(lambda cancellation: self._validated(data, max_numbers, cancellation))
+            body = await unless_client_leaves(request, reading)
+            return await handle(_ReadRequest(request, body))
+
+        return handle_large
+
+    def _validated(self, data: bytes, max_numbers: int, cancellation: Cancellation) -> Any:
+        """The body as the endpoint takes it. Raises RequestError, RequestValidationError and HTTPException."""
+        assert self.body_field is not None
+        try:
+            text = data.decode(json.detect_encoding(data), "surrogatepass")
+            value = read_json(text, cancellation, max_numbers=max_numbers)
+        except RequestError:
+            raise
+        except json.JSONDecodeError as error:
+            detail = {"type": "json_invalid", "loc": ("body", error.pos), "msg": error.msg, "ctx": {"error": error.msg}}
+            raise RequestValidationError([detail]) from None
+        except (ValueError, RecursionError) as error:
+            raise HTTPException(400, "the body cannot be read") from error
+        cancellation.check()
+        body, errors = self.body_field.validate(value, {}, loc=("body",))
+        if errors:
+            raise RequestValidationError(errors, body=value)
+        return body
+
+
+class _ReadRequest(Request):
+    """A request whose body has been read and validated."""
+
+    def __init__(self, request: Request, body: Any) -> None:
+        super().__init__(request.scope, request.receive)
+        self._validated_body = body
+
+    async def body(self) -> bytes:
+        return b"{}"  # FastAPI asks whether there is one; what it holds comes from `json`
+
+    async def json(self) -> Any:
+        return self._validated_body
+
+
+def _is_json(request: Request) -> bool:
+    message = Message()
+    message["content-type"] = request.headers.get("content-type", "")
+    kind = message.get_content_subtype()
+    return message.get_content_maintype() == "application" and (kind == "json" or kind.endswith("+json"))

@@ -1,0 +1,112 @@
+"""Work beside the event loop: who waits for it, and how it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import Any
+
+import pytest
+from pydantic import BaseModel
+
+from ramiform.runtime.frontend.aside import Cancellation, WorkCancelledError, aside, beside, in_turns, is_large
+
+from .harness import run
+
+
+def test_the_caller_gets_the_result_or_the_error() -> None:
+    def fails(cancellation: Cancellation) -> None:
+        raise ZeroDivisionError
+
+    async def main() -> None:
+        assert await aside(lambda _: threading.current_thread()) is not threading.main_thread()
+        with pytest.raises(ZeroDivisionError):
+            await aside(fails)
+
+    run(main())
+
+
+def test_cancelled_work_is_told_and_its_caller_goes_on_after_its_end() -> None:
+    entered, may_go_on = threading.Event(), threading.Event()
+    seen: list[str] = []
+
+    def work(cancellation: Cancellation) -> None:
+        entered.set()
+        assert may_go_on.wait(60)
+        seen.append("ended")
+        cancellation.check()
+        seen.append("went on")
+
+    async def main() -> None:
+        task = asyncio.create_task(aside(work))
+        while not entered.is_set():
+            await asyncio.sleep(0)
+        for _ in range(3):  # also when the caller is cancelled again
+            task.cancel()
+            for _ in range(5):
+                await asyncio.sleep(0)
+            assert not task.done()
+        may_go_on.set()
+        await asyncio.wait({task})
+        assert task.cancelled()
+        assert seen == ["ended"]
+
+    run(main())
+
+
+def test_work_that_nobody_cancelled_goes_on() -> None:
+    Cancellation().check()
+    cancelled = Cancellation()
+    cancelled.cancel()
+    with pytest.raises(WorkCancelledError):
+        cancelled.check()
+
+
+class Nested(BaseModel):
+    inner: Any
+
+
+@pytest.mark.parametrize(
+    ("value", "large"),
+    [
+        ("a" * 1000, False),
+        ("a" * 70_000, True),
+        (["a"] * 100, False),
+        (["a"] * 5000, True),
+        ({"a": {"b": ["c" * 70_000]}}, True),
+        ({str(n): n for n in range(5000)}, True),
+        ([[]] * 5000, True),
+        (Nested(inner=Nested(inner="a" * 70_000)), True),
+        (Nested(inner=Nested(inner="a")), False),
+        (None, False),
+        ([list(range(100))] * 100, True),
+    ],
+)
+def test_values_are_large_by_their_text_and_their_number(value: Any, large: bool) -> None:
+    assert is_large(value) == large
+
+    async def main() -> None:
+        thread = await beside(lambda _: threading.current_thread(), value)
+        assert (thread is not threading.main_thread()) == large
+
+    run(main())
+
+
+def test_others_have_their_turns_between_many_items() -> None:
+    seen: list[int] = []
+    done: list[int] = []
+
+    async def other() -> None:
+        while len(done) < 1000:
+            seen.append(len(done))
+            await asyncio.sleep(0)
+
+    async def main() -> None:
+        task = asyncio.create_task(other())
+        async for item in in_turns(range(1000)):
+            done.append(item)
+        await task
+        assert done == list(range(1000))
+        assert len(seen) > 20
+
+    run(main())
