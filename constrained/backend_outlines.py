@@ -7,7 +7,6 @@ accepts matches, and masks are looked up.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from typing import Any
 
@@ -19,6 +18,7 @@ from outlines_core.json_schema import (  # type: ignore[import-untyped, unused-i
     build_regex_from_schema,
 )
 
+from .backend_schemas import open_object, peer_schema
 from .backends import Peer, alternatives, not_supported
 from .constraint import Choices, Constraint, JsonObject, JsonSchema, Regex
 from .errors import GrammarError
@@ -51,11 +51,12 @@ def _pattern(constraint: Constraint, whitespace: str) -> str:
             return alternatives(list(values))
         case JsonObject():
             return _pattern(JsonSchema({"type": "object"}), whitespace)
-        case JsonSchema(schema=schema):
+        case JsonSchema():
+            text = peer_schema(constraint)
+            if (pointer := open_object(text)) is not None:
+                raise GrammarError("outlines-core writes no members but those in 'properties'", pointer=pointer)
             try:
-                return str(
-                    build_regex_from_schema(schema if isinstance(schema, str) else json.dumps(schema), whitespace)
-                )
+                return str(build_regex_from_schema(text, whitespace))
             except (TypeError, ValueError) as error:
                 raise GrammarError(f"outlines-core: {error}") from None
         case _:

@@ -52,7 +52,8 @@ class ObjectContext:
         self.everything = (1 << len(self.parts)) - 1
         self.exact = len(formulas) > 1 or has_negation(formulas[0])
         # Where it is plain, whatever brings a part nearer to its end can be ended. Else a way to the end is looked for.
-        self.plain = is_plain(formulas[0]) and not (world.in_order and len(self.parts) > 1)
+        self.in_order = world.in_order or any(local.ordered for part in self.parts for local in part.locals)
+        self.plain = is_plain(formulas[0]) and not (self.in_order and len(self.parts) > 1)
         self.keys = KeySpace(world, self.parts, lists_names=not self.plain)
         self.required = [self.keys.bits(part.required) for part in self.parts]
         self.requires = [

@@ -81,10 +81,10 @@ class ObjectState:
     def _key_start(self, automaton: Automaton) -> int | None:
         context = self.context
         keys = context.keys
-        if context.steady and not context.world.in_order and keys.is_everything(context.possible[1]):
+        if context.steady and not context.in_order and keys.is_everything(context.possible[1]):
             # A name may go on anywhere, so one set of states serves, and frames refuse the names that have come.
             return keys.start(automaton, *context.possible)
-        used = self.others - {ANOTHER} if context.world.in_order else self.others
+        used = self.others - {ANOTHER} if context.in_order else self.others
         return keys.start(automaton, *self._allowed(), used if self.counts_names else frozenset())
 
     @property
@@ -96,7 +96,7 @@ class ObjectState:
         """The names that may come as far as their order goes, those that are wanted first, and the kinds of others."""
         context = self.context
         keys, first = context.keys, 0
-        if context.world.in_order:
+        if context.in_order:
             first = len(keys.names) if self.others else self.seen.bit_length()
             first, wanted = min(first, keys.num_mentioned), 0
         numbers = [number for number in range(first, len(keys.names)) if not self.seen >> number & 1]
@@ -111,10 +111,10 @@ class ObjectState:
     def _allowed(self) -> tuple[int, frozenset[Kind]]:
         """Which names may come, and which kinds of other names."""
         context = self.context
-        keys, world = context.keys, context.world
+        keys = context.keys
         if context.steady:
             names, kinds = context.possible
-            if not world.in_order:
+            if not context.in_order:
                 return names & ~self.seen, kinds
         names, others = 0, set[Kind]()
         for outcome in self.candidates():
@@ -123,7 +123,7 @@ class ObjectState:
                 names |= bit
                 if not bit:
                     others.add(outcome.matched)
-                elif world.in_order and all(context.required[number] & bit for number in self._living()):
+                elif context.in_order and all(context.required[number] & bit for number in self._living()):
                     break
         return names, frozenset(others)
 
@@ -191,7 +191,7 @@ class ObjectState:
         context = self.context
         bit = context.keys.bit(outcome)
         others = self.others
-        if context.world.in_order and not bit & ((1 << context.keys.num_mentioned) - 1):
+        if context.in_order and not bit & ((1 << context.keys.num_mentioned) - 1):
             others |= {ANOTHER}
         return ObjectState(context, alive, self.seen | bit, min(self.count + 1, context.num_counted), others, "after")
 

@@ -14,9 +14,10 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
 from ...protocol.errors import RequestError
-from ...protocol.sampling import Constraint, ConstraintKind, LogprobParams, SamplingParams
+from ...protocol.sampling import AdditionalProperties, Constraint, ConstraintKind, LogprobParams, SamplingParams
 
 MAX_BATCH = 4096
+SCHEMA_KINDS: tuple[ConstraintKind, ...] = ("json_schema", "structural_tag")  # constraints with JSON schemas in them
 
 TokenId = Annotated[int, Field(ge=0, lt=1 << 31)]
 T = TypeVar("T")
@@ -83,6 +84,7 @@ class SamplingBody(Body):
     json_schema: str | dict[str, Any] | None = None
     ebnf: str | None = None
     structural_tag: str | dict[str, Any] | None = None
+    additional_properties: AdditionalProperties | None = None
 
     def params(self) -> SamplingParams:
         """Raises RequestError naming the parameter that is out of range."""
@@ -115,6 +117,11 @@ class SamplingBody(Body):
             ("structural_tag", "structural_tag", self.structural_tag),
         ]
         given = [(name, kind, source) for name, kind, source in asked if source is not None]
+        if self.additional_properties is not None and (not given or given[0][1] not in SCHEMA_KINDS):
+            raise RequestError(
+                "additional_properties says how a schema is read: give json_schema or structural_tag",
+                param="additional_properties",
+            )
         if not given:
             return None
         if len(given) > 1:
@@ -126,7 +133,7 @@ class SamplingBody(Body):
             text.encode()
         except UnicodeEncodeError:  # JSON can say half a character
             raise RequestError(f"{name} holds text that is not Unicode", param=name) from None
-        return Constraint(kind, text)
+        return Constraint(kind, text, additional_properties=self.additional_properties)
 
 
 class GenerateBody(Body):
