@@ -72,6 +72,11 @@ class Frame:
         """None when the value may not be. `text` is empty unless the frame is guarded."""
         raise NotImplementedError
 
+    def repeats(self, result: int, text: bytes, before: bytes) -> bool:
+        """Whether a guarded frame refuses the value since `before`, the text of the value around it up to there, has it
+        already. Asked where remembering such texts in states would make new states for ever."""
+        return False
+
 
 @dataclass(frozen=True)
 class Accepted:
@@ -168,11 +173,13 @@ class Automaton:
             states[number, ENDS] = 1 + row.ends
         states[number, FILLED] = 1
 
-    def follow(self, frame: int, result: int, text: bytes = b"") -> int:
+    def follow(self, frame: int, result: int, text: bytes = b"", before: bytes = b"") -> int:
         """The state after a value with this result. Remembered; for a while only, if the frame is guarded: a walk asks
         for the same text again wherever another byte ends it."""
         is_guarded = self.tables.states.item(frame, FLAGS) & GUARDED
         key = frame, result, text
+        if is_guarded and self._values[frame].repeats(result, text, before):
+            return 0
         if is_guarded and (known := self._guards.get(key)) is not None:
             return known
         state = self._values[frame].after(self, result, text)

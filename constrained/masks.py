@@ -129,7 +129,10 @@ class Walker:
         if reach is None:
             self._guarded.add(like)
             return None
-        if self._walk(self.vocabulary.plain.others, at, out, cells, cells_address, history, only_edges=True):
+        # Of some frames only a guard was asked: then the mask is that of this text alone, and was not remembered.
+        is_remembered = (like, *_frames(cells, at.top, reach)) in self._masks
+        guarded = self._walk(self.vocabulary.plain.others, at, out, cells, cells_address, history, only_edges=True)
+        if guarded or not is_remembered:
             self._context[layout.REACH] = -1
         else:
             self._context[layout.REACH] = max(reach, int(self._context[layout.REACH]))
@@ -209,10 +212,14 @@ class Walker:
         elif answer == layout.NEEDS_RETURN:
             self.automaton.follow(wanted, int(context[layout.RESULT]))
         else:
-            text = bytes(history[int(context[layout.BEGAN]) :]) + path[: int(context[layout.AT])]
-            if int(context[layout.BEGAN]) > len(history):
-                text = path[int(context[layout.BEGAN]) - len(history) : int(context[layout.AT])]
-            state = self.automaton.follow(wanted, int(context[layout.RESULT]), text)
+            began, around, path = (
+                int(context[layout.BEGAN]),
+                int(context[layout.AROUND]),
+                path[: context.item(layout.AT)],
+            )
+            text = _from(began, history, path)
+            before = _from(around, history, path)[: began - around]
+            state = self.automaton.follow(wanted, int(context[layout.RESULT]), text, before)
             context[layout.ANSWER + int(context[layout.ANSWERED])] = state
             context[layout.ANSWERED] += 1
 
@@ -330,6 +337,11 @@ class Packed:
 def _arrays(tables: Tables) -> tuple[NDArray[Any], ...]:
     """In the order in which `packed` has them."""
     return tables.states, tables.edges, tables.classes, tables.targets, tables.pushes, tables.returns
+
+
+def _from(place: int, history: bytearray, path: bytes) -> bytes:
+    """The text from a place on: of the output so far and what a token adds."""
+    return bytes(history[place:]) + path if place <= len(history) else path[place - len(history) :]
 
 
 def _frames(cells: NDArray[np.int32], top: int, number: int) -> tuple[int, ...]:

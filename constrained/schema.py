@@ -81,7 +81,8 @@ def schema_start(
         # There may be such texts, but not among those that could be worked out.
         pointer = refused[0].pointer or _place_of(refused[0].patterns, document)
         raise GrammarError(refused[0].reason, pointer=pointer) from None
-    raise GrammarError("no text at all satisfies the constraint")
+    closed = " when objects have no members but those that are listed (additional_properties)" if world.closes else ""
+    raise GrammarError(f"no text at all satisfies the constraint{closed}")
 
 
 def _place_of(patterns: frozenset[str], document: Document) -> str:

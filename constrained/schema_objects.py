@@ -6,8 +6,10 @@ A state is a value: the context (what is asked), and for each part whether it ma
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal
 
 from .automaton import Automaton, Frame, Row, State
@@ -47,7 +49,8 @@ class ObjectState:
             if self.phase == "after":
                 edges[COMMA] = automaton.goto(self._moved("comma", world.spaces))
             else:
-                frame = KeyFrame(context, self.alive, self.seen, self.count, self.others)
+                once = self.phase != "open" and not self.counts_names and context.has_others
+                frame = KeyFrame(context, self.alive, self.seen, self.count, self.others, once)
                 edges[QUOTE] = automaton.push(start, frame)
         if self.spaces == 1:
             edges[0x20] = automaton.goto(self._moved("comma", 0))
@@ -222,9 +225,10 @@ class KeyFrame(Frame):
     seen: int
     count: int
     others: frozenset[str]
+    once: bool  # other names are compared with the object's text, since nothing else keeps them
 
     def __hash__(self) -> int:
-        return hash((id(self.context), self.alive, self.seen, self.count, self.others))
+        return hash((id(self.context), self.alive, self.seen, self.count, self.others, self.once))
 
     @property
     def num_results(self) -> int:  # type: ignore[override]
@@ -233,19 +237,45 @@ class KeyFrame(Frame):
     @property
     def guarded(self) -> bool:  # type: ignore[override]
         """Other names that have come may not come again."""
-        return self.context.counts_names(self.count, bool(self.others))
+        return self.once or self.context.counts_names(self.count, bool(self.others))
+
+    def repeats(self, result: int, text: bytes, before: bytes) -> bool:
+        if not self.once or self.context.keys.bit(self.context.keys.outcomes[result]):
+            return False
+        if b"\\" not in text and b"\\" not in before and b'"' + text not in before:
+            return False  # no spelling of it, wherever that might stand
+        return json.loads(b'"' + text) in _names(before)
 
     def after(self, automaton: Automaton, result: int, text: bytes) -> State | None:
         outcome, others = self.context.keys.outcomes[result], self.others
         if self.context.keys.bit(outcome) & self.seen:
             return None
-        if text and self.context.keys.bit(outcome) == 0:
+        if text and self.context.keys.bit(outcome) == 0 and not self.once:
             name = json.loads(b'"' + text)
             if name in others:
                 return None
             others |= {name}
         state = ObjectState(self.context, self.alive, self.seen, self.count, others)
         return MemberStart(state, outcome)
+
+
+_STRINGS_AND_BRACKETS = re.compile(rb'"(?:[^"\\]|\\.)*"|[{}\[\]:]')
+
+
+@lru_cache(maxsize=16)
+def _names(text: bytes) -> frozenset[str]:
+    """The names of an object's members, as far as its text goes."""
+    found, depth, last = set(), 0, b""
+    for match in _STRINGS_AND_BRACKETS.finditer(text):
+        part = match[0]
+        if part == b":" and depth == 1:
+            found.add(json.loads(last))
+        elif part in b"{[":
+            depth += 1
+        elif part in b"}]":
+            depth -= 1
+        last = part
+    return frozenset(found)
 
 
 @dataclass(frozen=True)

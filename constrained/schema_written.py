@@ -17,12 +17,13 @@ from .formula import Formula, conj, disj, neg, one
 from .schema_atoms import LOCAL, Local
 from .schema_disjoint import are_disjoint
 from .schema_document import Location
+from .schema_glance import NUMBER_KEYWORDS
 from .schema_unevaluated import unevaluated
 
 if TYPE_CHECKING:
     from .schema_world import World
 
-MAX_ALTERNATIVES = 32  # of one object; where there are more, their members are taken together
+MAX_ALTERNATIVES = 8  # of one object; where there are more, their members are taken together
 MAX_COMPARED = 64  # branches of a `oneOf`, of which no two may hold at once
 MAX_MIXED = 3  # branches of which several may hold at once; of more, those of one branch are written
 
@@ -139,6 +140,7 @@ def _plain(formula: Formula) -> Part:
 
 
 def _direct(schema: Mapping[str, Any]) -> Members:
+    """What a schema says itself. One that only forbids members lists none."""
     required = [*names] if isinstance(names := schema.get("required"), list) else []
     for keyword in ("dependentRequired", "dependencies"):
         for others in schema.get(keyword, {}).values():
@@ -147,7 +149,10 @@ def _direct(schema: Mapping[str, Any]) -> Members:
         tuple(schema.get("properties", ())),
         tuple(schema.get("patternProperties", ())),
         tuple(dict.fromkeys(required)),
-        "properties" in schema or "patternProperties" in schema,
+        any(
+            schema.get(keyword) == {} or any(value is not False for value in schema.get(keyword, {}).values())
+            for keyword in ("properties", "patternProperties")
+        ),
         "additionalProperties" in schema or "unevaluatedProperties" in schema,
         int(schema.get("minProperties", 0)),
     )
@@ -211,11 +216,26 @@ def _one_of(world: World, location: Location, keyword: str) -> Part:
         are_disjoint(world.document, a, b) for a, b in combinations(branches, 2)
     ):
         exactly = one(world.demanded(inner) for inner in branches)
-    formula = conj([exactly, disj(part.formula for part in parts)])
+    is_all = exactly is not True and not any(_is_read_differently(inner.schema) for inner in branches)
+    formula = exactly if is_all else conj([exactly, disj(part.formula for part in parts)])
     if not any(_matters(part) for part in parts):
         return _plain(formula)
     alternatives = _either(part.alternatives for part in parts)
     return Part(formula, {members: conj([exactly, condition]) for members, condition in alternatives.items()})
+
+
+def _is_read_differently(schema: Any) -> bool:
+    """Whether the options may change what a schema, or one in it, means. True where that is not seen at a glance."""
+    if isinstance(schema, list):
+        return any(map(_is_read_differently, schema))
+    if not isinstance(schema, dict):
+        return isinstance(schema, int | float) or schema == "integer"
+    return not _READ_DIFFERENTLY.isdisjoint(schema) or any(
+        _is_read_differently(value) for name, value in schema.items() if name not in NUMBER_KEYWORDS
+    )
+
+
+_READ_DIFFERENTLY = frozenset(("properties", "patternProperties", "$ref", "$dynamicRef"))
 
 
 def _not(world: World, location: Location, keyword: str) -> Part:

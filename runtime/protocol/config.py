@@ -96,7 +96,7 @@ class CoreConfig(msgspec.Struct, frozen=True, kw_only=True):
     additional_properties: Annotated[
         AdditionalProperties,
         Meta(
-            description="JSON objects whose schema lists properties and is silent about others; closed: have no others; "
+            description="JSON objects whose schema lists properties and is silent about others: closed: no others; "
             "schema: any, as JSON Schema says; a request may ask for either"
         ),
     ] = "closed"
