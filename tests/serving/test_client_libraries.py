@@ -40,7 +40,7 @@ def python() -> Path:
     return found
 
 
-@pytest.mark.parametrize("library", ["instructor", "langchain", "litellm", "pydantic_ai"])
+@pytest.mark.parametrize("library", ["instructor", "langchain", "litellm", "outlines", "pydantic_ai"])
 def test_structured_answers_tools_and_streams_arrive(library: str, python: Path, url: str, model: str) -> None:
     done = subprocess.run(
         [python, PROGRAMS / f"with_{library}.py", url, model],
