@@ -84,11 +84,21 @@ class ConstraintFields(Body):
         """The constraint and the field that asks for it. Raises RequestError for two at once, and one not Unicode."""
         given = [asked for asked in self._asked() if asked.source is not None]
         if not given:
+            if self.additional_properties is not None and not self.has_other_schemas:
+                raise RequestError(
+                    "additional_properties says how a schema is read: give a schema or tools",
+                    param="additional_properties",
+                )
             return None
         if len(given) > 1:
             names = " and ".join(asked.field for asked in given)
             raise RequestError(f"{names} exclude one another: an output has one constraint", param=given[1].field)
         return self.as_constraint(*given[0])
+
+    @property
+    def has_other_schemas(self) -> bool:
+        """Whether a field of another kind has schemas."""
+        return bool(getattr(self, "tools", None))
 
     def as_constraint(
         self, field: str, kind: ConstraintKind, source: Any, order: PropertyOrder = "any"
