@@ -6,14 +6,13 @@ A state is a value: the context (what is asked), and for each part whether it ma
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Literal
 
 from .automaton import Automaton, Frame, Row, State
 from .formula import Formula, evaluate
+from .repeats import names_of
 from .schema_keys import Kind, Outcome
 from .schema_object_context import Member, ObjectContext
 from .schema_strings import QUOTE
@@ -244,7 +243,7 @@ class KeyFrame(Frame):
             return False
         if b"\\" not in text and b"\\" not in before and b'"' + text not in before:
             return False  # no spelling of it, wherever that might stand
-        return json.loads(b'"' + text) in _names(before)
+        return json.loads(b'"' + text) in names_of(before)
 
     def after(self, automaton: Automaton, result: int, text: bytes) -> State | None:
         outcome, others = self.context.keys.outcomes[result], self.others
@@ -257,25 +256,6 @@ class KeyFrame(Frame):
             others |= {name}
         state = ObjectState(self.context, self.alive, self.seen, self.count, others)
         return MemberStart(state, outcome)
-
-
-_STRINGS_AND_BRACKETS = re.compile(rb'"(?:[^"\\]|\\.)*"|[{}\[\]:]')
-
-
-@lru_cache(maxsize=16)
-def _names(text: bytes) -> frozenset[str]:
-    """The names of an object's members, as far as its text goes."""
-    found, depth, last = set(), 0, b""
-    for match in _STRINGS_AND_BRACKETS.finditer(text):
-        part = match[0]
-        if part == b":" and depth == 1:
-            found.add(json.loads(last))
-        elif part in b"{[":
-            depth += 1
-        elif part in b"}]":
-            depth -= 1
-        last = part
-    return frozenset(found)
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from .repeats import QuotedTokens
 from .slices import PlainTokens, bitmask
 from .token_trie import TokenTrie, addresses
 from .warm import warm_up
@@ -54,6 +55,10 @@ class Vocabulary:
     def packed_addresses(self) -> NDArray[np.int64]:
         """Where those lie, and how long they are: [4]."""
         return addresses(*self.packed)
+
+    @cached_property
+    def quoted(self) -> QuotedTokens:
+        return QuotedTokens(self.tokens)
 
     @cached_property
     def ends_mask(self) -> NDArray[np.int32]:
