@@ -40,18 +40,20 @@ class QuotedTokens:
     def __init__(self, tokens: Sequence[bytes | None]) -> None:
         self._sorted = sorted((data, number) for number, data in enumerate(tokens) if data)
         self._ending = np.array([n for n, data in enumerate(tokens) if data and b'"' in data], np.int64)
-        self._whole = np.array([n for n, data in enumerate(tokens) if data and data.count(b'"') > 1], np.int64)
-        self._contents = {
-            int(n): [b'"%b"' % part for part in (tokens[n] or b"").split(b'"')[1:-1]] for n in self._whole
-        }
+        self._escaped = np.array([n for n in self._ending if b"\\" in (tokens[n] or b"")], np.int64)
+        whole = [n for n, data in enumerate(tokens) if data and data.count(b'"') > 1]
+        self._by_name: dict[bytes, list[int]] = {}  # what stands between quotes in a token
+        for number in whole:
+            for part in (tokens[number] or b"").split(b'"')[1:-1]:
+                self._by_name.setdefault(part, []).append(number)
+        longest = max(map(len, self._by_name), default=0)
+        self._short_names = re.compile(rb'"(?=([^"\\]{0,%d})"[ \t\r\n]*:)' % longest)  # may overlap
 
     def beginning_with(self, text: bytes) -> list[int]:
-        first = bisect_left(self._sorted, (text, -1))
-        found = []
-        for data, number in self._sorted[first:]:
-            if not data.startswith(text):
-                break
-            found.append(number)
+        at, found = bisect_left(self._sorted, (text, -1)), []
+        while at < len(self._sorted) and self._sorted[at][0].startswith(text):
+            found.append(self._sorted[at][1])
+            at += 1
         return found
 
     def repeating(
@@ -67,15 +69,16 @@ class QuotedTokens:
         found: list[int] = []
         if name is not None and (b"\\" in name or b'"' + name in before or not before.isascii() or b"\\" in before):
             used = names_of(before)
-            if b"\\" not in name and all(map(_WRITTEN_ONE_WAY.fullmatch, used)):
-                for other in used:
-                    ending = other.encode() + b'"'
-                    if ending.startswith(name):
-                        found += self.beginning_with(ending[len(name) :])
-            elif used:
-                found += [token for token in _among(mask, self._ending) if not may_come(token)]
-        for token in _among(mask, self._whole):
-            if any(b"\\" in part or part in history for part in self._contents[token]) and not may_come(token):
+            for other in used:  # as they are; every other spelling has a backslash
+                ending = other.encode("utf-8", "surrogatepass") + b'"'
+                if ending.startswith(name):
+                    found += self.beginning_with(ending[len(name) :])
+            if not all(map(_WRITTEN_ONE_WAY.fullmatch, used)):
+                others = self._ending if b"\\" in name else self._escaped
+                found += [token for token in _among(mask, others) if not may_come(token)]
+        short = self._by_name.keys() & self._short_names.findall(history)
+        for token in {token for part in short for token in self._by_name[part]}:
+            if mask[token >> 5] >> (token & 31) & 1 and not may_come(token):
                 found.append(token)
         return found
 

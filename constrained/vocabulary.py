@@ -33,7 +33,7 @@ class Vocabulary:
         assert all(0 <= token < len(tokens) for token in ends), "an end of sequence is no token of the vocabulary"
         kept = tuple(None if token in ends else (data or None) for token, data in enumerate(tokens))
         made = cls(kept, ends, TokenTrie.build(kept), PlainTokens.of(kept))
-        _ = made.packed_addresses  # now, rather than in the first step
+        _ = made.packed_addresses, made.quoted  # now, rather than in the first step
         return made
 
     def __len__(self) -> int:
