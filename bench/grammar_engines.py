@@ -44,20 +44,22 @@ class Engine(Protocol):
 
 
 class Native:
-    """Ours. `order="schema"` steers to the schema's order of properties, as the peers do."""
+    """Ours. `order="schema"` steers to the schema's order of properties, as the peers do. `closed` is the server's
+    reading: objects that list members have no others, and integers are digits."""
 
-    def __init__(self, tokens: Tokens, order: str) -> None:
+    def __init__(self, tokens: Tokens, order: str, *, closed: bool = False) -> None:
         from ramiform.constrained import Vocabulary
 
         self.bits = np.zeros(-(-len(tokens.data) // 32), np.int32)
         self._vocabulary = Vocabulary.from_tokens(tokens.data, [tokens.eos])
-        self._order = order
+        self._order, self._closed = order, closed
 
     def compile(self, schema: Any, whitespace: Whitespace) -> Callable[[], Session]:
-        from ramiform.constrained import GrammarError, JsonSchema, compile_constraint
+        from ramiform.constrained import GrammarError, JsonSchema, SchemaOptions, compile_constraint
 
+        constraint = JsonSchema(schema, SchemaOptions("closed", "digits") if self._closed else SchemaOptions())
         try:
-            grammar = compile_constraint(JsonSchema(schema), self._vocabulary, whitespace=whitespace, order=self._order)
+            grammar = compile_constraint(constraint, self._vocabulary, whitespace=whitespace, order=self._order)
         except GrammarError as error:
             raise Refused(f"{error.reason} (at {error.pointer or 'the root'})") from None
 
@@ -219,6 +221,7 @@ class Kind:
 KINDS: dict[str, Kind] = {
     "native": Kind(lambda tokens: Native(tokens, "any"), "ramiform"),
     "native-ordered": Kind(lambda tokens: Native(tokens, "schema"), "ramiform"),
+    "native-closed": Kind(lambda tokens: Native(tokens, "any", closed=True), "ramiform"),
     "llguidance": Kind(lambda tokens: Llguidance(tokens, lenient=False), "llguidance"),
     "llguidance-lenient": Kind(lambda tokens: Llguidance(tokens, lenient=True), "llguidance"),
     "xgrammar": Kind(lambda tokens: Xgrammar(tokens, strict=True), "xgrammar"),

@@ -9,7 +9,7 @@ Knows no device, no model, no text beyond bytes.
 """
 
 from .compile import PropertyOrder, WhitespacePolicy, compile_constraint
-from .constraint import Choices, Constraint, Grammar, JsonObject, JsonSchema, Regex, StructuralTag
+from .constraint import Choices, Constraint, Grammar, JsonObject, JsonSchema, Regex, SchemaOptions, StructuralTag
 from .errors import GrammarError
 from .matcher import CompiledGrammar, Matcher, fill_batch
 from .search import Match, Scan, Search, search
@@ -28,6 +28,7 @@ __all__ = [
     "PropertyOrder",
     "Regex",
     "Scan",
+    "SchemaOptions",
     "Search",
     "StructuralTag",
     "Vocabulary",

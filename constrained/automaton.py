@@ -64,6 +64,7 @@ class Frame:
 
     num_results: int
     guarded: bool = False
+    once: bool = False  # guarded, but what the text decides is only whether it has come before
 
     def expand(self, automaton: Automaton) -> Row:
         raise AssertionError("control never comes to a frame with results")
@@ -71,6 +72,11 @@ class Frame:
     def after(self, automaton: Automaton, result: int, text: bytes) -> State | None:
         """None when the value may not be. `text` is empty unless the frame is guarded."""
         raise NotImplementedError
+
+    def repeats(self, result: int, text: bytes, before: bytes) -> bool:
+        """Whether a guarded frame refuses the value since `before`, the text of the value around it up to there, has it
+        already. Asked where remembering such texts in states would make new states for ever."""
+        return False
 
 
 @dataclass(frozen=True)
@@ -88,6 +94,7 @@ class Automaton:
     tables: Tables = field(default_factory=Tables)
     memory: dict[Any, Any] = field(default_factory=dict)  # what front ends have worked out, by keys of theirs
     refused: list[GrammarError] = field(default_factory=list)  # what front ends left out as too complex
+    has_once: bool = False  # whether there is a frame that is `once`
     _numbers: dict[Any, int] = field(default_factory=dict)
     _values: dict[int, Any] = field(default_factory=dict)
     _pushes: dict[tuple[int, int], int] = field(default_factory=dict)
@@ -110,6 +117,7 @@ class Automaton:
             self.tables.states[number, RETURNS] = self.tables.new_returns(state.num_results)
             if state.guarded:
                 self.tables.states[number, FLAGS] |= GUARDED
+            self.has_once = self.has_once or state.once
         return number
 
     def goto(self, state: State | int) -> int:
@@ -168,11 +176,13 @@ class Automaton:
             states[number, ENDS] = 1 + row.ends
         states[number, FILLED] = 1
 
-    def follow(self, frame: int, result: int, text: bytes = b"") -> int:
+    def follow(self, frame: int, result: int, text: bytes = b"", before: bytes = b"") -> int:
         """The state after a value with this result. Remembered; for a while only, if the frame is guarded: a walk asks
         for the same text again wherever another byte ends it."""
         is_guarded = self.tables.states.item(frame, FLAGS) & GUARDED
         key = frame, result, text
+        if is_guarded and self._values[frame].repeats(result, text, before):
+            return 0
         if is_guarded and (known := self._guards.get(key)) is not None:
             return known
         state = self._values[frame].after(self, result, text)
@@ -201,6 +211,10 @@ class Automaton:
             byte, code, edge = tables.edges[edge].tolist()
             found[byte] = code
         return {byte: code for byte, code in found.items() if code}
+
+    def is_once(self, frame: int) -> bool:
+        value = self._values.get(frame)
+        return isinstance(value, Frame) and value.once
 
     def block(self, key: Hashable, make: Callable[[], Block]) -> int:
         """The number of a block's local state 1 less 1, so that local state s is this plus s. Made once per key."""

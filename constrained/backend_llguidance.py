@@ -10,6 +10,7 @@ import numpy as np
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 from numpy.typing import NDArray
 
+from .backend_schemas import peer_schema
 from .backends import Peer, not_supported
 from .constraint import Choices, Constraint, Grammar, JsonObject, JsonSchema, Regex
 from .errors import GrammarError
@@ -43,10 +44,10 @@ def _source(constraint: Constraint, any_whitespace: bool) -> str:
             return str(LLMatcher.grammar_from_lark(text))
         case JsonObject():
             return _source(JsonSchema({"type": "object"}), any_whitespace)
-        case JsonSchema(schema=schema):
+        case JsonSchema():
             return str(
                 LLMatcher.grammar_from_json_schema(
-                    schema if isinstance(schema, str) else json.dumps(schema),
+                    peer_schema(constraint),
                     overrides={"whitespace_flexible": any_whitespace},
                 )
             )

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from outlines_core import Index
 from outlines_core import Vocabulary as OutlinesVocabulary
 
+from .backend_schemas import open_object, peer_schema
 from .backends import Peer, not_supported
 from .budget import Budget
 from .charset import ALL
@@ -69,8 +70,11 @@ def _pattern(constraint: Constraint, whitespace: str) -> str:
             return portable_pattern(choice(literal(value) for value in values))
         case JsonObject():
             return schema_pattern({"type": "object"}, whitespace)
-        case JsonSchema(schema=schema):
-            return schema_pattern(schema, whitespace)
+        case JsonSchema():
+            text = peer_schema(constraint)
+            if (pointer := open_object(text)) is not None:
+                raise GrammarError("outlines-core writes no members but those in 'properties'", pointer=pointer)
+            return schema_pattern(text, whitespace)
         case _:
             raise not_supported("outlines", constraint)
 

@@ -10,6 +10,7 @@ import numpy as np
 import xgrammar
 from numpy.typing import NDArray
 
+from .backend_schemas import peer_schema, peer_tag
 from .backends import Peer, not_supported
 from .constraint import Choices, Constraint, Grammar, JsonObject, JsonSchema, Regex, StructuralTag
 from .errors import GrammarError
@@ -45,17 +46,16 @@ def _compiled(compiler: Any, constraint: Constraint, any_whitespace: bool) -> An
             return compiler.compile_grammar(text, root_rule_name=start or "root")
         case JsonObject():
             return _compiled(compiler, JsonSchema({"type": "object"}), any_whitespace)
-        case JsonSchema(schema=schema):
+        case JsonSchema():
             return compiler.compile_json_schema(
-                schema if isinstance(schema, str) else json.dumps(schema),
+                peer_schema(constraint),
                 any_whitespace=any_whitespace,
                 separators=None if any_whitespace else (",", ":"),
                 strict_mode=False,
             )
-        case StructuralTag(spec=spec):
-            return compiler.compile_structural_tag(
-                json.dumps(_newer(json.loads(spec) if isinstance(spec, str) else spec))
-            )
+        case StructuralTag(spec=spec, options=options):
+            newer = _newer(json.loads(spec) if isinstance(spec, str) else spec)
+            return compiler.compile_structural_tag(json.dumps(peer_tag(newer, options)))
         case _:
             raise not_supported("xgrammar", constraint)
 

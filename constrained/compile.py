@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from .actions import DEAD_END, FLAGS, FREE
 from .automaton import Automaton, State, WholeText
 from .budget import Budget
-from .constraint import Choices, Constraint, Grammar, JsonObject, JsonSchema, Regex, StructuralTag
+from .constraint import Choices, Constraint, Grammar, JsonObject, JsonSchema, Regex, SchemaOptions, StructuralTag
 from .dfa import DEAD, START, Dfa, trimmed
 from .errors import GrammarError
 from .expression import choice, literal
@@ -42,21 +42,21 @@ def compile_constraint(
     "schema"'s, in which a model is then steered to write them.
     """
     match constraint:
-        case JsonSchema(schema=schema):
+        case JsonSchema(schema=schema, options=options):
             automaton = Automaton()
-            start: State = schema_start(schema, whitespace, order, automaton)
+            start: State = schema_start(schema, whitespace, order, automaton, options)
             return CompiledGrammar(automaton, start, vocabulary)
         case JsonObject():
             automaton = Automaton()
             return CompiledGrammar(
-                automaton, schema_start({"type": "object"}, whitespace, order, automaton), vocabulary
+                automaton, schema_start({"type": "object"}, whitespace, order, automaton, SchemaOptions()), vocabulary
             )
         case Grammar(text=text, syntax=syntax, start=rule):
             rules = lark_grammar(text, rule or "start") if syntax == "lark" else gbnf_grammar(text, rule or "root")
             return CompiledGrammar(Automaton(), grammar_start(rules), vocabulary)
-        case StructuralTag(spec=spec):
+        case StructuralTag(spec=spec, options=options):
             automaton = Automaton()
-            start = tags_start(read_tags(spec), Options(whitespace, order), automaton)
+            start = tags_start(read_tags(spec), Options(whitespace, order, options), automaton)
             return CompiledGrammar(automaton, start, vocabulary)
         case Regex() | Choices():
             return _finite_automaton(constraint, vocabulary)

@@ -17,10 +17,26 @@ class Regex:
 
 
 @dataclass(frozen=True)
+class SchemaOptions:
+    """How a schema is read where JSON Schema allows more than people mean. The defaults are JSON Schema's own reading.
+
+    `additional_properties`: "closed" ends objects that list `properties` or `patternProperties` and say nothing of
+    other members, as `unevaluatedProperties: false` would, and writes members in the schema's order. `integers`:
+    "digits" writes integers as `-?(0|[1-9][0-9]*)`, "schema" as `12.0` and `1e+22` too. Both hold for the text that is
+    written; conditions (`not`, `if`, "exactly one" of `oneOf`, `contains`) keep JSON Schema's meaning, so that whatever
+    is written is valid under the schema in either reading.
+    """
+
+    additional_properties: Literal["schema", "closed"] = "schema"
+    integers: Literal["schema", "digits"] = "schema"
+
+
+@dataclass(frozen=True)
 class JsonSchema:
     """The output is one JSON value that is valid under `schema`: an object, a boolean, or the text of either."""
 
     schema: Mapping[str, Any] | bool | str
+    options: SchemaOptions = SchemaOptions()
 
 
 @dataclass(frozen=True)
@@ -58,6 +74,7 @@ class StructuralTag:
     """
 
     spec: Mapping[str, Any] | str
+    options: SchemaOptions = SchemaOptions()  # of the schemas in it
 
 
 Constraint = Regex | JsonSchema | JsonObject | Choices | Grammar | StructuralTag

@@ -49,6 +49,7 @@ from .actions import (
 from .layout import (
     ANSWER,
     ANSWERED,
+    AROUND,
     AT,
     BASE_DEPTH,
     BEGAN,
@@ -168,6 +169,7 @@ def step(
                     context[WANTED] = frame
                     context[RESULT] = argument
                     context[BEGAN] = began
+                    context[AROUND] = cells[cells[top, BELOW], BEGIN]
                     # The text of the value: up to this byte, with it unless it is read again.
                     context[AT] = depth + (0 if operation == POP_BEFORE else 1)
                     return NEEDS_GUARD

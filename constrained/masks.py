@@ -15,6 +15,7 @@ from . import layout
 from .actions import DEAD_END, ENDS, FILLED, FLAGS, LEAST, LIKE, LOOPS, MOST, PLAIN, RETURNS, UNBOUNDED
 from .automaton import Automaton
 from .layout import BELOW, CONTEXT_SIZE, FRAME, LEVEL, MAX_DEPTH
+from .repeats import without
 from .tables import Tables
 from .token_trie import FIRST_TOKEN, TokenTrie, addresses
 from .vocabulary import Vocabulary
@@ -58,6 +59,25 @@ class Walker:
         self, at: Configuration, cells: NDArray[np.int32], cells_address: int, history: bytearray
     ) -> NDArray[np.int32]:
         """The bitmask of a configuration; never written to."""
+        mask = self._remembered(at, cells, cells_address, history)
+        automaton, top = self.automaton, at.top
+        if not automaton.has_once or not history:
+            return mask
+        name, before = None, b""
+        if automaton.is_once(cells.item(top, FRAME)):
+            began, around = cells.item(top, layout.BEGIN), cells.item(cells.item(top, BELOW), layout.BEGIN)
+            name, before = bytes(history[began:]), bytes(history[around:began])
+
+        def may_come(token: int) -> bool:
+            return self.advance_token(at, cells, cells_address, history, token) is not None
+
+        repeating = self.vocabulary.quoted.repeating(mask, name, before, bytes(history), may_come)
+        return without(mask, repeating) if repeating else mask
+
+    def _remembered(
+        self, at: Configuration, cells: NDArray[np.int32], cells_address: int, history: bytearray
+    ) -> NDArray[np.int32]:
+        """The mask but for names that have come, which it lets come again."""
         state, top, _, counted = at
         key = self._keys.get(state) or self._key(state, counted)
         # Near the deepest that a stack may be, a mask depends on how deep it is.
@@ -124,12 +144,15 @@ class Walker:
     ) -> NDArray[np.int32] | None:
         """As `_compute`, along given texts (names, words of an enum) in a string where any other may come: the mask of
         where those have been left, but for the tokens that begin as these go on. None where that mask is not known."""
-        out = self.mask(at._replace(state=like), cells, cells_address, history).copy()
+        out = self._remembered(at._replace(state=like), cells, cells_address, history).copy()
         reach = self._reach.get((like,))
         if reach is None:
             self._guarded.add(like)
             return None
-        if self._walk(self.vocabulary.plain.others, at, out, cells, cells_address, history, only_edges=True):
+        # Of some frames only a guard was asked: then the mask is that of this text alone, and was not remembered.
+        is_remembered = (like, *_frames(cells, at.top, reach)) in self._masks
+        guarded = self._walk(self.vocabulary.plain.others, at, out, cells, cells_address, history, only_edges=True)
+        if guarded or not is_remembered:
             self._context[layout.REACH] = -1
         else:
             self._context[layout.REACH] = max(reach, int(self._context[layout.REACH]))
@@ -181,12 +204,12 @@ class Walker:
                 )
             if answer == layout.DONE:
                 return guarded
-            if answer == layout.NEEDS_GUARD:
+            if answer == layout.NEEDS_GUARD and not self.automaton.is_once(int(self._context[layout.WANTED])):
                 guarded = True
                 token = int(trie.tokens[trie.nodes[self._work[depth, layout.NEXT], FIRST_TOKEN]])
                 self._provide(answer, history, (self.vocabulary.tokens[token] or b"")[: depth + 1])
             else:
-                self._provide(answer, history, b"")
+                self._provide(answer, history, b"", is_walk=True)
 
     def _addresses(self) -> Packed:
         packed, tables = self._packed, self.automaton.tables
@@ -200,7 +223,7 @@ class Walker:
         tables = self.automaton.tables
         return tables.states, tables.edges, tables.classes, tables.targets, tables.pushes, tables.returns
 
-    def _provide(self, answer: int, history: bytearray, path: bytes) -> None:
+    def _provide(self, answer: int, history: bytearray, path: bytes, *, is_walk: bool = False) -> None:
         """What a walk has asked for."""
         context = self._context
         wanted = int(context[layout.WANTED])
@@ -208,13 +231,24 @@ class Walker:
             self.automaton.fill(wanted)
         elif answer == layout.NEEDS_RETURN:
             self.automaton.follow(wanted, int(context[layout.RESULT]))
+        elif is_walk:  # of a frame that is once
+            self._answer(self.automaton.follow(wanted, int(context[layout.RESULT])))
         else:
-            text = bytes(history[int(context[layout.BEGAN]) :]) + path[: int(context[layout.AT])]
-            if int(context[layout.BEGAN]) > len(history):
-                text = path[int(context[layout.BEGAN]) - len(history) : int(context[layout.AT])]
-            state = self.automaton.follow(wanted, int(context[layout.RESULT]), text)
-            context[layout.ANSWER + int(context[layout.ANSWERED])] = state
-            context[layout.ANSWERED] += 1
+            began, around, path = (
+                int(context[layout.BEGAN]),
+                int(context[layout.AROUND]),
+                path[: context.item(layout.AT)],
+            )
+            text = _from(began, history, path)
+            before = _from(around, history, path)[: began - around]
+            state = self.automaton.follow(wanted, int(context[layout.RESULT]), text, before)
+            self._answer(state)
+
+    def _answer(self, state: int) -> None:
+        """To a guard."""
+        context = self._context
+        context[layout.ANSWER + int(context[layout.ANSWERED])] = state
+        context[layout.ANSWERED] += 1
 
     def advance(
         self, at: Configuration, cells: NDArray[np.int32], history: bytearray, data: bytes
@@ -330,6 +364,11 @@ class Packed:
 def _arrays(tables: Tables) -> tuple[NDArray[Any], ...]:
     """In the order in which `packed` has them."""
     return tables.states, tables.edges, tables.classes, tables.targets, tables.pushes, tables.returns
+
+
+def _from(place: int, history: bytearray, path: bytes) -> bytes:
+    """The text from a place on: of the output so far and what a token adds."""
+    return bytes(history[place:]) + path if place <= len(history) else path[place - len(history) :]
 
 
 def _frames(cells: NDArray[np.int32], top: int, number: int) -> tuple[int, ...]:

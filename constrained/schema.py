@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from .automaton import Automaton, State
+from .constraint import SchemaOptions
 from .errors import GrammarError
 from .formula import Formula, evaluate
 from .schema_arrays import ArrayContext, is_plain_array
@@ -57,18 +58,22 @@ class Schema(World):
 
 
 def schema_start(
-    schema: Mapping[str, Any] | bool | str, whitespace: str, order: str, automaton: Automaton
+    schema: Mapping[str, Any] | bool | str,
+    whitespace: str,
+    order: str,
+    automaton: Automaton,
+    options: SchemaOptions,
 ) -> ValueStart:
     """The state before a value that is valid under the schema; it pops when the value is over. Raises GrammarError."""
     document = Document(read_schema(schema))
     for location in document.all:
         _check(location, document)
     check_cycles(document)
-    world = Schema(document, whitespace, order)
+    world = Schema(document, whitespace, order, options)
     for location in document.all:
         if isinstance(location.schema, dict) and not _UNEVALUATED.isdisjoint(location.schema):
             world.demanded(location)  # which may be too complex
-    goal = world.goal(document.start)
+    goal = world.goal(document.start, written=True)
     start = ValueStart(world, goal)
     if world.satisfiable(goal) and automaton.edges_of(automaton.number(start)):
         return start
@@ -76,7 +81,8 @@ def schema_start(
         # There may be such texts, but not among those that could be worked out.
         pointer = refused[0].pointer or _place_of(refused[0].patterns, document)
         raise GrammarError(refused[0].reason, pointer=pointer) from None
-    raise GrammarError("no text at all satisfies the constraint")
+    closed = " when objects have no members but those that are listed (additional_properties)" if world.closes else ""
+    raise GrammarError(f"no text at all satisfies the constraint{closed}")
 
 
 def _place_of(patterns: frozenset[str], document: Document) -> str:

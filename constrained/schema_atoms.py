@@ -33,24 +33,14 @@ _ARRAY_KEYWORDS = frozenset(
 LOCAL = frozenset(["type"]) | STRING_KEYWORDS | NUMBER_KEYWORDS | _OBJECT_KEYWORDS | _ARRAY_KEYWORDS
 
 
-class Node:
-    """A schema that demands something. Compared by identity."""
-
-    __slots__ = ("location", "typed", "whole")
-
-    def __init__(self, location: Location) -> None:
-        self.location = location
-        self.whole: Formula | None = None
-        self.typed: dict[str, Formula] = {}
-
-
 class Local:
-    """The keywords of one schema that need no other schema of the same value."""
+    """The keywords of one schema that need no other schema of the same value. `written`: of a value that is written by
+    the schema, and so are its members and items."""
 
-    __slots__ = ("_typed", "draft", "location", "world")
+    __slots__ = ("_typed", "draft", "location", "world", "written")
 
-    def __init__(self, world: World, location: Location, draft: int) -> None:
-        self.world, self.location, self.draft = world, location, draft
+    def __init__(self, world: World, location: Location, draft: int, written: bool = False) -> None:
+        self.world, self.location, self.draft, self.written = world, location, draft, written
         self._typed: dict[str, Formula] = {}
 
     def typed(self, kind: str) -> Formula:
@@ -70,7 +60,8 @@ class Local:
             integer = "number" not in types
             if not integer and not NUMBER_KEYWORDS & schema.keys():
                 return True
-            part = number_part(schema, integer, integer and self.draft <= 4, pointer)
+            digits = self.draft <= 4 or (self.written and self.world.writes_digits)
+            part = number_part(schema, integer, integer and digits, pointer)
             return self.world.join([part], kind)
         if _JSON_TYPE.get(kind, kind) not in types:
             return kind == "null" and schema.get("nullable") is True and "type" in schema
@@ -94,11 +85,11 @@ class Local:
 
 
 class Values:
-    """One of some values that are no objects or arrays."""
+    """One of some values that are no objects or arrays. `whole`: numbers that are integers are written as digits."""
 
     __slots__ = ("_typed",)
 
-    def __init__(self, values: Iterable[Any]) -> None:
+    def __init__(self, values: Iterable[Any], whole: bool = False) -> None:
         values = list(values)
         # Half a surrogate pair is no character.
         texts = frozenset(v for v in values if isinstance(v, str) and not any(0xD800 <= ord(c) <= 0xDFFF for c in v))
@@ -110,7 +101,7 @@ class Values:
             "true": any(value is True for value in values),
             "false": any(value is False for value in values),
             "string": StringPart(texts=texts) if texts else False,
-            "number": NumberPart(values=numbers) if numbers else False,
+            "number": NumberPart(whole=whole, values=numbers) if numbers else False,
         }
 
     def typed(self, kind: str) -> Formula:

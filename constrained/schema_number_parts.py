@@ -44,7 +44,7 @@ class NumberPart:
     """All of it holds: an integer, within the bounds, a multiple of each, and one of `values` if they are given."""
 
     integer: bool = False
-    whole: bool = False  # an integer that is written without a fraction: until draft 4, 1.0 is none
+    whole: bool = False  # integers are written as digits only: until draft 4, 1.0 is none
     lower: Bound | None = None
     upper: Bound | None = None
     multiples: frozenset[Decimal] = frozenset()
@@ -104,7 +104,7 @@ def join_numbers(parts: Iterable[NumberPart]) -> NumberPart | bool:
     )
     if given:
         kept = frozenset(value for value in frozenset.intersection(*given) if joined.holds(value))
-        return NumberPart(values=kept) if kept else False
+        return NumberPart(whole=joined.whole, values=kept) if kept else False
     if joined == NumberPart():
         return True
     low, high = joined.lower, joined.upper
@@ -181,7 +181,7 @@ def number_dfa(part: NumberPart) -> Dfa:
     """The numbers, as JSON writes them; with an exponent only where there are no bounds. Raises GrammarError."""
     budget = Budget()
     if part.values is not None:
-        return expression_dfa(choice(_spelled(value) for value in sorted(part.values)))
+        return expression_dfa(choice(_spelled(value, part.whole) for value in sorted(part.values)))
     if part.integer:
         whole = integers(part.lower, part.upper)
         bounded = part.lower is not None or part.upper is not None
@@ -200,11 +200,14 @@ def number_dfa(part: NumberPart) -> Dfa:
     return dfa
 
 
-def _spelled(value: Decimal) -> Expression:
-    """A given number: whole or not, with more zeros, or as `json.dumps` writes it."""
+def _spelled(value: Decimal, digits: bool) -> Expression:
+    """A given number: an integer in digits, with zeros behind a point, or as `json.dumps` writes it. With `digits` an
+    integer is written in digits only."""
     plain = format(value, "f")
     whole, _, fraction = plain.partition(".")
     fraction = fraction.rstrip("0")
+    if digits and not fraction:
+        return Bytes(whole.encode())
     zeros = repeat(Bytes(b"0"), 0, None)
     if fraction:
         decimal = sequence(Bytes(f"{whole}.{fraction}".encode()), zeros)

@@ -32,7 +32,8 @@ def number_start(automaton: Automaton, formulas: tuple[Formula, ...], result: _R
     values = candidates(need)
     if values is not None and not tracked:
         kept = frozenset(v for v in values if evaluate(need, lambda part: part.holds(v)))  # noqa: B023
-        need = NumberPart(values=kept) if kept else False
+        whole = any(part.whole for part in atoms(need))
+        need = NumberPart(whole=whole, values=kept) if kept else False
         if need is False:
             return None
     if not isinstance(need, And | Or | One | Not) and all(f == need or isinstance(f, bool) for f in tracked):

@@ -45,7 +45,7 @@ class ObjectCompletion(Completion["ObjectState"]):
         self._limited = any(part.most is not None for part in context.parts)
 
     def _key(self, state: ObjectState) -> Hashable:
-        return state.alive, state.seen, state.count, bool(state.others) and self.context.world.in_order
+        return state.alive, state.seen, state.count, bool(state.others) and self.context.in_order
 
     def _used(self, state: ObjectState, step: ObjectState) -> int:
         return step.seen & ~state.seen
@@ -64,7 +64,7 @@ class ObjectCompletion(Completion["ObjectState"]):
             state.alive == member.alive
             and not (member.seen ^ state.seen) & self._relevant
             and (state.count == member.count or (state.count >= self._least and not self._limited))
-            and not self.context.world.in_order
+            and not self.context.in_order
         )
 
     def _steps(self, state: ObjectState) -> Iterator[ObjectState]:
@@ -83,7 +83,7 @@ class ObjectCompletion(Completion["ObjectState"]):
     def _obliged(self, state: ObjectState) -> list[Outcome]:
         """Names of which one must come sooner or later, so it may as well now: the fewest. Empty when none is known."""
         context = self.context
-        if context.world.in_order:
+        if context.in_order:
             return []
         hopes = self._hopes(state.alive, context.settled(state.alive, state.seen))
         fewest: list[Outcome] = []

@@ -16,6 +16,8 @@ from .schema_parts import ObjectPart
 from .schema_values import Results
 from .schema_world import World
 
+MAX_ORDERED = 6  # parts of an object whose members come in order because it is closed: a search for more takes long
+
 
 @dataclass(frozen=True)
 class Member:
@@ -52,7 +54,10 @@ class ObjectContext:
         self.everything = (1 << len(self.parts)) - 1
         self.exact = len(formulas) > 1 or has_negation(formulas[0])
         # Where it is plain, whatever brings a part nearer to its end can be ended. Else a way to the end is looked for.
-        self.plain = is_plain(formulas[0]) and not (world.in_order and len(self.parts) > 1)
+        self.in_order = world.in_order or (
+            len(self.parts) <= MAX_ORDERED and any(local.ordered for part in self.parts for local in part.locals)
+        )
+        self.plain = is_plain(formulas[0]) and not (self.in_order and len(self.parts) > 1)
         self.keys = KeySpace(world, self.parts, lists_names=not self.plain)
         self.required = [self.keys.bits(part.required) for part in self.parts]
         self.requires = [
@@ -80,7 +85,25 @@ class ObjectContext:
         members; `has_others`: of some names it is remembered that they have come."""
         if self.exact and count <= self._most:
             return True  # so many different names that a maximum is exceeded, which may be what is asked for
-        return self.overwritable or count + 1 < self._least or (count < self._least and has_others)
+        if self.overwritable or self._are_limited:
+            return True
+        return count + 1 < self._least or (count < self._least and has_others)
+
+    @cached_property
+    def has_others(self) -> bool:
+        """Whether names may come that are not mentioned."""
+        return bool(self.possible[1] if self.steady else self.keys.kinds)
+
+    @cached_property
+    def _are_limited(self) -> bool:
+        """Whether other names must match something, so that those that have come may leave none, or none that begins
+        with what there is of a name: then states remember them."""
+        keys = self.keys
+        if self.steady:
+            return self.has_others and not keys.is_everything(self.possible[1])
+        if not keys.is_everything(frozenset(keys.kinds)):
+            return bool(keys.kinds)
+        return any(keys.goal(part, keys.other(kind)) is False for part in self.parts for kind in keys.kinds)
 
     @cached_property
     def overwritable(self) -> bool:

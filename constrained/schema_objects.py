@@ -12,6 +12,7 @@ from typing import Literal
 
 from .automaton import Automaton, Frame, Row, State
 from .formula import Formula, evaluate
+from .repeats import names_of
 from .schema_keys import Kind, Outcome
 from .schema_object_context import Member, ObjectContext
 from .schema_strings import QUOTE
@@ -47,7 +48,8 @@ class ObjectState:
             if self.phase == "after":
                 edges[COMMA] = automaton.goto(self._moved("comma", world.spaces))
             else:
-                frame = KeyFrame(context, self.alive, self.seen, self.count, self.others)
+                once = self.phase != "open" and not self.counts_names and context.has_others
+                frame = KeyFrame(context, self.alive, self.seen, self.count, self.others, once)
                 edges[QUOTE] = automaton.push(start, frame)
         if self.spaces == 1:
             edges[0x20] = automaton.goto(self._moved("comma", 0))
@@ -81,10 +83,10 @@ class ObjectState:
     def _key_start(self, automaton: Automaton) -> int | None:
         context = self.context
         keys = context.keys
-        if context.steady and not context.world.in_order and keys.is_everything(context.possible[1]):
+        if context.steady and not context.in_order and keys.is_everything(context.possible[1]):
             # A name may go on anywhere, so one set of states serves, and frames refuse the names that have come.
             return keys.start(automaton, *context.possible)
-        used = self.others - {ANOTHER} if context.world.in_order else self.others
+        used = self.others - {ANOTHER} if context.in_order else self.others
         return keys.start(automaton, *self._allowed(), used if self.counts_names else frozenset())
 
     @property
@@ -96,7 +98,7 @@ class ObjectState:
         """The names that may come as far as their order goes, those that are wanted first, and the kinds of others."""
         context = self.context
         keys, first = context.keys, 0
-        if context.world.in_order:
+        if context.in_order:
             first = len(keys.names) if self.others else self.seen.bit_length()
             first, wanted = min(first, keys.num_mentioned), 0
         numbers = [number for number in range(first, len(keys.names)) if not self.seen >> number & 1]
@@ -111,10 +113,10 @@ class ObjectState:
     def _allowed(self) -> tuple[int, frozenset[Kind]]:
         """Which names may come, and which kinds of other names."""
         context = self.context
-        keys, world = context.keys, context.world
+        keys = context.keys
         if context.steady:
             names, kinds = context.possible
-            if not world.in_order:
+            if not context.in_order:
                 return names & ~self.seen, kinds
         names, others = 0, set[Kind]()
         for outcome in self.candidates():
@@ -123,7 +125,7 @@ class ObjectState:
                 names |= bit
                 if not bit:
                     others.add(outcome.matched)
-                elif world.in_order and all(context.required[number] & bit for number in self._living()):
+                elif context.in_order and all(context.required[number] & bit for number in self._living()):
                     break
         return names, frozenset(others)
 
@@ -191,7 +193,7 @@ class ObjectState:
         context = self.context
         bit = context.keys.bit(outcome)
         others = self.others
-        if context.world.in_order and not bit & ((1 << context.keys.num_mentioned) - 1):
+        if context.in_order and not bit & ((1 << context.keys.num_mentioned) - 1):
             others |= {ANOTHER}
         return ObjectState(context, alive, self.seen | bit, min(self.count + 1, context.num_counted), others, "after")
 
@@ -222,9 +224,10 @@ class KeyFrame(Frame):
     seen: int
     count: int
     others: frozenset[str]
+    once: bool  # other names are compared with the object's text, since nothing else keeps them
 
     def __hash__(self) -> int:
-        return hash((id(self.context), self.alive, self.seen, self.count, self.others))
+        return hash((id(self.context), self.alive, self.seen, self.count, self.others, self.once))
 
     @property
     def num_results(self) -> int:  # type: ignore[override]
@@ -233,13 +236,20 @@ class KeyFrame(Frame):
     @property
     def guarded(self) -> bool:  # type: ignore[override]
         """Other names that have come may not come again."""
-        return self.context.counts_names(self.count, bool(self.others))
+        return self.once or self.context.counts_names(self.count, bool(self.others))
+
+    def repeats(self, result: int, text: bytes, before: bytes) -> bool:
+        if not self.once or self.context.keys.bit(self.context.keys.outcomes[result]):
+            return False
+        if b"\\" not in text and b"\\" not in before and b'"' + text not in before:
+            return False  # no spelling of it, wherever that might stand
+        return json.loads(b'"' + text) in names_of(before)
 
     def after(self, automaton: Automaton, result: int, text: bytes) -> State | None:
         outcome, others = self.context.keys.outcomes[result], self.others
         if self.context.keys.bit(outcome) & self.seen:
             return None
-        if text and self.context.keys.bit(outcome) == 0:
+        if text and self.context.keys.bit(outcome) == 0 and not self.once:
             name = json.loads(b'"' + text)
             if name in others:
                 return None

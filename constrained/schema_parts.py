@@ -7,6 +7,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from .formula import Formula, conj, evaluate
+from .schema_nodes import joined
 from .string_dfas import pattern_chars
 
 FAR = 1 << 30
@@ -30,6 +31,7 @@ class ObjectLocal:
     requires: dict[str, tuple[str, ...]]  # a name -> those that must come with it
     least: int
     most: int | None
+    ordered: bool  # members come in the order of the properties
 
     @property
     def demands_nothing(self) -> bool:
@@ -52,7 +54,7 @@ class ObjectLocal:
             goals.append(self.properties[name])
         elif not goals:
             goals.append(self.additional)
-        return conj(goals)
+        return joined(goals)
 
 
 @dataclass(frozen=True, eq=False)
@@ -114,7 +116,7 @@ class ObjectPart:
         return [local.names for local in self.ordered if local.names is not True]
 
     def goal(self, name: str | None, matched: frozenset[Any]) -> Formula:
-        return conj(local.goal(name, matched) for local in self.ordered)
+        return joined(local.goal(name, matched) for local in self.ordered)
 
     def name_goal(self, world: World, name: str) -> Formula:
         """Of the value under a given name: False when the name may not be."""
@@ -192,7 +194,7 @@ class ArrayPart:
         return max(max(len(local.first), local.least, (local.most or -1) + 1) for local in self.locals)
 
     def goal(self, index: int) -> Formula:
-        return conj(local.goal(index) for local in self.locals)
+        return joined(local.goal(index) for local in self.locals)
 
     def has_values(self, world: World) -> bool:
         """False only if no array at all satisfies it."""
@@ -215,8 +217,8 @@ class ArrayPart:
 def object_part(world: World, local: Local) -> Formula:
     schema, location = local.location.schema, local.location
 
-    def goal(value: Any, *path: str) -> Formula:
-        return world.goal(world.document.inside(location, value, *path))
+    def goal(value: Any, *path: str, written: bool = local.written) -> Formula:
+        return world.goal(world.document.inside(location, value, *path), written=written)
 
     requires: dict[str, tuple[str, ...]] = {}
     for keyword in ("dependentRequired", "dependencies"):
@@ -235,26 +237,27 @@ def object_part(world: World, local: Local) -> Formula:
         {n: goal(v, "properties", n) for n, v in schema.get("properties", {}).items()},
         {n: goal(v, "patternProperties", n) for n, v in schema.get("patternProperties", {}).items()},
         goal(schema.get("additionalProperties", True), "additionalProperties"),
-        goal(names, "propertyNames"),
+        goal(names, "propertyNames", written=False),
         tuple(required) if isinstance(required, list) else (),
         requires,
         int(schema.get("minProperties", 0)),
         None if most is None else int(most),
+        local.written and world.closes and schema.get("additionalProperties") is False,
     )
     if made.demands_nothing:
         return True
     # Schemas that ask for the same have one part, so that a formula sees that they are the same.
     by_name = (made.properties, made.patterns, made.requires)
     key = (*(tuple(each.items()) for each in by_name), made.additional, made.names, made.required)
-    part = world.memory.setdefault(("object", *key, made.least, made.most), made)
+    part = world.memory.setdefault(("object", *key, made.least, made.most, made.ordered), made)
     return world.join([ObjectPart((part,))], "object")
 
 
 def array_part(world: World, local: Local) -> Formula:
     schema, location = local.location.schema, local.location
 
-    def goal(value: Any, *path: str | int) -> Formula:
-        return world.goal(world.document.inside(location, value, *path))
+    def goal(value: Any, *path: str | int, written: bool = local.written) -> Formula:
+        return world.goal(world.document.inside(location, value, *path), written=written)
 
     items, first_name = schema.get("items", True), "prefixItems"
     first, rest = schema.get("prefixItems", []) if local.draft >= 2020 else [], items
@@ -265,7 +268,7 @@ def array_part(world: World, local: Local) -> Formula:
         limits = local.draft >= 2019
         found_most = schema.get("maxContains") if limits else None
         contains = (
-            goal(schema["contains"], "contains"),
+            goal(schema["contains"], "contains", written=False),  # a condition: what it finds is written by `items`
             int(schema.get("minContains", 1)) if limits else 1,
             None if found_most is None else int(found_most),
         )

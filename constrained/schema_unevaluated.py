@@ -47,8 +47,9 @@ class Evaluated:
 Cases = dict[Evaluated, Formula]  # what has been looked at, and when that is so
 
 
-def unevaluated(world: World, location: Location) -> Formula:
-    """What the two keywords of a schema demand. Raises GrammarError when there are too many combinations."""
+def unevaluated(world: World, location: Location, *, written: bool = False) -> Formula:
+    """What the two keywords of a schema demand; `written` is that of `World.goal`. Raises GrammarError when there are
+    too many combinations."""
     contains: dict[str, Any] = {}
     try:
         cases = _cases(world, location, contains, itself=True)
@@ -56,26 +57,30 @@ def unevaluated(world: World, location: Location) -> Formula:
         keyword = next(k for k in ("unevaluatedProperties", "unevaluatedItems") if k in location.schema)
         raise GrammarError(error.reason, pointer=error.pointer or child(location.pointer, keyword)) from None
     return conj(
-        disj([neg(condition), _remainder(world, location, evaluated, contains)])
+        disj([neg(condition), _remainder(world, location, evaluated, contains, written)])
         for evaluated, condition in cases.items()
     )
 
 
-def _remainder(world: World, location: Location, evaluated: Evaluated, contains: dict[str, Any]) -> Formula:
+def _remainder(
+    world: World, location: Location, evaluated: Evaluated, contains: dict[str, Any], written: bool
+) -> Formula:
     schema = location.schema
     parts: list[Formula] = []
+    rest: dict[str, Any]
     if "unevaluatedProperties" in schema and not evaluated.all_names:
-        rest: dict[str, Any] = {
+        rest = {
             "properties": dict.fromkeys(sorted(evaluated.names), True),
             "patternProperties": dict.fromkeys(sorted(evaluated.patterns), True),
             "additionalProperties": schema["unevaluatedProperties"],
         }
-        parts.append(world.local(world.keep(rest), location))
+        parts.append(world.local(world.keep(rest), location, written=written))
     if "unevaluatedItems" in schema and not evaluated.all_items:
         item: Any = schema["unevaluatedItems"]
         if evaluated.found:
             item = {"anyOf": [item, *(contains[pointer] for pointer in sorted(evaluated.found))]}
-        parts.append(world.local(world.keep({"prefixItems": [True] * evaluated.num_items, "items": item}), location))
+        rest = {"prefixItems": [True] * evaluated.num_items, "items": item}
+        parts.append(world.local(world.keep(rest), location, written=written))
     return conj(parts)
 
 

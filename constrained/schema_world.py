@@ -9,12 +9,14 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable, Mapping
 from typing import Any
 
+from .constraint import SchemaOptions
 from .errors import GrammarError
 from .formula import And, Formula, Not, One, Or, atoms, conj, disj, evaluate, neg, one, substitute
-from .schema_atoms import LOCAL, Local, Node, Values
+from .schema_atoms import LOCAL, Local, Values
 from .schema_document import Document, Location
 from .schema_glance import APPLICATORS, surely_has_values
 from .schema_keywords import TABLE
+from .schema_nodes import Node, WrittenNode
 from .schema_number_parts import candidates as number_candidates
 from .schema_number_parts import join_numbers
 from .schema_numbers import number_combinations
@@ -22,6 +24,7 @@ from .schema_parts import ArrayPart, ObjectPart
 from .schema_string_parts import StringPart, join_strings
 from .schema_string_parts import candidates as string_candidates
 from .schema_unevaluated import unevaluated
+from .schema_written import written
 from .string_regions import leaves_some, likely_texts, string_combinations, texts_together
 
 VALUE_TYPES = ("null", "true", "false", "number", "string", "object", "array")
@@ -32,9 +35,11 @@ MAX_SATISFIABLE_DEPTH = 40
 class World:
     """One schema's nodes, and what is known of them."""
 
-    def __init__(self, document: Document, whitespace: str, order: str) -> None:
+    def __init__(self, document: Document, whitespace: str, order: str, options: SchemaOptions) -> None:
         self.document = document
         self.spaces = {"compact": 0, "bounded": 1, "any": 2}[whitespace]
+        self.closes = options.additional_properties == "closed"
+        self.writes_digits = options.integers == "digits"
         self.in_order = order == "schema"
         self.memory: dict[Hashable, Any] = {}
         self._nodes: dict[Hashable, Node] = {}
@@ -46,20 +51,32 @@ class World:
 
     # Schemas to goals.
 
-    def goal(self, location: Location) -> Formula:
-        """What a schema demands, as a formula over nodes."""
+    def goal(self, location: Location, *, written: bool = False) -> Formula:
+        """What a schema demands, as a formula over nodes. `written`: of a value that is written by the schema, in the
+        reading that the options ask for; else of one that a condition is about."""
         schema = location.schema
         if isinstance(schema, bool):
             return schema
         if all(name not in TABLE or name in ("definitions", "$defs", "then", "else") for name in schema):
             return True
         key: Hashable = (id(schema), location.base, location.scope)
-        if len(schema) <= 6:
-            key = self._content(schema) or key
+        content = self._content(schema) if len(schema) <= 6 else None
+        differs = written and (self.closes or self.writes_digits) and not self._is_settled(content)
+        key = ("written", content or key) if differs else content or key
         node = self._nodes.get(key)
         if node is None:
-            node = self._nodes[key] = Node(location)
+            node = self._nodes[key] = WrittenNode(self, location) if differs else Node(location)
         return node
+
+    def joint(self, nodes: list[WrittenNode]) -> WrittenNode:
+        """All of the nodes of one value."""
+        parts = tuple(dict.fromkeys(part for node in nodes for part in node.parts))
+        key = ("joint", frozenset(parts))
+        found = self._nodes.get(key)
+        if found is None:
+            found = self._nodes[key] = WrittenNode(self, parts[0].location, parts)
+        assert isinstance(found, WrittenNode)
+        return found
 
     def _content(self, schema: Mapping[str, Any]) -> Hashable:
         """Equal for small schemas that demand the same, whatever they say beside; None for others."""
@@ -70,6 +87,13 @@ class World:
                     return None
                 content.append((name, type(value).__name__, value))
         return tuple(sorted(content, key=lambda item: item[0]))
+
+    def _is_settled(self, content: Hashable) -> bool:
+        """Whether the options change nothing for a small schema with this content."""
+        return content is not None and not any(
+            (name == "type" and value == "integer") or (name == "const" and kind in ("int", "float"))
+            for name, kind, value in content  # type: ignore[attr-defined]
+        )
 
     def given(self, schema: Mapping[str, Any]) -> Formula:
         """The goal of a schema of our own making."""
@@ -86,7 +110,10 @@ class World:
                 raise GrammarError("schemas nested deeper than is supported", pointer=node.location.pointer)
             self._expanding.append(id(node))
             try:
-                node.whole = self._expanded(node.location)
+                if isinstance(node, WrittenNode):
+                    node.whole = written(self, [part.location for part in node.parts])
+                else:
+                    node.whole = self._expanded(node.location)
             finally:
                 self._expanding.pop()
         return node.whole
@@ -109,9 +136,9 @@ class World:
             parts.append(Local(self, location, document.draft or 2020))
         if not APPLICATORS.isdisjoint(schema):
             if "enum" in schema:
-                parts.append(self._one_of(schema["enum"]))
+                parts.append(self.one_of(schema["enum"]))
             if "const" in schema and (document.draft or 6) >= 6:
-                parts.append(self._one_of([schema["const"]]))
+                parts.append(self.one_of([schema["const"]]))
             if "$ref" in schema:
                 parts.append(target("$ref"))
             if "$dynamicRef" in schema:
@@ -140,9 +167,9 @@ class World:
         goal = self.goal(location)
         return self.whole(goal) if isinstance(goal, Node) else goal
 
-    def local(self, schema: dict[str, Any], location: Location) -> Formula:
+    def local(self, schema: dict[str, Any], location: Location, *, written: bool = False, draft: int = 2020) -> Formula:
         """The keywords of a schema of our own making, which stands where `location` does."""
-        return Local(self, Location(schema, location.pointer, location.base, location.scope), 2020)
+        return Local(self, Location(schema, location.pointer, location.base, location.scope), draft, written)
 
     def keep(self, schema: dict[str, Any]) -> dict[str, Any]:
         """Schemas are known by their identity, so those of our own making must live as long as we do."""
@@ -158,9 +185,10 @@ class World:
             self.memory[key] = self.whole(goal)
         return self.memory[key]
 
-    def _one_of(self, values: list[Any]) -> Formula:
+    def one_of(self, values: list[Any], *, written: bool = False) -> Formula:
+        """The values of an `enum`."""
         simple = [value for value in values if not isinstance(value, dict | list)]
-        parts: list[Formula] = [Values(simple)] if simple else []
+        parts: list[Formula] = [Values(simple, written and self.writes_digits)] if simple else []
         for value in values:
             if isinstance(value, dict):
                 schema: dict[str, Any] = {"type": "object", "required": list(value), "additionalProperties": False}
@@ -170,7 +198,7 @@ class World:
                 schema |= {"prefixItems": [{"enum": [inner]} for inner in value]} if value else {}
             else:
                 continue
-            parts.append(self.local(self.keep(schema), Location(schema, "", "")))
+            parts.append(self.local(self.keep(schema), Location(schema, "", ""), written=written))
         return disj(parts)
 
     def structure_start(self, kind: str, formulas: tuple[Formula, ...], result: Any) -> Any:
@@ -192,7 +220,7 @@ class World:
         """A goal as a formula over the parts of one type of values, in which as much as possible is joined."""
         if goal is True or goal is False:
             return goal
-        if type(goal) is Node and type(whole := self.whole(goal)) is Local:
+        if isinstance(goal, Node) and type(whole := self.whole(goal)) is Local:
             return whole.typed(kind)  # which is a part already, and remembered
         key = ("typed", goal, kind)
         found = self.memory.get(key)
@@ -258,7 +286,8 @@ class World:
         known = self._satisfiable.get(goal)
         if known is not None:
             return known
-        if type(goal) is Node and surely_has_values(self.document, goal.location):
+        is_one = type(goal) is Node or (isinstance(goal, WrittenNode) and len(goal.parts) == 1)
+        if is_one and surely_has_values(self.document, goal.location):
             self._satisfiable[goal] = True
             return True
         if goal in self._open:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from .automaton import Accepted, Automaton, State, WholeText
 from .budget import Budget
 from .cfg import Cfg, Terminal, cfg
+from .constraint import SchemaOptions
 from .dfa import Dfa
 from .encode import encoded
 from .errors import GrammarError
@@ -27,6 +28,7 @@ class Options:
 
     whitespace: str
     order: str
+    schema: SchemaOptions
 
 
 def tags_start(format: Format, options: Options, automaton: Automaton) -> State:
@@ -48,8 +50,9 @@ class _Builder:
                     then = self.state(part, then)
                 return then
             case Schema(schema=schema, pointer=pointer):
+                options = self._options
                 try:
-                    start = schema_start(schema, self._options.whitespace, self._options.order, self._automaton)
+                    start = schema_start(schema, options.whitespace, options.order, self._automaton, options.schema)
                 except GrammarError as error:
                     raise GrammarError(error.reason, pointer=pointer + (error.pointer or "")) from None
                 return Value(start, then)

@@ -9,6 +9,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from .repeats import QuotedTokens
 from .slices import PlainTokens, bitmask
 from .token_trie import TokenTrie, addresses
 from .warm import warm_up
@@ -32,7 +33,7 @@ class Vocabulary:
         assert all(0 <= token < len(tokens) for token in ends), "an end of sequence is no token of the vocabulary"
         kept = tuple(None if token in ends else (data or None) for token, data in enumerate(tokens))
         made = cls(kept, ends, TokenTrie.build(kept), PlainTokens.of(kept))
-        _ = made.packed_addresses  # now, rather than in the first step
+        _ = made.packed_addresses, made.quoted  # now, rather than in the first step
         return made
 
     def __len__(self) -> int:
@@ -54,6 +55,10 @@ class Vocabulary:
     def packed_addresses(self) -> NDArray[np.int64]:
         """Where those lie, and how long they are: [4]."""
         return addresses(*self.packed)
+
+    @cached_property
+    def quoted(self) -> QuotedTokens:
+        return QuotedTokens(self.tokens)
 
     @cached_property
     def ends_mask(self) -> NDArray[np.int32]:

@@ -79,7 +79,9 @@ def of_schema(schema: Any) -> ResultType:
 @lru_cache(256)
 def _of_schema(schema: Any) -> ResultType:
     source, parse = schema_and_parser(schema)
-    return ResultType(getattr(schema, "__name__", str(schema)), parse, Constraint("json_schema", source))
+    return ResultType(
+        getattr(schema, "__name__", str(schema)), parse, Constraint("json_schema", source, "any", "closed")
+    )
 
 
 def separated(result: ResultType, reasoning: ReasoningFormat) -> tuple[ResultType, ResultType]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..runtime.protocol.errors import RequestError
+from ..runtime.protocol.sampling import AdditionalProperties
 from .choices import Method
 from .reasoning import ReasoningFormat
 from .tools import OnError, ToolSet
@@ -79,6 +80,7 @@ class Gen(Expr):
     tools: ToolSet | None = None
     tool_errors: OnError = "text"
     tool_result: str = RESULT
+    additional_properties: AdditionalProperties | None = None
     reasoning: ReasoningFormat | None = None
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, get_args
 
 from ..runtime.protocol.errors import RequestError
+from ..runtime.protocol.sampling import AdditionalProperties
 from .choices import BuiltIn, Method, method_of, token_length_normalized
 from .expr import RESULT, Concat, Expr, Gen, Select, StringOrMany, parts_of
 from .reasoning import reasoning_format
@@ -45,6 +46,7 @@ def gen(
     tools: Sequence[Tool] | None = None,
     tool_errors: OnError = "text",
     tool_result: str = RESULT,
+    additional_properties: AdditionalProperties | None = None,
 ) -> Gen | Select:
     """Generate text and, when named, keep it as the variable `name`.
 
@@ -56,6 +58,10 @@ def gen(
     `tools` are functions, sync or async, with type hints: a call to one of them is generated as JSON, made, and
     `tool_result` appended with what it returned; that is the variable's value. An error that it raises is appended
     as its result, or raised with `tool_errors="raise"`.
+
+    `additional_properties` is for `json_schema`, `schema` and `tools`: "closed" ends an object that lists properties
+    and says nothing of others, "schema" lets it have any others, as JSON Schema does. None is the runtime's default for
+    `json_schema`, "closed" for the other two.
     """
     constraints = {
         "choices": choices,
@@ -67,6 +73,7 @@ def gen(
         "tools": tools,
     }
     _exclusive(**constraints)
+    _check_additional_properties(additional_properties, json_schema, schema, tools)
     if choices is not None:
         method = token_length_normalized if choices_method is None else choices_method
         selected = select(name, choices, 0.0 if temperature is None else temperature, method)
@@ -103,6 +110,7 @@ def gen(
         tools=None if tools is None else tool_set(tools),
         tool_errors=tool_errors,
         tool_result=tool_result,
+        additional_properties=additional_properties,
     )
 
 
@@ -154,6 +162,20 @@ def _checked_name(name: str | None) -> str | None:
     if name is not None and not (isinstance(name, str) and name):
         raise RequestError(f"name must be a non-empty string, got {name!r}", param="name")
     return name
+
+
+def _check_additional_properties(value: Any, *schemas: Any) -> None:
+    if value is None:
+        return
+    if value not in get_args(AdditionalProperties):
+        raise RequestError(
+            f"additional_properties must be 'closed' or 'schema', got {value!r}", param="additional_properties"
+        )
+    if all(schema is None for schema in schemas):
+        raise RequestError(
+            "additional_properties says how a schema is read: give json_schema, schema or tools",
+            param="additional_properties",
+        )
 
 
 def _exclusive(**constraints: Any) -> None:

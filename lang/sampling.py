@@ -67,6 +67,8 @@ def lower_gen(gen: Gen, defaults: Gen, stream: bool) -> tuple[session.Gen, Resul
         return getattr(defaults, name) if own is None else own
 
     constraint, result = _constraint_of(gen)
+    if constraint is not None and gen.additional_properties is not None:
+        constraint = msgspec.structs.replace(constraint, additional_properties=gen.additional_properties)
     top_k = pick("top_k")
     given = {
         "max_new_tokens": pick("max_tokens"),

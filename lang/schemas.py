@@ -1,4 +1,4 @@
-"""JSON Schema of Python types, as our grammars want it: objects take what they name, and nothing else.
+"""JSON Schema of Python types, and schemas as endpoints of others want them.
 
 Knows types and msgspec; Pydantic only where the user's types are Pydantic's.
 """
@@ -14,19 +14,33 @@ import msgspec
 from ..runtime.protocol.errors import RequestError
 
 _OF_OPENAPI = ("discriminator",)  # says nothing that the alternatives do not say
+_BESIDE = ("anyOf", "oneOf", "$ref", "if", "not", "dependentSchemas", "dependencies")
 
 
 def closed(schema: Any) -> Any:
-    """The schema with `additionalProperties: false` where an object names its properties and does not say.
-
-    A model that may invent further ones does, and the type drops them.
+    """The schema with `additionalProperties: false` where an object lists its properties and says nothing of others, as
+    our own runtime reads it. Unchanged where schemas stand beside one another: one would refuse the other's members.
     """
+    return schema if _has_schemas_beside(schema) else _closed(schema)
+
+
+def _has_schemas_beside(schema: Any) -> bool:
+    if isinstance(schema, list):
+        return any(map(_has_schemas_beside, schema))
+    if not isinstance(schema, Mapping):
+        return False
+    beside = isinstance(schema.get("properties"), Mapping) and any(name in schema for name in _BESIDE)
+    several = isinstance(schema.get("allOf"), list) and ("properties" in schema or len(schema["allOf"]) > 1)
+    return beside or several or any(map(_has_schemas_beside, schema.values()))
+
+
+def _closed(schema: Any) -> Any:
     if isinstance(schema, Mapping):
         walked = {key: _closed_at(key, value) for key, value in schema.items() if key not in _OF_OPENAPI}
         if isinstance(walked.get("properties"), dict) and walked.get("type") == "object":
             walked.setdefault("additionalProperties", False)
         return walked
-    return [closed(part) for part in schema] if isinstance(schema, list) else schema
+    return [_closed(part) for part in schema] if isinstance(schema, list) else schema
 
 
 def schema_and_parser(kind: Any) -> tuple[str, Callable[[str], Any]]:
@@ -35,13 +49,13 @@ def schema_and_parser(kind: Any) -> tuple[str, Callable[[str], Any]]:
     The parser raises ValueError. Raises RequestError for a type that has no schema.
     """
     if hasattr(kind, "model_json_schema"):
-        return json.dumps(closed(kind.model_json_schema())), kind.model_validate_json
+        return json.dumps(kind.model_json_schema()), kind.model_validate_json
     try:
-        return json.dumps(closed(msgspec.json.schema(kind))), msgspec.json.Decoder(kind).decode
+        return json.dumps(msgspec.json.schema(kind)), msgspec.json.Decoder(kind).decode
     except (TypeError, ValueError, RuntimeError) as error:
         refusal = error
     if (adapter := _pydantic_adapter(kind)) is not None:
-        return json.dumps(closed(adapter.json_schema())), adapter.validate_json
+        return json.dumps(adapter.json_schema()), adapter.validate_json
     raise RequestError(
         f"schema must be a Pydantic model, dataclass, TypedDict, Literal, Enum or another type with a JSON Schema; "
         f"{kind!r} is none: {refusal}",
@@ -51,8 +65,8 @@ def schema_and_parser(kind: Any) -> tuple[str, Callable[[str], Any]]:
 
 def _closed_at(key: str, value: Any) -> Any:
     if key in ("properties", "$defs", "definitions") and isinstance(value, Mapping):
-        return {name: closed(part) for name, part in value.items()}  # names, not keywords
-    return value if key in ("const", "enum", "default", "examples") else closed(value)
+        return {name: _closed(part) for name, part in value.items()}  # names, not keywords
+    return value if key in ("const", "enum", "default", "examples") else _closed(value)
 
 
 def _pydantic_adapter(kind: Any) -> Any:

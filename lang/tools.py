@@ -56,7 +56,7 @@ class ToolSet:
         self._calls = [_call_type(name, function) for name, function in self.functions.items()]
         union: Any = functools.reduce(operator.or_, self._calls)
         self._decoder = msgspec.json.Decoder(union)
-        self.constraint = Constraint("json_schema", json.dumps(closed(msgspec.json.schema(union))))
+        self.constraint = Constraint("json_schema", json.dumps(msgspec.json.schema(union)), "any", "closed")
 
     def parse(self, text: str) -> tuple[str, dict[str, Any]]:
         """The function's name and its arguments. Raises ValueError for text that is no call, as when it was cut."""

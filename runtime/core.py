@@ -190,7 +190,13 @@ def load(config: CoreConfig, lead: MakeLead | None = None) -> Core:
         header = Header.of(config, facts, **shape, context_length=info.context_length)
         log = PlanLog(header, _open_log(config.log_plans))
         retokenise = log.retokenise(retokenise)
-    grammars = TimedGrammars(facts.token_bytes, facts.eos_ids, meter.measures, engine=config.grammar_backend)
+    grammars = TimedGrammars(
+        facts.token_bytes,
+        facts.eos_ids,
+        meter.measures,
+        engine=config.grammar_backend,
+        additional_properties=config.additional_properties,
+    )
     grammars.warm_up()
     scheduler: Scheduler | LoggingScheduler = Scheduler(
         config,

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from threading import Lock
 from typing import Any, Literal
 
+import msgspec
 import numpy as np
 
 from ..constrained import (
@@ -20,6 +21,7 @@ from ..constrained import (
     GrammarError,
     JsonSchema,
     Regex,
+    SchemaOptions,
     StructuralTag,
     Vocabulary,
     WhitespacePolicy,
@@ -27,14 +29,14 @@ from ..constrained import (
 from ..constrained import Constraint as GrammarSource
 from ..constrained.backends import BackendName, MatcherSource, backend
 from .protocol.errors import RequestError
-from .protocol.sampling import Constraint, ConstraintKind
+from .protocol.sampling import AdditionalProperties, Constraint, ConstraintKind
 
 _GBNF_RULE = re.compile(r"^\s*[\w-]+\s*::=", re.MULTILINE)  # a Lark rule has one colon
 MAX_GRAMMARS = 256  # kept, the least recently used go first
 NUM_THREADS = 2
 _SMALL = (  # one of each kind of parser and automaton
     Regex("[a-z]+"),
-    JsonSchema('{"type": "object", "properties": {"a": {"type": "integer"}}}'),
+    JsonSchema('{"type": "object", "properties": {"a": {"type": "integer"}}}', SchemaOptions("closed", "digits")),
     Grammar('start: "a" start | "b"', syntax="lark"),
 )
 
@@ -48,7 +50,8 @@ class _Asked:
 class Grammars:
     """Compiles a constraint once, however many requests ask for it, also at the same time.
 
-    Raises RequestError when the engine's package is not installed.
+    Integers are written as digits; `additional_properties` is for constraints that do not say. Raises RequestError
+    when the engine's package is not installed.
     """
 
     def __init__(
@@ -58,6 +61,7 @@ class Grammars:
         *,
         engine: BackendName = "native",
         whitespace: WhitespacePolicy = "bounded",
+        additional_properties: AdditionalProperties = "closed",
         max_grammars: int = MAX_GRAMMARS,
     ) -> None:
         vocabulary = Vocabulary.from_tokens(token_bytes, eos_ids)
@@ -67,6 +71,7 @@ class Grammars:
             raise RequestError(str(error), param="grammar_backend", code="missing_package") from None
         self._num_words = -(-len(token_bytes) // 32)
         self._max_grammars = max_grammars
+        self._additional_properties = additional_properties
         self._threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="grammar")
         self._asked: OrderedDict[Constraint, _Asked] = OrderedDict()
         self._lock = Lock()
@@ -74,6 +79,7 @@ class Grammars:
     def get(self, constraint: Constraint) -> Future[MatcherSource]:
         """The grammar to come. Its exception is a RequestError (param: the kind of constraint, code
         "invalid_grammar") that says where the constraint is wrong. Do not cancel it: others may wait for it too."""
+        constraint = self._resolved(constraint)
         with self._lock:
             asked = self._asked.get(constraint)
             if asked is None:
@@ -87,6 +93,7 @@ class Grammars:
     def let_go(self, constraint: Constraint, future: Future[Any]) -> None:
         """Who was given `future` waits for it no more. What nobody waits for is not begun: those who ask and leave, one
         constraint after the other, keep nobody waiting."""
+        constraint = self._resolved(constraint)
         with self._lock:
             asked = self._asked.get(constraint)
             if asked is None or asked.future is not future:
@@ -104,6 +111,12 @@ class Grammars:
         """What has not begun to compile never will."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
+    def _resolved(self, constraint: Constraint) -> Constraint:
+        """With the default filled in, so that a constraint that says it is the same one."""
+        if constraint.additional_properties is not None:
+            return constraint
+        return msgspec.structs.replace(constraint, additional_properties=self._additional_properties)
+
     def _load(self) -> None:
         for source in _SMALL:
             with suppress(GrammarError):  # not every engine has every kind
@@ -119,17 +132,18 @@ class Grammars:
 
 
 def _source(constraint: Constraint) -> GrammarSource:
+    options = SchemaOptions(constraint.additional_properties or "closed", "digits")
     match constraint.kind:
         case "regex":
             return Regex(constraint.source)
         case "json_schema":
-            return JsonSchema(constraint.source)
+            return JsonSchema(constraint.source, options)
         case "choices":
             return Choices(_choices(constraint.source))
         case "grammar":
             return Grammar(constraint.source, syntax=grammar_syntax(constraint.source))
         case "structural_tag":
-            return StructuralTag(constraint.source)
+            return StructuralTag(constraint.source, options)
 
 
 def grammar_syntax(text: str) -> Literal["gbnf", "lark"]:

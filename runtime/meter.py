@@ -12,7 +12,7 @@ from .protocol.config import GrammarBackendName
 from .protocol.core import FromCore, Tokens
 from .protocol.errors import RequestError
 from .protocol.measures import CoreMeasures, Distribution
-from .protocol.sampling import Constraint
+from .protocol.sampling import AdditionalProperties, Constraint
 from .scheduler.grammar import Bitmask, CompiledGrammar, Matcher
 from .scheduler.plan import ForwardPlan
 
@@ -45,8 +45,9 @@ class TimedGrammars(Grammars):
         measures: CoreMeasures,
         *,
         engine: GrammarBackendName,
+        additional_properties: AdditionalProperties,
     ) -> None:
-        super().__init__(token_bytes, eos_ids, engine=engine)
+        super().__init__(token_bytes, eos_ids, engine=engine, additional_properties=additional_properties)
         self._measures = measures
         self._counting = Lock()  # compilations end in threads
 

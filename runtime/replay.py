@@ -116,7 +116,12 @@ class _Player:
         self.entries = entries
         self.texts = _Texts()
         self.grammars = _Settled(
-            Grammars(vocabulary.token_bytes, vocabulary.eos_ids, engine=header.config.grammar_backend)
+            Grammars(
+                vocabulary.token_bytes,
+                vocabulary.eos_ids,
+                engine=header.config.grammar_backend,
+                additional_properties=header.config.additional_properties,
+            )
         )
         self.scheduler = Scheduler(
             header.config,

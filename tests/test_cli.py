@@ -59,6 +59,7 @@ MODEL_FLAGS = {
     "--speculative-num-draft-tokens",
     "--speculative-adaptive",
     "--grammar-backend",
+    "--additional-properties",
 }
 HTTP_FLAGS = {
     "--cors-origins",

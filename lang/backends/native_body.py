@@ -29,7 +29,10 @@ def sampling_body(sampling: SamplingParams) -> dict[str, Any]:
 def _constraint_body(constraint: Constraint) -> dict[str, str]:
     if constraint.kind == "choices":
         return {"regex": "|".join(re.escape(choice) for choice in json.loads(constraint.source))}
-    return {_CONSTRAINTS[constraint.kind]: constraint.source}
+    body = {_CONSTRAINTS[constraint.kind]: constraint.source}
+    if constraint.additional_properties is not None:
+        body["additional_properties"] = constraint.additional_properties
+    return body
 
 
 def sequence_of(answer: dict[str, Any], gen: session.Gen) -> session.Sequence:

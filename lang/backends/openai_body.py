@@ -13,6 +13,7 @@ import msgspec
 
 from ...runtime.protocol.errors import RequestError
 from ...runtime.protocol.sampling import Constraint, SamplingParams
+from ..schemas import closed
 
 Dialect = Literal["openai", "sglang", "vllm"]
 DIALECTS: tuple[Dialect, ...] = ("openai", "sglang", "vllm")
@@ -66,8 +67,11 @@ def sampling_body(sampling: SamplingParams, dialect: Dialect, *, in_chat: bool) 
 
 def _constraint_body(constraint: Constraint, dialect: Dialect, in_chat: bool) -> dict[str, Any]:
     kind, source = constraint.kind, constraint.source
+    is_open = constraint.additional_properties == "schema"
+    if kind == "json_schema" and not is_open:
+        source = json.dumps(closed(json.loads(source)))  # other servers' defaults differ
     if kind == "json_schema" and in_chat:
-        schema = {"name": "output", "schema": json.loads(source), "strict": True}
+        schema = {"name": "output", "schema": json.loads(source), "strict": not is_open}
         return {"response_format": {"type": "json_schema", "json_schema": schema}}
     match dialect, kind:
         case "vllm", "regex" | "grammar":

@@ -264,7 +264,7 @@ def _between(before: str, value: Constraint, after: str) -> Constraint:
     parts = [f'{{"type": "const_string", "value": {json.dumps(text)}}}' for text in (before, after)]
     parts.insert(1, f'{{"type": "json_schema", "json_schema": {value.source}}}')
     whole = f'{{"type": "structural_tag", "format": {{"type": "sequence", "elements": [{", ".join(parts)}]}}}}'
-    return Constraint("structural_tag", whole, value.order)
+    return Constraint("structural_tag", whole, value.order, value.additional_properties)
 
 
 def _marks(ask: Ask) -> list[str]:

@@ -7,6 +7,8 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
+from .sampling import AdditionalProperties
+
 OrderName = Literal["fcfs", "lpm", "dfs", "program"]
 SpeculativeName = Literal["eagle", "ngram", "draft", "off"]
 KernelsName = Literal["auto", "triton", "reference"]
@@ -91,6 +93,13 @@ class CoreConfig(msgspec.Struct, frozen=True, kw_only=True):
     grammar_backend: Annotated[
         GrammarBackendName, Meta(description="the engine of grammars; others than native need their packages")
     ] = "native"
+    additional_properties: Annotated[
+        AdditionalProperties,
+        Meta(
+            description="JSON objects whose schema lists properties and is silent about others: closed: no others; "
+            "schema: any, as JSON Schema says; a request may ask for either"
+        ),
+    ] = "closed"
     jump_forward: Annotated[
         bool, Meta(description="append text that a grammar leaves no choice about without asking the model")
     ] = True

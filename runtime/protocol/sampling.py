@@ -11,6 +11,7 @@ from .errors import RequestError
 
 ConstraintKind = Literal["regex", "json_schema", "choices", "grammar", "structural_tag"]
 PropertyOrder = Literal["any", "schema"]
+AdditionalProperties = Literal["closed", "schema"]
 # What each parameter may be, both ends included; `top_p` is also above 0.
 RANGES: dict[str, tuple[float, float]] = {
     "max_new_tokens": (0, 1 << 31),
@@ -33,11 +34,14 @@ MAX_ASKED_LOGPROBS = 1024
 
 class Constraint(msgspec.Struct, frozen=True):
     """What the output must match. `source` is the user's text: a pattern, a JSON schema as JSON text (key order kept),
-    a JSON list of choices, a grammar. `order` is that of the properties of JSON objects: any, or the schema's."""
+    a JSON list of choices, a grammar. `order` is that of the properties of JSON objects: any, or the schema's.
+    `additional_properties` says how an object schema that lists members is read where it does not mention others:
+    "closed" allows none, "schema" allows any, as JSON Schema does; None is the server's default."""
 
     kind: ConstraintKind
     source: str
     order: PropertyOrder = "any"
+    additional_properties: AdditionalProperties | None = None
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -4,11 +4,21 @@ from __future__ import annotations
 
 import random
 import sys
+from typing import Any
 
 import numpy as np
 import pytest
 
-from ramiform.constrained import Choices, Constraint, Grammar, GrammarError, JsonSchema, Regex, StructuralTag
+from ramiform.constrained import (
+    Choices,
+    Constraint,
+    Grammar,
+    GrammarError,
+    JsonSchema,
+    Regex,
+    SchemaOptions,
+    StructuralTag,
+)
 from ramiform.constrained.backends import BackendName, Compile, backend
 
 from .walks import EOS, shared_vocabulary
@@ -91,6 +101,52 @@ def test_a_step_back_is_as_if_never_taken(name: BackendName, constraint: Constra
     matcher.mask(after)
     assert (after == before[len(data) - 2]).all()
     assert matcher.accept(data[-2])
+
+
+LISTING = {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "null"}}, "required": ["a"]}
+NESTED = {"type": "array", "items": {"$ref": "#/$defs/L"}, "minItems": 1, "maxItems": 1, "$defs": {"L": LISTING}}
+CLOSED = SchemaOptions("closed", "digits")
+
+
+@pytest.mark.parametrize("name", PACKAGES)
+@pytest.mark.parametrize(("schema", "around"), [(LISTING, "{}"), (NESTED, "[{}]")], ids=["object", "nested"])
+def test_a_peer_ends_objects_as_we_do(name: BackendName, schema: Any, around: str) -> None:
+    theirs, ours = (compiler(each)(JsonSchema(schema, CLOSED), "any") for each in (name, "native"))
+    begin, end = around.split("{}")
+    for text, is_good in (
+        ('{"a":1}', True),
+        ('{"a":12,"b":null}', True),
+        ('{"a":1,"c":1}', False),
+        ('{"a":1.0}', False),
+        ("{}", False),
+    ):
+        for grammar in (theirs, ours):
+            matcher = grammar.matcher()
+            read = all(matcher.accept(byte) for byte in (begin + text + end).encode())
+            assert (read and matcher.is_accepting()) is is_good, text
+
+
+@pytest.mark.parametrize("name", PACKAGES)
+@pytest.mark.parametrize(
+    "schema",
+    [
+        LISTING | {"allOf": [{"properties": {"c": {}}}]},
+        {"allOf": [LISTING, {"properties": {"c": {}}}]},
+        LISTING | {"if": {"properties": {"a": {"const": 1}}}, "then": {"required": ["b"]}},
+        LISTING | {"required": ["c"]},
+        {"oneOf": [LISTING, LISTING | {"required": []}]},
+        {"not": LISTING},
+    ],
+    ids=lambda schema: "-".join(schema),
+)
+def test_a_peer_refuses_what_it_cannot_close(name: BackendName, schema: Any) -> None:
+    with pytest.raises(GrammarError, match="cannot close"):
+        compiler(name)(JsonSchema(schema, CLOSED), "any")
+
+
+def test_outlines_refuses_objects_that_it_would_close() -> None:
+    with pytest.raises(GrammarError, match="outlines-core writes no members"):
+        compiler("outlines")(JsonSchema(LISTING), "any")
 
 
 @pytest.mark.parametrize("name", ["llguidance", "xgrammar"])

@@ -37,10 +37,31 @@ def test_each_kind_is_compiled(grammars: Grammars, constraint: Constraint, text:
 
 def test_the_order_of_properties_is_part_of_a_constraint(grammars: Grammars) -> None:
     schema = '{"type": "object", "properties": {"a": {"const": 1}, "b": {"const": 2}}}'
-    in_any, in_schema = (grammars.get(Constraint("json_schema", schema, order)).result() for order in ("any", "schema"))
+    in_any, in_schema = (
+        grammars.get(Constraint("json_schema", schema, order, "schema")).result() for order in ("any", "schema")
+    )
     for text, in_order in (('{"a": 1, "b": 2}', True), ('{"b": 2, "a": 1}', False)):
         assert accepts(in_any, text.encode())
         assert accepts(in_schema, text.encode()) is in_order
+
+
+def test_how_objects_end_is_part_of_a_constraint(grammars: Grammars) -> None:
+    schema = '{"type": "object", "properties": {"a": {"type": "integer"}}}'
+    silent, closed, free = (
+        grammars.get(Constraint("json_schema", schema, "any", reading)) for reading in (None, "closed", "schema")
+    )
+    assert silent is closed  # the default: one grammar, however it is asked for
+    for text, is_closed in (('{"a": 1}', True), ('{"a": 1, "b": 2}', False)):
+        assert accepts(closed.result(), text.encode()) is is_closed
+        assert accepts(free.result(), text.encode())
+    assert not accepts(free.result(), b'{"a": 1.0}')
+
+
+def test_the_default_is_the_servers() -> None:
+    grammars = Grammars(TOKENS, {EOS}, additional_properties="schema")
+    asked = Constraint("json_schema", '{"type": "object", "properties": {"a": {}}}')
+    assert accepts(grammars.get(asked).result(), b'{"b": 1}')
+    grammars.close()
 
 
 def test_what_nobody_waits_for_is_not_begun(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from ramiform.constrained import GrammarError, JsonSchema, WhitespacePolicy, compile_constraint
+from ramiform.constrained import GrammarError, JsonSchema, SchemaOptions, WhitespacePolicy, compile_constraint
 from ramiform.constrained.automaton import Automaton
 from ramiform.constrained.schema import schema_start
 
@@ -253,7 +253,7 @@ def test_a_schema_that_nobody_holds_is_freed() -> None:
     different = {"oneOf": [{"minimum": 1}, {"maxItems": 2}]}
     schema = {"anyOf": [{"properties": {"a": {"not": {"type": "array"}}}}, different]}
     automaton = Automaton()
-    start = schema_start(schema, "any", "any", automaton)
+    start = schema_start(schema, "any", "any", automaton, SchemaOptions())
     assert automaton.edges_of(automaton.number(start))
     gone = weakref.ref(start.world)
     del automaton, start

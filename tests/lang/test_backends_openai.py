@@ -211,6 +211,7 @@ def test_it_streams(endpoint: Endpoint, connect: Any, in_chat: bool) -> None:
 
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
+CLOSED = SCHEMA | {"additionalProperties": False}
 
 
 @pytest.mark.parametrize(
@@ -223,13 +224,19 @@ SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
             {
                 "response_format": {
                     "type": "json_schema",
-                    "json_schema": {"name": "output", "schema": SCHEMA, "strict": True},
+                    "json_schema": {"name": "output", "schema": CLOSED, "strict": True},
                 }
             },
         ),
         ("openai", False, {"logit_bias": {7: -1.5}}, {"logit_bias": {"7": -1.5}}),
         ("vllm", False, {"regex": "a+"}, {"structured_outputs": {"regex": "a+"}}),
-        ("vllm", False, {"json_schema": SCHEMA}, {"structured_outputs": {"json": SCHEMA}}),
+        ("vllm", False, {"json_schema": SCHEMA}, {"structured_outputs": {"json": CLOSED}}),
+        (
+            "vllm",
+            False,
+            {"json_schema": SCHEMA, "additional_properties": "schema"},
+            {"structured_outputs": {"json": SCHEMA}},
+        ),
         ("sglang", True, {"regex": "a+"}, {"regex": "a+"}),
         ("sglang", False, {"grammar": 'root ::= "a"'}, {"ebnf": 'root ::= "a"'}),
         ("sglang", False, {"top_k": 5, "min_tokens": 2}, {"top_k": 5, "min_tokens": 2}),

@@ -5,17 +5,25 @@ from __future__ import annotations
 import dataclasses
 import enum
 import json
+import random
 import re
-from typing import Any, Literal, TypedDict
+from functools import cache
+from typing import Annotated, Any, Literal, TypedDict
 
 import jsonschema
+import msgspec
+import numpy as np
 import pydantic
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ramiform import RequestError
+from ramiform import RequestError, gen
 from ramiform.lang.dtypes import json_schema_text, of_dtype, of_schema
+from ramiform.lang.sampling import NO_DEFAULTS, lower_gen
+from ramiform.lang.tools import ToolSet
+from ramiform.runtime.grammars import Grammars
+from ramiform.runtime.protocol.sampling import Constraint
 
 
 class Color(enum.Enum):
@@ -102,6 +110,74 @@ def test_a_schema_admits_the_text_and_the_text_becomes_the_object(schema: Any, t
     read = result.parse(text)
     assert read == value
     assert type(read) is type(value)
+
+
+@cache
+def runtime_grammars() -> Grammars:
+    """What the runtime compiles constraints with, over single bytes: the last token ends."""
+    return Grammars([*(bytes([byte]) for byte in range(256)), None], [256])
+
+
+def written(constraint: Constraint, seed: int) -> str:
+    """A text drawn from the masks; after 60 bytes rather one that ends."""
+    matcher, rng, text = runtime_grammars().get(constraint).result().matcher(), random.Random(seed), b""
+    bits = np.zeros(9, np.int32)
+    while True:
+        matcher.mask(bits)
+        tokens = np.flatnonzero(np.unpackbits(bits.view(np.uint8), bitorder="little")).tolist()
+        if len(text) > 60 and rng.random() < 0.9:
+            tokens = [token for token in tokens if token == 256 or token in b'"}]'] or tokens
+        token = rng.choice(tokens)
+        assert matcher.accept(token)
+        if token == 256:
+            return text.decode()
+        text += bytes([token])
+
+
+TYPES: list[Any] = [int, list[int], int | None, bool | int, dict[str, int], Point, list[Point], Movie, Person]
+TYPES += [Literal[1, 2, 30], Annotated[int, msgspec.Meta(ge=-5, lt=2000, multiple_of=5)], int | str, tuple[int, str]]
+
+
+@pytest.mark.parametrize("schema", TYPES, ids=str)
+@given(seed=st.integers(0, 2**32))
+@settings(max_examples=25)
+def test_what_the_grammar_of_a_type_writes_is_read_by_its_parser(schema: Any, seed: int) -> None:
+    result = of_schema(schema)
+    assert result.constraint is not None
+    result.parse(written(result.constraint, seed))
+
+
+@given(a=st.integers(0, 2**32))
+@settings(max_examples=25)
+def test_a_call_that_the_grammar_writes_is_read(a: int) -> None:
+    tools = ToolSet([turn, wait])
+    tools.parse(written(tools.constraint, a))
+
+
+def turn(degrees: int, slowly: bool = False) -> None: ...
+
+
+def wait(seconds: int | None) -> None: ...
+
+
+def test_a_type_is_closed_unless_the_program_asks_for_more() -> None:
+    for asked, others in ((None, False), ("closed", False), ("schema", True)):
+        operation, _ = lower_gen(gen("x", schema=Point, additional_properties=asked), NO_DEFAULTS, False)
+        constraint = operation.sampling.constraint
+        assert constraint is not None
+        matcher = runtime_grammars().get(constraint).result().matcher()
+        assert all(map(matcher.accept, b'{"x": 1, "y": 2.5'))
+        assert matcher.accept(ord(",")) is others
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [{"schema": Point, "additional_properties": "open"}, {"regex": "a", "additional_properties": "closed"}],
+)
+def test_what_additional_properties_cannot_mean_is_refused(arguments: dict[str, Any]) -> None:
+    with pytest.raises(RequestError) as caught:
+        gen("x", **arguments)
+    assert caught.value.param == "additional_properties"
 
 
 @pytest.mark.parametrize("schema", [Point, Movie, Person, Color, Literal["yes", "no"]], ids=str)

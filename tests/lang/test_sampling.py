@@ -57,6 +57,7 @@ def test_gen_overrides_run_overrides_the_default(own: set[str], run: set[str], w
 
 def test_every_argument_of_gen_is_covered() -> None:
     constraints = {"dtype", "regex", "json_schema", "grammar", "schema", "tools", "tool_errors", "tool_result"}
+    constraints |= {"additional_properties"}
     logprobs = {"return_logprob", "logprob_start_len", "top_logprobs_num"}
     others = {"name", "n", "return_text_in_logprobs", "reasoning"}
     assert {field.name for field in dataclasses.fields(Gen)} == constraints | logprobs | others | set(ARGUMENTS)
@@ -74,7 +75,7 @@ def test_run_takes_sampling_arguments_by_both_names() -> None:
         ({"json_schema": {"type": "object"}}, Constraint("json_schema", '{"type": "object"}')),
         ({"json_schema": "{}"}, Constraint("json_schema", "{}")),
         ({"grammar": "start: A"}, Constraint("grammar", "start: A")),
-        ({"schema": bool}, Constraint("json_schema", '{"type": "boolean"}')),
+        ({"schema": bool}, Constraint("json_schema", '{"type": "boolean"}', "any", "closed")),
     ],
     ids=str,
 )

@@ -54,7 +54,7 @@ def run(program: str, python: Path, *arguments: str) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize("library", ["instructor", "langchain", "litellm", "pydantic_ai"])
+@pytest.mark.parametrize("library", ["instructor", "langchain", "litellm", "outlines", "pydantic_ai"])
 def test_structured_answers_tools_and_streams_arrive(library: str, python: Path, url: str, model: str) -> None:
     got = json.loads(run(f"with_{library}.py", python, url, model).splitlines()[-1])
     jsonschema.validate(got["structured"], PLACE)

@@ -18,6 +18,7 @@ from ...protocol.sampling import (
     MAX_STOP_REGEX,
     MAX_STOPS,
     RANGES,
+    AdditionalProperties,
     Constraint,
     ConstraintKind,
     LogprobParams,
@@ -27,6 +28,7 @@ from ..generation import MAX_SAMPLES
 from .peer_fields import PEER_FIELDS
 
 MAX_BATCH = 4096
+SCHEMA_KINDS: tuple[ConstraintKind, ...] = ("json_schema", "structural_tag")  # constraints with JSON schemas in them
 
 TokenId = Annotated[int, Field(ge=0, lt=1 << 31)]
 T = TypeVar("T")
@@ -179,6 +181,7 @@ class SamplingBody(RequestBody):
     json_schema: str | dict[str, Any] | None = None
     ebnf: str | None = None
     structural_tag: str | dict[str, Any] | None = None
+    additional_properties: AdditionalProperties | None = None
 
     def params(self) -> SamplingParams:
         """Raises RequestError naming the parameter that is out of range."""
@@ -211,6 +214,11 @@ class SamplingBody(RequestBody):
             ("structural_tag", "structural_tag", self.structural_tag),
         ]
         given = [(name, kind, source) for name, kind, source in asked if source is not None]
+        if self.additional_properties is not None and (not given or given[0][1] not in SCHEMA_KINDS):
+            raise RequestError(
+                "additional_properties says how a schema is read: give json_schema or structural_tag",
+                param="additional_properties",
+            )
         if not given:
             return None
         if len(given) > 1:
@@ -222,7 +230,7 @@ class SamplingBody(RequestBody):
             text.encode()
         except UnicodeEncodeError:  # JSON can say half a character
             raise RequestError(f"{name} holds text that is not Unicode", param=name) from None
-        return Constraint(kind, text)
+        return Constraint(kind, text, additional_properties=self.additional_properties)
 
 
 class GenerateBody(RequestBody):

@@ -28,7 +28,6 @@ SWITCH = {
             "type": "object",
             "properties": {"on": {"type": "boolean"}, "room": {"enum": ["kitchen", "hall"]}},
             "required": ["on", "room"],
-            "additionalProperties": False,
         },
     },
 }

@@ -11,8 +11,8 @@ from typing import Annotated, Any, Literal, NamedTuple
 from pydantic import ConfigDict, Field
 
 from ....protocol.errors import RequestError
-from ....protocol.sampling import Constraint, ConstraintKind, PropertyOrder
-from ..bodies import Body, Many, RequestBody, Text
+from ....protocol.sampling import AdditionalProperties, Constraint, ConstraintKind, PropertyOrder
+from ..bodies import SCHEMA_KINDS, Body, Many, RequestBody, Text
 
 Schema = dict[str, Any] | bool
 
@@ -78,28 +78,42 @@ class ConstraintFields(RequestBody):
     ebnf: Text | None = None
     json_schema: Schema | Text | None = None
     structural_tag: Text | dict[str, Any] | None = None
+    additional_properties: AdditionalProperties | None = None  # of the schemas of tools, too
 
     def constraint(self) -> tuple[Constraint, str] | None:
         """The constraint and the field that asks for it. Raises RequestError for two at once, and one not Unicode."""
         given = [asked for asked in self._asked() if asked.source is not None]
         if not given:
+            if self.additional_properties is not None and not self.has_other_schemas:
+                raise RequestError(
+                    "additional_properties says how a schema is read: give a schema or tools",
+                    param="additional_properties",
+                )
             return None
         if len(given) > 1:
             names = " and ".join(asked.field for asked in given)
             raise RequestError(f"{names} exclude one another: an output has one constraint", param=given[1].field)
         return self.as_constraint(*given[0])
 
-    @staticmethod
+    @property
+    def has_other_schemas(self) -> bool:
+        """Whether a field of another kind has schemas."""
+        return bool(getattr(self, "tools", None))
+
     def as_constraint(
-        field: str, kind: ConstraintKind, source: Any, order: PropertyOrder = "any"
+        self, field: str, kind: ConstraintKind, source: Any, order: PropertyOrder = "any"
     ) -> tuple[Constraint, str]:
-        """Raises RequestError for text that is not Unicode."""
+        """Raises RequestError for text that is not Unicode, and where there is no schema to read."""
         text = source if isinstance(source, str) else json.dumps(source, ensure_ascii=False)
         try:
             text.encode()
         except UnicodeEncodeError:  # JSON can say half a character
             raise RequestError(f"{field} holds text that is not Unicode", param=field) from None
-        return Constraint(kind, text, order), field
+        if self.additional_properties is not None and kind not in SCHEMA_KINDS:
+            raise RequestError(
+                f"additional_properties says how a schema is read, and {field} has none", param="additional_properties"
+            )
+        return Constraint(kind, text, order, self.additional_properties), field
 
     def _asked(self) -> list[Asked]:
         structured = self.structured_outputs or StructuredOutputs()

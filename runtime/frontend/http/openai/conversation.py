@@ -63,6 +63,7 @@ class Conversations:
             wish.tool_choice,
             parallel=wish.parallel,
             constrained=wish.asked is not None,
+            additional_properties=wish.fields.additional_properties,
         )
         if called is not None:
             called = await self._checked(called)

@@ -95,6 +95,10 @@ class ResponseBody(GenerationFields):
         order: PropertyOrder = "schema" if wanted.strict else "any"
         return self.as_constraint("text.format", "json_schema", wanted.schema_, order)
 
+    @property
+    def has_other_schemas(self) -> bool:
+        return super().has_other_schemas or (self.text is not None and isinstance(self.text.format, FlatSchemaFormat))
+
     def chat_tools(self) -> list[Tool]:
         return [Tool(type="function", function=Function(**tool.model_dump(exclude={"type"}))) for tool in self.tools]
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from ....protocol.errors import RequestError
-from ....protocol.sampling import Constraint
+from ....protocol.sampling import AdditionalProperties, Constraint
 from ...ask import Calling
 from ...tools.formats import ToolFormat
 from ..bodies import Body, Many, Text
@@ -52,10 +52,17 @@ ToolChoice = Literal["none", "auto", "required"] | NamedChoice | AllowedChoice
 
 
 def calling(
-    tool_format: ToolFormat, tools: list[Tool], choice: ToolChoice | None, *, parallel: bool, constrained: bool
+    tool_format: ToolFormat,
+    tools: list[Tool],
+    choice: ToolChoice | None,
+    *,
+    parallel: bool,
+    constrained: bool,
+    additional_properties: AdditionalProperties | None = None,
 ) -> Calling | None:
     """How the tools may be called; None when they may not. `constrained`: the answer's text has a constraint, so that
-    a call must be told from it before it begins. Raises RequestError for a choice of tools that are not given."""
+    a call must be told from it before it begins. `additional_properties` is for the arguments' schemas. Raises
+    RequestError for a choice of tools that are not given."""
     functions = {tool.function.name: tool.function for tool in tools}
     if len(functions) < len(tools):
         raise RequestError("tools must have different names", param="tools")
@@ -65,7 +72,7 @@ def calling(
     chosen = [functions[name] for name in names]
     return Calling(
         format=tool_format,
-        schemas={function.name: _schema(function) for function in chosen},
+        schemas={function.name: _schema(function, additional_properties) for function in chosen},
         forced=mode == "required",
         strict=constrained or any(function.strict for function in chosen),
         parallel=parallel and not isinstance(choice, NamedChoice),
@@ -88,7 +95,7 @@ def _chosen(choice: ToolChoice | None, names: list[str]) -> tuple[list[str], Lit
     return list(dict.fromkeys(wanted)), mode  # type: ignore[return-value]
 
 
-def _schema(function: Function) -> Constraint:
+def _schema(function: Function, additional_properties: AdditionalProperties | None) -> Constraint:
     """Arguments are always an object; a strict function's come in the schema's order."""
     schema = NO_ARGUMENTS if function.parameters is None else function.parameters
     if "type" not in schema:
@@ -98,4 +105,4 @@ def _schema(function: Function) -> Constraint:
         text.encode()
     except UnicodeEncodeError:  # JSON can say half a character
         raise RequestError(f"tool {function.name!r} holds text that is not Unicode", param="tools") from None
-    return Constraint("json_schema", text, "schema" if function.strict else "any")
+    return Constraint("json_schema", text, "schema" if function.strict else "any", additional_properties)

@@ -1,0 +1,53 @@
+"""Nodes: subschemas as atoms of formulas. By a written node the output is written; others are conditions about it.
+
+Knows where a schema is; not what it demands.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from .formula import And, Formula, conj
+from .schema_document import Location
+
+if TYPE_CHECKING:
+    from .schema_world import World
+
+
+class Node:
+    """A schema that demands something. Compared by identity."""
+
+    __slots__ = ("location", "typed", "whole")
+
+    def __init__(self, location: Location) -> None:
+        self.location = location
+        self.whole: Formula | None = None
+        self.typed: dict[str, Formula] = {}
+
+
+class WrittenNode(Node):
+    """Schemas that a whole value is written by, all of them at once, under the world's `SchemaOptions`.
+
+    Several where an object gets a member's schema from more than one place: only together they say which members the
+    value lists.
+    """
+
+    __slots__ = ("parts", "world")
+
+    def __init__(self, world: World, location: Location, parts: tuple[WrittenNode, ...] = ()) -> None:
+        super().__init__(location)
+        self.world = world
+        self.parts = parts or (self,)
+
+
+def joined(goals: Iterable[Formula]) -> Formula:
+    """The conjunction of what is asked of one value, with its written nodes made one."""
+    goal = conj(goals)
+    if not isinstance(goal, And):
+        return goal
+    written = [part for part in goal.parts if isinstance(part, WrittenNode)]
+    if len(written) < 2:
+        return goal
+    others = [part for part in goal.parts if not isinstance(part, WrittenNode)]
+    return conj([written[0].world.joint(written), *others])

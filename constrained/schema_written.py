@@ -1,0 +1,357 @@
+"""The formula of a value that is written, as opposed to one that a condition is about: integers are digits, and objects
+that list members are closed, where the options say so.
+
+An object is closed against the members of all subschemas that apply to it: each alternative (a branch of `anyOf` or
+`oneOf`, `then` or `else`) is a conjunction with a remainder of its own, without any negation. Conditions keep JSON
+Schema's meaning. Knows keywords; no states.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from itertools import combinations
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from .formula import Formula, conj, disj, neg, one
+from .schema_atoms import LOCAL, Local
+from .schema_disjoint import are_disjoint
+from .schema_document import Location
+from .schema_glance import NUMBER_KEYWORDS
+from .schema_unevaluated import unevaluated
+
+if TYPE_CHECKING:
+    from .schema_world import World
+
+MAX_ALTERNATIVES = 8  # of one object; where there are more, their members are taken together
+MAX_COMPARED = 64  # branches of a `oneOf`, of which no two may hold at once
+MAX_MIXED = 3  # branches of which several may hold at once; of more, those of one branch are written
+
+
+@dataclass(frozen=True)
+class Members:
+    """What some schemas together say of an object's members: the names and patterns that they list, and the names that
+    they require."""
+
+    names: tuple[str, ...] = ()
+    patterns: tuple[str, ...] = ()
+    required: tuple[str, ...] = ()
+    lists: bool = False
+    says_rest: bool = False  # they say what other members are, so nothing is left to close
+    least: int = 0
+
+    def __or__(self, other: Members) -> Members:
+        return Members(
+            _merged(self.names, other.names),
+            _merged(self.patterns, other.patterns),
+            _merged(self.required, other.required),
+            self.lists or other.lists,
+            self.says_rest or other.says_rest,
+            max(self.least, other.least),
+        )
+
+    @property
+    def are_closed(self) -> bool:
+        """Not where an object then could not have as many members as it must."""
+        has_room = bool(self.patterns) or self.least <= len(_merged(self.names, self.required))
+        return self.lists and not self.says_rest and has_room
+
+
+Alternatives = dict[Members, Formula]  # what is listed, and a formula under which that is so
+NOTHING = Members()
+
+
+class Part(NamedTuple):
+    """What a schema asks of a value whose other schemas stand beside it: all of it as one formula, and as alternatives
+    whose disjunction that formula is."""
+
+    formula: Formula
+    alternatives: Alternatives
+
+
+def written(world: World, locations: Iterable[Location]) -> Formula:
+    """What schemas together demand of a value that is written by them."""
+    parts = [_part(world, location) for location in locations]
+    formula = conj(part.formula for part in parts)
+    alternatives: Alternatives = {NOTHING: True}
+    for part in parts:
+        alternatives = _both(alternatives, part.alternatives)
+    if not any(members.are_closed for members in alternatives):
+        return formula
+    if len(alternatives) == 1:
+        [members] = alternatives
+        return _closed(world, formula, members)
+    return disj(
+        _closed(world, condition, members) if members.are_closed else condition
+        for members, condition in alternatives.items()
+    )
+
+
+def _closed(world: World, formula: Formula, members: Members) -> Formula:
+    names = dict.fromkeys(_merged(members.names, members.required), True)
+    patterns = dict.fromkeys(members.patterns, True)
+    if isinstance(formula, Local):  # one part of an object is quicker than two
+        location, draft = formula.location, formula.draft
+        own = location.schema
+        names = {**own.get("properties", {}), **{name: True for name in names if name not in own.get("properties", {})}}
+        patterns = {**patterns, **own.get("patternProperties", {})}
+    else:
+        location, draft, own = Location({}, "", ""), 2020, {}
+    rest = {**own, "properties": names, "patternProperties": patterns, "additionalProperties": False}
+    local = world.local(world.keep(rest), location, written=True, draft=draft)
+    return local if isinstance(formula, Local) else conj([formula, local])
+
+
+def _part(world: World, location: Location) -> Part:
+    key = ("written", id(location.schema), location.base, location.scope)
+    found: Part | None = world.memory.get(key)
+    if found is None:
+        found = world.memory[key] = _make_part(world, location)
+    return found
+
+
+def _make_part(world: World, location: Location) -> Part:
+    schema, document = location.schema, world.document
+    if isinstance(schema, bool):
+        return _plain(schema)
+    if "$ref" in schema and document.ref_is_alone:
+        return _part(world, document.resolve(schema["$ref"], location, "$ref"))
+    own: list[Formula] = []
+    if not LOCAL.isdisjoint(schema):
+        own.append(Local(world, location, document.draft or 2020, written=True))
+    if "unevaluatedProperties" in schema or "unevaluatedItems" in schema:
+        own.append(unevaluated(world, location, written=True))
+    formula = conj(own)
+    direct = _direct(schema) if world.closes else NOTHING
+    alternatives: Alternatives = {NOTHING if "properties" in schema else direct: formula}
+    formulas = [formula]
+    for keyword in schema:  # names come in the order in which the schema has them
+        if keyword == "properties":
+            alternatives = _both(alternatives, {direct: True})
+        elif keyword in _KEYWORDS:
+            part = _KEYWORDS[keyword](world, location, keyword)
+            formulas.append(part.formula)
+            alternatives = _both(alternatives, part.alternatives)
+    return Part(conj(formulas), alternatives)
+
+
+def _plain(formula: Formula) -> Part:
+    return Part(formula, {NOTHING: formula})
+
+
+def _direct(schema: Mapping[str, Any]) -> Members:
+    """What a schema says itself. One that only forbids members lists none."""
+    required = [*names] if isinstance(names := schema.get("required"), list) else []
+    for keyword in ("dependentRequired", "dependencies"):
+        for others in schema.get(keyword, {}).values():
+            required += [others] if isinstance(others, str) else others if isinstance(others, list) else []
+    return Members(
+        tuple(schema.get("properties", ())),
+        tuple(schema.get("patternProperties", ())),
+        tuple(dict.fromkeys(required)),
+        any(
+            schema.get(keyword) == {} or any(value is not False for value in schema.get(keyword, {}).values())
+            for keyword in ("properties", "patternProperties")
+        ),
+        "additionalProperties" in schema or "unevaluatedProperties" in schema,
+        int(schema.get("minProperties", 0)),
+    )
+
+
+# Keywords that apply schemas to the value itself.
+
+
+def _reference(world: World, location: Location, keyword: str) -> Part:
+    return _part(world, world.document.resolve(location.schema[keyword], location, keyword))
+
+
+def _values(world: World, location: Location, keyword: str) -> Part:
+    value = location.schema[keyword]
+    if keyword == "const" and (world.document.draft or 6) < 6:
+        return _plain(True)
+    formula = world.one_of(value if keyword == "enum" else [value], written=True)
+    return Part(formula, {Members(says_rest=world.closes): formula})  # an object that is given has all its members
+
+
+def _all_of(world: World, location: Location, keyword: str) -> Part:
+    parts = [_part(world, inner) for inner in _branches(world, location, keyword)]
+    alternatives: Alternatives = {NOTHING: True}
+    for part in parts:
+        alternatives = _both(alternatives, part.alternatives)
+    return Part(conj(part.formula for part in parts), alternatives)
+
+
+def _any_of(world: World, location: Location, keyword: str) -> Part:
+    branches = _branches(world, location, keyword)
+    parts = [_part(world, inner) for inner in branches]
+    formula = disj(part.formula for part in parts)
+    if not any(_matters(part) for part in parts):
+        return _plain(formula)
+    alternatives = _either(part.alternatives for part in parts)
+    if len(parts) <= MAX_MIXED:
+        for size in range(2, len(parts) + 1):
+            for chosen in combinations(range(len(parts)), size):
+                pairs = combinations((branches[number] for number in chosen), 2)
+                if not any(are_disjoint(world.document, a, b) for a, b in pairs):
+                    alternatives = _either([alternatives, _mixed([parts[number] for number in chosen])])
+    return Part(formula, alternatives)
+
+
+def _mixed(parts: list[Part]) -> Alternatives:
+    """Branches that hold at once, where they then list more members than one of them."""
+    together: Alternatives = {NOTHING: True}
+    for part in parts:
+        together = _both(together, part.alternatives)
+    known = {members for part in parts for members in part.alternatives}
+    return {
+        members: condition for members, condition in together.items() if members not in known and not members.says_rest
+    }
+
+
+def _one_of(world: World, location: Location, keyword: str) -> Part:
+    branches = _branches(world, location, keyword)
+    parts = [_part(world, inner) for inner in branches]
+    exactly: Formula = True
+    if len(branches) > MAX_COMPARED or not all(
+        are_disjoint(world.document, a, b) for a, b in combinations(branches, 2)
+    ):
+        exactly = one(world.demanded(inner) for inner in branches)
+    is_all = exactly is not True and not any(_is_read_differently(inner.schema) for inner in branches)
+    formula = exactly if is_all else conj([exactly, disj(part.formula for part in parts)])
+    if not any(_matters(part) for part in parts):
+        return _plain(formula)
+    alternatives = _either(part.alternatives for part in parts)
+    return Part(formula, {members: conj([exactly, condition]) for members, condition in alternatives.items()})
+
+
+def _is_read_differently(schema: Any) -> bool:
+    """Whether the options may change what a schema, or one in it, means. True where that is not seen at a glance."""
+    if isinstance(schema, list):
+        return any(map(_is_read_differently, schema))
+    if not isinstance(schema, dict):
+        return isinstance(schema, int | float) or schema == "integer"
+    return not _READ_DIFFERENTLY.isdisjoint(schema) or any(
+        _is_read_differently(value) for name, value in schema.items() if name not in NUMBER_KEYWORDS
+    )
+
+
+_READ_DIFFERENTLY = frozenset(("properties", "patternProperties", "$ref", "$dynamicRef"))
+
+
+def _not(world: World, location: Location, keyword: str) -> Part:
+    [inner] = _branches(world, location, keyword)
+    return _plain(neg(world.demanded(inner)))
+
+
+def _if(world: World, location: Location, keyword: str) -> Part:
+    schema, document = location.schema, world.document
+    if (document.draft or 7) < 7:
+        return _plain(True)
+    inside = document.inside(location, schema["if"], "if")
+    condition, listed = world.demanded(inside), _listed(world, inside) if world.closes else NOTHING
+    then, otherwise = (
+        _part(world, document.inside(location, schema[name], name)) if name in schema else _plain(True)
+        for name in ("then", "else")
+    )
+    formula = conj([disj([neg(condition), then.formula]), disj([condition, otherwise.formula])])
+    held, failed = (
+        _both({listed: condition}, then.alternatives),
+        _both({NOTHING: neg(condition)}, otherwise.alternatives),
+    )
+    return Part(formula, _either([held, failed]))
+
+
+def _dependent(world: World, location: Location, keyword: str) -> Part:
+    formulas: list[Formula] = []
+    alternatives: Alternatives = {NOTHING: True}
+    for name, value in location.schema[keyword].items():
+        if isinstance(value, dict | bool):
+            part, has = _part(world, world.document.inside(location, value, keyword, name)), world.has_object_with(name)
+            formulas.append(disj([neg(has), part.formula]))
+            alternatives = _both(alternatives, _either([_both({NOTHING: has}, part.alternatives), {NOTHING: neg(has)}]))
+    return Part(conj(formulas), alternatives)
+
+
+_KEYWORDS = {
+    "enum": _values,
+    "const": _values,
+    "$ref": _reference,
+    "$dynamicRef": _reference,
+    "allOf": _all_of,
+    "anyOf": _any_of,
+    "oneOf": _one_of,
+    "not": _not,
+    "if": _if,
+    "dependentSchemas": _dependent,
+    "dependencies": _dependent,
+}
+
+
+def _branches(world: World, location: Location, keyword: str) -> list[Location]:
+    value = location.schema[keyword]
+    if isinstance(value, list):
+        return [world.document.inside(location, inner, keyword, number) for number, inner in enumerate(value)]
+    return [world.document.inside(location, value, keyword)]
+
+
+def _listed(world: World, location: Location) -> Members:
+    """What a condition lists, and all that it applies to the value."""
+    schema = location.schema
+    if isinstance(schema, bool):
+        return NOTHING
+    is_alone = "$ref" in schema and world.document.ref_is_alone
+    listed = NOTHING if is_alone else _direct(schema)
+    for keyword in schema:
+        if keyword in ("$ref", "$dynamicRef"):
+            listed |= _listed(world, world.document.resolve(schema[keyword], location, keyword))
+        elif keyword in ("allOf", "anyOf", "oneOf") and not is_alone:
+            for inner in _branches(world, location, keyword):
+                listed |= _listed(world, inner)
+    return listed
+
+
+# Alternatives together.
+
+
+def _matters(part: Part) -> bool:
+    return any(members != NOTHING for members in part.alternatives)
+
+
+def _both(a: Alternatives, b: Alternatives) -> Alternatives:
+    if min(len(a), len(b)) > 1 and len(a) * len(b) > MAX_ALTERNATIVES:
+        a, b = _fewest(a), _fewest(b)
+    pairs: list[tuple[Members, Formula]] = []
+    for x, p in a.items():
+        added = _joined((x | y, q) for y, q in b.items())  # what lists nothing more is one alternative
+        pairs += ((members, conj([p, q])) for members, q in added.items())
+    return _joined(pairs)
+
+
+def _either(several: Iterable[Alternatives]) -> Alternatives:
+    return _joined(pair for alternatives in several for pair in alternatives.items())
+
+
+def _fewest(alternatives: Alternatives) -> Alternatives:
+    """Those that are closed as one, with the members of all of them, and those that are not."""
+    found: Alternatives = {}
+    for says_rest in (False, True):
+        members, conditions = NOTHING, []
+        for each, condition in alternatives.items():
+            if each.says_rest is says_rest:
+                members |= each
+                conditions.append(condition)
+        if conditions:
+            found[members] = disj(conditions)
+    return found
+
+
+def _joined(pairs: Iterable[tuple[Members, Formula]]) -> Alternatives:
+    found: Alternatives = {}
+    for members, condition in pairs:
+        if condition is not False:
+            found[members] = disj([found.get(members, False), condition])
+    return found or {NOTHING: False}
+
+
+def _merged(a: tuple[str, ...], b: tuple[str, ...]) -> tuple[str, ...]:
+    return a if not b else b if not a else tuple(dict.fromkeys((*a, *b)))
