@@ -15,7 +15,7 @@ from . import layout
 from .actions import DEAD_END, ENDS, FILLED, FLAGS, LEAST, LIKE, LOOPS, MOST, PLAIN, RETURNS, UNBOUNDED
 from .automaton import Automaton
 from .layout import BELOW, CONTEXT_SIZE, FRAME, LEVEL, MAX_DEPTH
-from .repeats import without
+from .repeats import NamesInTokens, without
 from .tables import Tables
 from .token_trie import FIRST_TOKEN, TokenTrie, addresses
 from .vocabulary import Vocabulary
@@ -56,22 +56,30 @@ class Walker:
         self._max_masks = max(1, MAX_MASK_BYTES // (4 * vocabulary.num_words))
 
     def mask(
-        self, at: Configuration, cells: NDArray[np.int32], cells_address: int, history: bytearray
+        self,
+        at: Configuration,
+        cells: NDArray[np.int32],
+        cells_address: int,
+        history: bytearray,
+        names: NamesInTokens,
     ) -> NDArray[np.int32]:
-        """The bitmask of a configuration; never written to."""
+        """The bitmask of a configuration; never written to. `names` are brought up to `history`."""
         mask = self._remembered(at, cells, cells_address, history)
         automaton, top = self.automaton, at.top
         if not automaton.has_once or not history:
             return mask
+        self.vocabulary.quoted.read(history, names)
         name, before = None, b""
         if automaton.is_once(cells.item(top, FRAME)):
             began, around = cells.item(top, layout.BEGIN), cells.item(cells.item(top, BELOW), layout.BEGIN)
             name, before = bytes(history[began:]), bytes(history[around:began])
+        elif not names.tokens:
+            return mask
 
         def may_come(token: int) -> bool:
             return self.advance_token(at, cells, cells_address, history, token) is not None
 
-        repeating = self.vocabulary.quoted.repeating(mask, name, before, bytes(history), may_come)
+        repeating = self.vocabulary.quoted.repeating(mask, name, before, names, may_come)
         return without(mask, repeating) if repeating else mask
 
     def _remembered(

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from .automaton import Accepted, Automaton, State
 from .masks import Configuration, Walker
+from .repeats import NamesInTokens
 from .vocabulary import Vocabulary
 
 MAX_FORCED = 1 << 12  # bytes
@@ -42,6 +43,7 @@ class Matcher:
         self._cells_address = int(self._cells.ctypes.data)
         self._at = Configuration(grammar.start, 1, 2, 0)
         self._history = bytearray()
+        self._names = NamesInTokens()
         self._before: list[tuple[Configuration, int]] = []
         self._ended = False
 
@@ -55,7 +57,7 @@ class Matcher:
             out[:] = 0
             return
         with self._grammar.lock:
-            out[:] = self._grammar.walker.mask(self._at, self._cells, self._cells_address, self._history)
+            out[:] = self._grammar.walker.mask(self._at, self._cells, self._cells_address, self._history, self._names)
 
     def accept(self, token: int) -> bool:
         """Go on by one token. False, and nothing changed, when it may not come next."""
@@ -94,6 +96,7 @@ class Matcher:
         if num_tokens:
             self._at, length = self._before[-num_tokens]
             del self._history[length:]
+            self._names.rollback(length)
             del self._before[-num_tokens:]
             self._ended = False
 

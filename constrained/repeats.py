@@ -8,8 +8,11 @@ from __future__ import annotations
 import json
 import re
 from bisect import bisect_left
+from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,11 +21,32 @@ _STRINGS_AND_BRACKETS = re.compile(rb'"(?:[^"\\]|\\.)*"|[{}\[\]:]')
 _WRITTEN_ONE_WAY = re.compile(r"[ !#-.0-\[\]-~]*")  # printable ASCII but quote, slash and backslash
 
 
+class Names(NamedTuple):
+    """The names of an object's members."""
+
+    names: frozenset[str]
+    endings: list[bytes]  # as they are written without escapes, with the quote after them; sorted
+    are_written_one_way: bool  # none could also be written with escapes
+
+
+_NO_NAMES = Names(frozenset(), [], True)
+_recent: deque[tuple[bytes, Names]] = deque(maxlen=16)
+
+
 @lru_cache(maxsize=16)
-def names_of(text: bytes) -> frozenset[str]:
-    """The names of an object's members, as far as its text goes."""
-    found, depth, last = set(), 0, b""
-    for match in _STRINGS_AND_BRACKETS.finditer(text):
+def names_of(text: bytes) -> Names:
+    """The names in an object's text, which ends with the quote that a name begins with.
+
+    An object that grows is read on from where it was.
+    """
+    known, names = max(
+        ((before, names) for before, names in tuple(_recent) if text.startswith(before)),
+        key=lambda entry: len(entry[0]),
+        default=(b"", _NO_NAMES),
+    )
+    found, last = set(), b""
+    depth = 1 if known else 0
+    for match in _STRINGS_AND_BRACKETS.finditer(text, max(0, len(known) - 1)):
         part = match[0]
         if part == b":" and depth == 1:
             found.add(json.loads(last))
@@ -31,7 +55,27 @@ def names_of(text: bytes) -> frozenset[str]:
         elif part in b"}]":
             depth -= 1
         last = part
-    return frozenset(found)
+    if found:
+        endings = [name.encode("utf-8", "surrogatepass") + b'"' for name in found]
+        names = Names(
+            names.names | found,
+            sorted(names.endings + endings),
+            names.are_written_one_way and all(map(_WRITTEN_ONE_WAY.fullmatch, found)),
+        )
+    if text.endswith(b'"'):
+        _recent.append((text, names))
+    return names
+
+
+@dataclass
+class NamesInTokens:
+    """The tokens that hold a name of an output in quotes, and perhaps those of a string at its end."""
+
+    tokens: set[int] = field(default_factory=set)
+    num_read: int = 0  # bytes of the output
+
+    def rollback(self, num_bytes: int) -> None:
+        self.num_read = min(self.num_read, num_bytes)
 
 
 class QuotedTokens:
@@ -41,13 +85,23 @@ class QuotedTokens:
         self._sorted = sorted((data, number) for number, data in enumerate(tokens) if data)
         self._ending = np.array([n for n, data in enumerate(tokens) if data and b'"' in data], np.int64)
         self._escaped = np.array([n for n in self._ending if b"\\" in (tokens[n] or b"")], np.int64)
-        whole = [n for n, data in enumerate(tokens) if data and data.count(b'"') > 1]
-        self._by_name: dict[bytes, list[int]] = {}  # what stands between quotes in a token
-        for number in whole:
-            for part in (tokens[number] or b"").split(b'"')[1:-1]:
-                self._by_name.setdefault(part, []).append(number)
-        longest = max(map(len, self._by_name), default=0)
-        self._short_names = re.compile(rb'"(?=([^"\\]{0,%d})"[ \t\r\n]*:)' % longest)  # may overlap
+        self._whole: dict[bytes, list[int]] = {}  # by what stands between two quotes in a token
+        for number, data in enumerate(tokens):
+            for part in (data or b"").split(b'"')[1:-1]:
+                self._whole.setdefault(_unescaped(part), []).append(number)
+        self._longest = max((len(tokens[n] or b"") for n in self._ending), default=0)
+        longest = max(map(len, self._whole), default=0)
+        longest_written = 6 * longest  # with each byte as \\u0061, say
+        self._window = longest_written + 2
+        # A name, or a string at the end, which may become one. Matches may overlap: some begin at a string's end.
+        self._names = re.compile(rb'"(?=((?:[^"\\]|\\.){0,%d})"[ \t\r\n]*(?::|\Z))' % longest_written)
+
+    def read(self, history: bytearray, names: NamesInTokens) -> None:
+        """Add the names that have come since the last call."""
+        start = max(0, names.num_read - self._window)
+        for name in self._names.findall(history, start):
+            names.tokens.update(self._whole.get(_unescaped(name), ()))
+        names.num_read = len(history)
 
     def beginning_with(self, text: bytes) -> list[int]:
         at, found = bisect_left(self._sorted, (text, -1)), []
@@ -61,7 +115,7 @@ class QuotedTokens:
         mask: NDArray[np.int32],
         name: bytes | None,
         before: bytes,
-        history: bytes,
+        names: NamesInTokens,
         may_come: Callable[[int], bool],
     ) -> list[int]:
         """Those in the mask that write a name again. `name` is what there is of one, after the text `before` of its
@@ -69,18 +123,30 @@ class QuotedTokens:
         found: list[int] = []
         if name is not None and (b"\\" in name or b'"' + name in before or not before.isascii() or b"\\" in before):
             used = names_of(before)
-            for other in used:  # as they are; every other spelling has a backslash
-                ending = other.encode("utf-8", "surrogatepass") + b'"'
-                if ending.startswith(name):
+            longest = len(name) + self._longest
+            for at in range(bisect_left(used.endings, name), len(used.endings)):
+                ending = used.endings[at]
+                if not ending.startswith(name):
+                    break
+                if len(ending) <= longest:
                     found += self.beginning_with(ending[len(name) :])
-            if not all(map(_WRITTEN_ONE_WAY.fullmatch, used)):
+            if not used.are_written_one_way:  # every spelling but the one above has a backslash
                 others = self._ending if b"\\" in name else self._escaped
                 found += [token for token in _among(mask, others) if not may_come(token)]
-        short = self._by_name.keys() & self._short_names.findall(history)
-        for token in {token for part in short for token in self._by_name[part]}:
+        for token in names.tokens:
             if mask[token >> 5] >> (token & 31) & 1 and not may_come(token):
                 found.append(token)
         return found
+
+
+def _unescaped(name: bytes) -> bytes:
+    """The text that JSON's string of `name` stands for; `name` itself when it is no such string."""
+    if b"\\" not in name:
+        return name
+    try:
+        return str(json.loads(b'"' + name + b'"')).encode("utf-8", "surrogatepass")
+    except ValueError:
+        return name
 
 
 def _among(mask: NDArray[np.int32], tokens: NDArray[np.int64]) -> list[int]:

@@ -243,7 +243,7 @@ class KeyFrame(Frame):
             return False
         if b"\\" not in text and b"\\" not in before and b'"' + text not in before:
             return False  # no spelling of it, wherever that might stand
-        return json.loads(b'"' + text) in names_of(before)
+        return json.loads(b'"' + text) in names_of(before).names
 
     def after(self, automaton: Automaton, result: int, text: bytes) -> State | None:
         outcome, others = self.context.keys.outcomes[result], self.others

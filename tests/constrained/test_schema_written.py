@@ -18,10 +18,11 @@ from ramiform.constrained import (
     JsonSchema,
     SchemaOptions,
     StructuralTag,
+    Vocabulary,
     compile_constraint,
 )
 
-from .walks import accepts, compiled_or_none, sample, shared_vocabulary
+from .walks import accepts, allowed, compiled_or_none, sample, shared_vocabulary
 
 CLOSED = SchemaOptions("closed", "digits")
 DIGITS = SchemaOptions("schema", "digits")
@@ -293,6 +294,26 @@ def test_a_name_that_has_come_does_not_come_again(text: str) -> None:
     assert not matcher.accept(last)
     assert matcher.accept(ord("x"))
     assert matcher.accept(last)
+
+
+@pytest.mark.parametrize("name", ["aé", "a\\u00e9"])
+@pytest.mark.parametrize("gap", ["", " "])
+def test_a_token_that_holds_a_name_that_has_come_is_not_allowed(name: str, gap: str) -> None:
+    words = ["", '"aé":', ',"aé"', '"aé', '"aéc":']
+    end, whole, after_comma, begun, other = range(256, 256 + len(words))
+    vocabulary = Vocabulary.from_tokens([bytes([b]) for b in range(256)] + [word.encode() for word in words], [end])
+    matcher = compile_constraint(JsonObject(), vocabulary, whitespace="any").matcher()
+    for byte in f'{{"{name}"{gap}:1'.encode():
+        assert byte in allowed(matcher, vocabulary)  # masks are asked for on the way, as in generation
+        assert matcher.accept(byte)
+    assert after_comma not in allowed(matcher, vocabulary)
+    assert matcher.accept(ord(","))
+    found = allowed(matcher, vocabulary)
+    assert whole not in found
+    assert {begun, other} <= set(found)
+    matcher.rollback(1)
+    assert matcher.accept(ord("2"))
+    assert after_comma not in allowed(matcher, vocabulary)
 
 
 @settings(max_examples=100)
