@@ -265,6 +265,33 @@ def test_a_websocket_whose_handshake_has_a_long_line_is_told_so() -> None:
     run(main())
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [b"Content-Length: 2\r\n\r\n{}", b"Content-Length: 00\r\n\r\n", b"Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n"],
+)
+def test_a_handshake_with_a_body_is_refused_and_gives_its_place_back(fields: bytes) -> None:
+    upgrade = b"Connection: upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n"
+    upgrade += b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n"
+
+    async def main() -> None:
+        async with house(http=True) as built:
+            async with connected(built) as peer:
+                await peer.send(b"GET /v1/responses HTTP/1.1\r\nHost: a\r\n" + upgrade + fields)
+                assert await peer.refusal() == (400, "invalid_http_request")
+            await until(lambda: not connections(built))
+
+    run(main())
+
+
+def test_a_length_of_thousands_of_digits_is_a_number_like_another() -> None:
+    async def main() -> None:
+        async with house(http=True) as built, connected(built) as peer:
+            await peer.send(b"GET /health HTTP/1.1\r\nHost: a\r\nContent-Length: " + b"0" * 5000 + b"2\r\n\r\n{}")
+            assert await peer.answer() == 200
+
+    run(main())
+
+
 def test_a_handshake_that_cannot_be_read_harms_nobody(caplog: pytest.LogCaptureFixture) -> None:
     upgrade = b"Host: a\r\nConnection: upgrade\r\nUpgrade: websocket\r\n"
 

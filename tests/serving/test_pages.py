@@ -114,11 +114,11 @@ def test_with_a_key_the_lines_ask_for_it_and_the_model_is_not_told(locked: httpx
     assert NAME not in told
     assert escape(NAME) in told
     for line in Page(answer.text).commands:
-        assert shlex.split(line)[-2:] == ["-H", "Authorization: Bearer $RAMIFORM_API_KEY"]
+        assert shlex.split(line)[-2:] == ["-H", "Authorization: Bearer $API_KEY"]
         if shutil.which("curl"):
             asked = ["bash", "-c", line + " -sS --fail --noproxy '*'"]
             assert subprocess.run(asked, capture_output=True).returncode == 22  # an HTTP error
-            keyed = subprocess.run(asked, capture_output=True, env={"PATH": "/usr/bin:/bin", "RAMIFORM_API_KEY": KEY})
+            keyed = subprocess.run(asked, capture_output=True, env={"PATH": "/usr/bin:/bin", "API_KEY": KEY})
             assert keyed.returncode == 0, keyed.stderr
 
 

@@ -113,8 +113,9 @@ class Guard:
         return next(iter([key for key, known in self._keys if hmac.compare_digest(given, known)]), None)
 
     def _is_too_long(self, headers: Headers) -> bool:
-        length = headers.get("content-length", "")
-        return length.isdecimal() and int(length) > self._max_body_bytes
+        length = headers.get("content-length", "").lstrip("0")
+        # A number of thousands of digits is not converted: Python refuses to.
+        return length.isdecimal() and (len(length) > 19 or int(length) > self._max_body_bytes)
 
     @property
     def _too_long(self) -> str:

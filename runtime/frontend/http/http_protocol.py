@@ -18,6 +18,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from uvicorn.server import ServerState
 from websockets.frames import Frame
+from websockets.http11 import Request
 
 from .connection_limits import Slot
 from .errors import error_body, error_response
@@ -176,11 +177,17 @@ class HttpProtocol(HttpToolsProtocol):
                 self._set_deadline(HEAD_SECONDS, self._out_of_time)
 
     def handle_websocket_upgrade(self) -> None:
+        has_body = any(
+            name == b"transfer-encoding" or (name == b"content-length" and value.strip() != b"0")
+            for name, value in self.headers
+        )
         lines = [len(name) + len(value) + 4 for name, value in self.headers]
         if self._is_spare:
             self._refuse(_too_many())
         elif self._is_serving:
             self._refuse(Refusal(400, "a request before this handshake is not answered yet", "invalid_http_request"))
+        elif has_body:  # the library under it would neither read nor refuse it
+            self._refuse(Refusal(400, "a WebSocket's handshake has no body", "invalid_http_request"))
         elif len(self.url) + len("OPTIONS  HTTP/1.1\r\n") > MAX_LINE:
             self._refuse(Refusal(414, f"a WebSocket's URL is longer than {MAX_LINE} bytes", "uri_too_long"))
         elif max(lines) > MAX_LINE:
@@ -193,6 +200,8 @@ class HttpProtocol(HttpToolsProtocol):
             protocol = self.transport.get_protocol()
             assert isinstance(protocol, WebSocketProtocol)
             protocol.slot = self._slot
+            if not protocol.has_request:  # a handshake that could not be read: nothing would answer it
+                self.transport.abort()
 
     # Ends
 
@@ -273,6 +282,7 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
     """A WebSocket in the slot of the connection that it began as. uvicorn bounds its messages and pings it."""
 
     slot: Slot
+    has_request = False
     _unread: asyncio.TimerHandle | None = None
     _num_fragments = 0  # of a message that is not complete
 
@@ -281,6 +291,10 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
         if self._unread is not None:
             self._unread.cancel()
         self.slot.release()
+
+    def handle_connect(self, event: Request) -> None:
+        self.has_request = True
+        super().handle_connect(event)
 
     def pause_writing(self) -> None:
         super().pause_writing()

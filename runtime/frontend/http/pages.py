@@ -154,7 +154,7 @@ class PagesApi:
             words[1:1] = ["--unix-socket", socket]
         line = shlex.join(words)
         # The shell puts the key in: it stands in no page and, written so, in no history.
-        return line + ' -H "Authorization: Bearer $RAMIFORM_API_KEY"' if self._has_keys else line
+        return line + ' -H "Authorization: Bearer $API_KEY"' if self._has_keys else line
 
 
 def _base_url(request: Request) -> str:
