@@ -17,10 +17,13 @@ class _Outline:
     members: dict[str, frozenset[str]]  # required ones that are strings out of these
 
 
-def are_disjoint(document: Document, one: Location, other: Location) -> bool:
-    """False says nothing."""
-    a, b = _outline(document, one), _outline(document, other)
-    shared = a.types & b.types
+def are_disjoint(document: Document, one: Location, other: Location, within: Location | None = None) -> bool:
+    """Return True if no value satisfies both, of those that satisfy `within`. False says nothing."""
+    types, required = frozenset(TYPES), list[str]()
+    if within is not None and isinstance(within.schema, dict):
+        types, required = _types(within.schema), _required(within.schema)
+    a, b = _outline(document, one, required), _outline(document, other, required)
+    shared = a.types & b.types & types
     if "string" in shared and a.texts is not None and b.texts is not None and not a.texts & b.texts:
         shared -= {"string"}
     if "object" in shared and any(
@@ -30,26 +33,33 @@ def are_disjoint(document: Document, one: Location, other: Location) -> bool:
     return not shared
 
 
-def _outline(document: Document, location: Location) -> _Outline:
-    schema = _followed(document, location)
-    if isinstance(schema, bool):
-        return _Outline(frozenset(TYPES) if schema else frozenset(), None, {})
+def _types(schema: dict[str, Any]) -> frozenset[str]:
     types = schema.get("type", TYPES)
     types = frozenset([types] if isinstance(types, str) else types)
     if "integer" in types or "number" in types:
         types = types - {"integer"} | {"number"}
-    if schema.get("nullable") is True:
-        types |= {"null"}
-    members = {}
+    return types | {"null"} if schema.get("nullable") is True else types
+
+
+def _required(schema: dict[str, Any]) -> list[str]:
     required = schema.get("required")
+    return required if isinstance(required, list) else []
+
+
+def _outline(document: Document, location: Location, required: list[str]) -> _Outline:
+    """`required`: names that members have whatever the schema says."""
+    schema = _followed(document, location)
+    if isinstance(schema, bool):
+        return _Outline(frozenset(TYPES) if schema else frozenset(), None, {})
+    members = {}
     properties = schema.get("properties", {})
-    for name in required if isinstance(required, list) else ():
+    for name in (*_required(schema), *required):
         if name in properties:
             inner = _followed(document, document.inside(location, properties[name], "properties", name))
             texts = _texts(inner)
             if texts is not None and isinstance(inner, dict) and not isinstance(inner.get("type"), list):
                 members[name] = texts
-    return _Outline(types, _texts(schema), members)
+    return _Outline(_types(schema), _texts(schema), members)
 
 
 def _texts(schema: Any) -> frozenset[str] | None:

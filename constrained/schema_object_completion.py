@@ -153,7 +153,9 @@ class ObjectCompletion(Completion["ObjectState"]):
     def _is_too_much(self) -> bool:
         if len(self.context.parts) <= MAX_PARTS:
             return False
-        self.context.world.refused.append(GrammarError(f"an object is asked more than {MAX_PARTS} things together"))
+        way_out = '; additional_properties "schema" asks less' if self.context.world.closes else ""
+        reason = f"an object is asked more than {MAX_PARTS} things together{way_out}"
+        self.context.world.refused.append(GrammarError(reason))
         return True
 
     def _under(self, outcome: Outcome) -> _Goals:

@@ -23,7 +23,7 @@ from .schema_unevaluated import unevaluated
 if TYPE_CHECKING:
     from .schema_world import World
 
-MAX_ALTERNATIVES = 8  # of one object; where there are more, their members are taken together
+MAX_ALTERNATIVES = 32  # of one object; where there are more, their members are taken together
 MAX_COMPARED = 64  # branches of a `oneOf`, of which no two may hold at once
 MAX_MIXED = 3  # branches of which several may hold at once; of more, those of one branch are written
 
@@ -36,6 +36,7 @@ class Members:
     names: tuple[str, ...] = ()
     patterns: tuple[str, ...] = ()
     required: tuple[str, ...] = ()
+    forbidden: tuple[str, ...] = ()  # names whose schema is false
     lists: bool = False
     says_rest: bool = False  # they say what other members are, so nothing is left to close
     least: int = 0
@@ -45,6 +46,7 @@ class Members:
             _merged(self.names, other.names),
             _merged(self.patterns, other.patterns),
             _merged(self.required, other.required),
+            _merged(self.forbidden, other.forbidden),
             self.lists or other.lists,
             self.says_rest or other.says_rest,
             max(self.least, other.least),
@@ -53,7 +55,8 @@ class Members:
     @property
     def are_closed(self) -> bool:
         """Not where an object then could not have as many members as it must."""
-        has_room = bool(self.patterns) or self.least <= len(_merged(self.names, self.required))
+        possible = {*self.names, *self.required} - {*self.forbidden}
+        has_room = bool(self.patterns) or self.least <= len(possible)
         return self.lists and not self.says_rest and has_room
 
 
@@ -78,6 +81,7 @@ def written(world: World, locations: Iterable[Location]) -> Formula:
         alternatives = _both(alternatives, part.alternatives)
     if not any(members.are_closed for members in alternatives):
         return formula
+    alternatives = _grouped(alternatives)
     if len(alternatives) == 1:
         [members] = alternatives
         return _closed(world, formula, members)
@@ -149,6 +153,7 @@ def _direct(schema: Mapping[str, Any]) -> Members:
         tuple(schema.get("properties", ())),
         tuple(schema.get("patternProperties", ())),
         tuple(dict.fromkeys(required)),
+        tuple(name for name, value in schema.get("properties", {}).items() if value is False),
         any(
             schema.get(keyword) == {} or any(value is not False for value in schema.get(keyword, {}).values())
             for keyword in ("properties", "patternProperties")
@@ -174,11 +179,42 @@ def _values(world: World, location: Location, keyword: str) -> Part:
 
 
 def _all_of(world: World, location: Location, keyword: str) -> Part:
-    parts = [_part(world, inner) for inner in _branches(world, location, keyword)]
+    branches = _branches(world, location, keyword)
+    switch = _switch(world, location, branches)
+    parts = [_part(world, inner) for inner in branches if inner not in switch]
+    if switch:
+        parts.append(_switched(world, switch))
     alternatives: Alternatives = {NOTHING: True}
     for part in parts:
         alternatives = _both(alternatives, part.alternatives)
     return Part(conj(part.formula for part in parts), alternatives)
+
+
+def _switch(world: World, location: Location, branches: list[Location]) -> list[Location]:
+    """Return the branches that are `if` and `then` alone, if no object satisfies the conditions of two of them."""
+    found = [inner for inner in branches if isinstance(inner.schema, dict) and inner.schema.keys() == {"if", "then"}]
+    if not 1 < len(found) <= MAX_COMPARED or not world.closes or (world.document.draft or 7) < 7:
+        return []
+    if location.schema.get("type") != "object":
+        return []
+    conditions = [world.document.inside(inner, inner.schema["if"], "if") for inner in found]
+    if not all(are_disjoint(world.document, a, b, location) for a, b in combinations(conditions, 2)):
+        return []
+    return found
+
+
+def _switched(world: World, branches: list[Location]) -> Part:
+    """The branches of a switch: one of them holds, or none; not each with each of the others."""
+    parts = [_part(world, inner) for inner in branches]
+    held: list[tuple[Members, Formula]] = []
+    failed: list[Formula] = []
+    for inner in branches:
+        inside = world.document.inside(inner, inner.schema["if"], "if")
+        condition = world.demanded(inside)
+        then = _part(world, world.document.inside(inner, inner.schema["then"], "then"))
+        held += _both({_listed(world, inside): condition}, then.alternatives).items()
+        failed.append(neg(condition))
+    return Part(conj(part.formula for part in parts), _joined([*held, (NOTHING, conj(failed))]))
 
 
 def _any_of(world: World, location: Location, keyword: str) -> Part:
@@ -220,8 +256,17 @@ def _one_of(world: World, location: Location, keyword: str) -> Part:
     formula = exactly if is_all else conj([exactly, disj(part.formula for part in parts)])
     if not any(_matters(part) for part in parts):
         return _plain(formula)
-    alternatives = _either(part.alternatives for part in parts)
-    return Part(formula, {members: conj([exactly, condition]) for members, condition in alternatives.items()})
+    if exactly is True:
+        return Part(formula, _either(part.alternatives for part in parts))
+    refused = [neg(world.demanded(inner)) for inner in branches]
+    return Part(
+        formula,
+        _joined(
+            (members, conj([condition, *refused[:number], *refused[number + 1 :]]))
+            for number, part in enumerate(parts)
+            for members, condition in part.alternatives.items()
+        ),
+    )
 
 
 def _is_read_differently(schema: Any) -> bool:
@@ -343,6 +388,15 @@ def _fewest(alternatives: Alternatives) -> Alternatives:
         if conditions:
             found[members] = disj(conditions)
     return found
+
+
+def _grouped(alternatives: Alternatives) -> Alternatives:
+    """Alternatives that allow the same members as one, whichever of these they require."""
+    groups: dict[Any, list[tuple[Members, Formula]]] = {}
+    for members, condition in alternatives.items():
+        allowed = frozenset((*members.names, *members.required)), frozenset(members.patterns)
+        groups.setdefault(allowed if members.are_closed else None, []).append((members, condition))
+    return {pairs[0][0]: disj(condition for _, condition in pairs) for pairs in groups.values()}
 
 
 def _joined(pairs: Iterable[tuple[Members, Formula]]) -> Alternatives:

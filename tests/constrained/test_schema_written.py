@@ -296,6 +296,56 @@ def test_a_name_that_has_come_does_not_come_again(text: str) -> None:
     assert matcher.accept(last)
 
 
+def switch(count: int, *, names_tag: bool) -> dict[str, Any]:
+    """A tag, and for each of its values a member that is there with that value alone."""
+    tags = [f"t{number}" for number in range(count)]
+    return {
+        "type": "object",
+        "properties": {"k": {"enum": tags}},
+        "required": ["k"],
+        "allOf": [
+            {
+                "if": {"properties": {"k": {"const": tag}}} | ({"required": ["k"]} if names_tag else {}),
+                "then": {"properties": {f"f{tag}": {"type": "integer"}}, "required": [f"f{tag}"]},
+            }
+            for tag in tags
+        ],
+    }
+
+
+def integers(*names: str) -> dict[str, Any]:
+    return {"type": "object", "properties": {name: {"type": "integer"} for name in names}}
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        switch(5, names_tag=True),
+        switch(20, names_tag=False),
+        {
+            "type": "object",
+            "allOf": [
+                {"anyOf": [integers("a") | {"required": ["a"]}, integers("b") | {"required": ["b"]}]},
+                {"anyOf": [integers("c") | {"required": ["c"]}, integers("d") | {"required": ["d"]}]},
+            ],
+        },
+        {"oneOf": [integers(f"p{number}") | {"required": [f"p{number}"]} for number in range(14)]},
+        integers(*"abcdefghijklmnop") | {"oneOf": [{"required": [name]} for name in "abcdefghijklmnop"]},
+    ],
+    ids=["switch", "long switch", "two anyOf", "long oneOf", "oneOf of required"],
+)
+def test_of_many_alternatives_only_the_members_of_those_that_hold_are_written(schema: Any) -> None:
+    for seed in range(12):
+        value = written(JsonSchema(schema, CLOSED), seed)
+        jsonschema.validate(value, schema | {"unevaluatedProperties": False})
+
+
+def test_an_object_stays_open_where_its_listed_members_are_forbidden() -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}, "b": False}, "minProperties": 2}
+    value = written(JsonSchema(schema, CLOSED), 0)
+    jsonschema.validate(value, schema)
+
+
 @pytest.mark.parametrize("name", ["aé", "a\\u00e9"])
 @pytest.mark.parametrize("gap", ["", " "])
 def test_a_token_that_holds_a_name_that_has_come_is_not_allowed(name: str, gap: str) -> None:
