@@ -73,7 +73,7 @@ class Walker:
         if automaton.is_once(cells.item(top, FRAME)):
             began, around = cells.item(top, layout.BEGIN), cells.item(cells.item(top, BELOW), layout.BEGIN)
             name, before = bytes(history[began:]), bytes(history[around:began])
-        elif not names.tokens:
+        elif not names.tokens and not names.pending:
             return mask
 
         def may_come(token: int) -> bool:

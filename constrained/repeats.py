@@ -69,9 +69,10 @@ def names_of(text: bytes) -> Names:
 
 @dataclass
 class NamesInTokens:
-    """The tokens that hold a name of an output in quotes, and perhaps those of a string at its end."""
+    """The tokens that hold a name of an output in quotes."""
 
     tokens: set[int] = field(default_factory=set)
+    pending: set[int] = field(default_factory=set)  # of a string at the output's end, which may be a name
     num_read: int = 0  # bytes of the output
 
     def rollback(self, num_bytes: int) -> None:
@@ -94,14 +95,24 @@ class QuotedTokens:
         longest_written = 6 * longest  # with each byte as \\u0061, say
         self._window = longest_written + 2
         # A name, or a string at the end, which may become one. Matches may overlap: some begin at a string's end.
-        self._names = re.compile(rb'"(?=((?:[^"\\]|\\.){0,%d})"[ \t\r\n]*(?::|\Z))' % longest_written)
+        self._names = re.compile(rb'"(?=((?:[^"\\]|\\.){0,%d})"[ \t\r\n]*(:|\Z))' % longest_written)
+        self._beginning_with = lru_cache(1 << 14)(self.beginning_with)
 
     def read(self, history: bytearray, names: NamesInTokens) -> None:
         """Add the names that have come since the last call."""
-        start = max(0, names.num_read - self._window)
-        for name in self._names.findall(history, start):
-            names.tokens.update(self._whole.get(_unescaped(name), ()))
-        names.num_read = len(history)
+        if not names.pending and b'"' not in history[names.num_read :]:
+            names.num_read = len(history)
+            return
+        start, first = max(0, names.num_read - self._window), len(history)
+        names.pending.clear()
+        for match in self._names.finditer(history, start):
+            tokens = self._whole.get(_unescaped(match[1]))
+            if tokens is not None and match[2]:
+                names.tokens.update(tokens)
+            elif tokens is not None:
+                names.pending.update(tokens)
+                first = min(first, match.start())
+        names.num_read = min(len(history), first + self._window)  # what is pending is read again
 
     def beginning_with(self, text: bytes) -> list[int]:
         at, found = bisect_left(self._sorted, (text, -1)), []
@@ -129,11 +140,11 @@ class QuotedTokens:
                 if not ending.startswith(name):
                     break
                 if len(ending) <= longest:
-                    found += self.beginning_with(ending[len(name) :])
+                    found += self._beginning_with(ending[len(name) :])
             if not used.are_written_one_way:  # every spelling but the one above has a backslash
                 others = self._ending if b"\\" in name else self._escaped
                 found += [token for token in _among(mask, others) if not may_come(token)]
-        for token in names.tokens:
+        for token in names.tokens | names.pending if names.pending else names.tokens:
             if mask[token >> 5] >> (token & 31) & 1 and not may_come(token):
                 found.append(token)
         return found
