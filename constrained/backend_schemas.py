@@ -107,7 +107,7 @@ def _is_open(schema: Mapping[str, Any]) -> bool:
 
 
 def _mentions_members(value: Any) -> bool:
-    """Whether a schema, or one in it, may list members: then closing is a matter of what stands beside it."""
+    """Return True if a schema, or one in it, may list members: closing depends on the schemas beside it."""
     if isinstance(value, list):
         return any(map(_mentions_members, value))
     if not isinstance(value, dict):

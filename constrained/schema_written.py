@@ -30,8 +30,7 @@ MAX_MIXED = 3  # branches of which several may hold at once; of more, those of o
 
 @dataclass(frozen=True)
 class Members:
-    """What some schemas together say of an object's members: the names and patterns that they list, and the names that
-    they require."""
+    """The names and patterns that some schemas together list for an object's members, and the names they require."""
 
     names: tuple[str, ...] = ()
     patterns: tuple[str, ...] = ()
@@ -65,15 +64,15 @@ NOTHING = Members()
 
 
 class Part(NamedTuple):
-    """What a schema asks of a value whose other schemas stand beside it: all of it as one formula, and as alternatives
-    whose disjunction that formula is."""
+    """A schema's demands on a value that other schemas apply to as well: one formula, and alternatives of which it is
+    the disjunction."""
 
     formula: Formula
     alternatives: Alternatives
 
 
 def written(world: World, locations: Iterable[Location]) -> Formula:
-    """What schemas together demand of a value that is written by them."""
+    """Return the formula of a value that is written by these schemas together."""
     parts = [_part(world, location) for location in locations]
     formula = conj(part.formula for part in parts)
     alternatives: Alternatives = {NOTHING: True}
@@ -144,7 +143,7 @@ def _plain(formula: Formula) -> Part:
 
 
 def _direct(schema: Mapping[str, Any]) -> Members:
-    """What a schema says itself. One that only forbids members lists none."""
+    """Collect the members that a schema itself names. One that only forbids members lists none."""
     required = [*names] if isinstance(names := schema.get("required"), list) else []
     for keyword in ("dependentRequired", "dependencies"):
         for others in schema.get(keyword, {}).values():
@@ -270,7 +269,7 @@ def _one_of(world: World, location: Location, keyword: str) -> Part:
 
 
 def _is_read_differently(schema: Any) -> bool:
-    """Whether the options may change what a schema, or one in it, means. True where that is not seen at a glance."""
+    """Return True if the options may change what a schema, or one in it, means; also where it is unclear."""
     if isinstance(schema, list):
         return any(map(_is_read_differently, schema))
     if not isinstance(schema, dict):
@@ -340,7 +339,7 @@ def _branches(world: World, location: Location, keyword: str) -> list[Location]:
 
 
 def _listed(world: World, location: Location) -> Members:
-    """What a condition lists, and all that it applies to the value."""
+    """Collect the members that a condition names, in all subschemas that it applies to the value."""
     schema = location.schema
     if isinstance(schema, bool):
         return NOTHING

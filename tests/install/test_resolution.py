@@ -29,18 +29,17 @@ def index_only() -> dict[str, str]:
     return kept | {"PIP_CONFIG_FILE": os.devnull, "UV_NO_CONFIG": "1", "MACOSX_DEPLOYMENT_TARGET": "14.0"}
 
 
+def output_of(command: list[str], environment: dict[str, str]) -> str:
+    """Run a command in the repository, which must succeed."""
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=SECONDS)
+    assert done.returncode == 0, done.stderr[-4000:]
+    return done.stdout
+
+
 @pytest.mark.parametrize("wanted", [".", ".[test]"])
 def test_pip_resolves_the_pins_on_this_machine(wanted: str, index_only: dict[str, str]) -> None:
-    command = [sys.executable, "-m", "pip", "install", "--dry-run", "--ignore-installed", "-q"]
-    done = subprocess.run(
-        [*command, "-c", "constraints.txt", "-e", wanted],
-        cwd=ROOT,
-        env=index_only,
-        capture_output=True,
-        text=True,
-        timeout=SECONDS,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
+    pip = [sys.executable, "-m", "pip", "install", "--dry-run", "--ignore-installed", "-q"]
+    output_of([*pip, "-c", "constraints.txt", "-e", wanted], index_only)
 
 
 @pytest.mark.parametrize("python", PYTHONS)
@@ -50,16 +49,9 @@ def test_the_pins_resolve_to_wheels_and_cover_all_that_is_installed(
 ) -> None:
     target = ["--python-platform", platform, "--python-version", python, "--only-binary", ":all:"]
     for extras in ([], ["--extra", "test"]):
-        done = subprocess.run(
-            [uv.find_uv_bin(), "pip", "compile", "-q", *target, "-c", "constraints.txt", *extras, "pyproject.toml"],
-            cwd=ROOT,
-            env=index_only,
-            capture_output=True,
-            text=True,
-            timeout=SECONDS,
-        )
-        assert done.returncode == 0, done.stderr[-4000:]
+        resolve = [uv.find_uv_bin(), "pip", "compile", "-q", "-c", "constraints.txt", "pyproject.toml"]
+        resolved = output_of([*resolve, *target, *extras], index_only)
         pinned = PIN.findall((ROOT / "constraints.txt").read_text())
-        installed = PIN.findall(done.stdout)
+        installed = PIN.findall(resolved)
         assert ("torch", dict(pinned)["torch"]) in installed
         assert set(installed) <= set(pinned)
