@@ -40,7 +40,7 @@ $(VENV)/.node: tests/serving/node/package.json tests/serving/node/package-lock.j
 demo: $(VENV)/.base  ## an agent that uses tools, on the model that ships
 	$(BIN)/ramiform run examples/agents/react.py
 
-test: $(VENV)/.test $(VENV)/.clients $(VENV)/.node  ## every test; those that need a GPU skip without one
+test: $(VENV)/.test $(VENV)/.clients $(VENV)/.node  ## all tests but those of check-install; those that need a GPU skip without one
 	$(BIN)/pytest --rootdir=tests -n 2 --dist loadscope $(PYTEST_ARGS)
 
 check-install: $(VENV)/.dev  ## resolve the pins from the package index for every platform; run a wheel in a clean environment

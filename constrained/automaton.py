@@ -74,8 +74,10 @@ class Frame:
         raise NotImplementedError
 
     def repeats(self, result: int, text: bytes, before: bytes) -> bool:
-        """Whether a guarded frame refuses the value since `before`, the text of the value around it up to there, has it
-        already. Asked where remembering such texts in states would make new states for ever."""
+        """Return True if `before`, the text of the enclosing value, has this value already, so that it is refused.
+
+        Only for guarded frames where states that remember such texts would be without end.
+        """
         return False
 
 

@@ -91,13 +91,15 @@ class ObjectContext:
 
     @cached_property
     def has_others(self) -> bool:
-        """Whether names may come that are not mentioned."""
+        """Return True if members may have names that no schema mentions."""
         return bool(self.possible[1] if self.steady else self.keys.kinds)
 
     @cached_property
     def _are_limited(self) -> bool:
-        """Whether other names must match something, so that those that have come may leave none, or none that begins
-        with what there is of a name: then states remember them."""
+        """Return True if unmentioned names are limited by a pattern or schema, so that they may run out.
+
+        States then remember the names that have been used.
+        """
         keys = self.keys
         if self.steady:
             return self.has_others and not keys.is_everything(self.possible[1])

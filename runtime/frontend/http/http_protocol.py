@@ -40,7 +40,7 @@ TOO_MANY = "there are too many connections; try again later"
 
 
 class Refusal(Exception):
-    """What is answered instead of what was asked for, before the connection ends."""
+    """An error that is sent instead of an answer, after which the connection is closed."""
 
     def __init__(self, status: int, message: str, code: str) -> None:
         super().__init__(message)

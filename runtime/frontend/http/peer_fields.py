@@ -28,7 +28,7 @@ class PeerField:
 
     @property
     def accepted(self) -> str:
-        """What may be given, as prose."""
+        """Describe the accepted values for the documentation."""
         if self.tunes is not None:
             return f"any value, since `{self.tunes}` is off"
         return " or ".join(f"`{json.dumps(value)}`" for value in (*self.neutral, None))

@@ -97,7 +97,7 @@ class ConstraintFields(RequestBody):
 
     @property
     def has_other_schemas(self) -> bool:
-        """Whether a field of another kind has schemas."""
+        """Return True if the request has tools, whose parameters are schemas too."""
         return bool(getattr(self, "tools", None))
 
     def as_constraint(
