@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from .lang.backends.openai import OpenAI
     from .lang.backends.scripted import Scripted
     from .lang.trace import Trace
-    from .runtime.launch import Runtime
+    from .runtime.processes.launch import Runtime
 
 __all__ = [
     "Backend",
@@ -100,7 +100,7 @@ __all__ = [
 _LOADED_WHEN_USED = {
     "HttpRuntime": ".lang.backends.http_runtime",
     "OpenAI": ".lang.backends.openai",
-    "Runtime": ".runtime.launch",
+    "Runtime": ".runtime.processes.launch",
     "Scripted": ".lang.backends.scripted",
     "Trace": ".lang.trace",
 }

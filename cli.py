@@ -20,9 +20,9 @@ from .flags import LOG_SETTINGS, MODEL_SETTINGS, SERVE_SETTINGS, TranslatingComm
 from .runtime.planner.command import plan
 from .runtime.protocol.config import RuntimeConfig
 from .runtime.protocol.errors import RamiformError
-from .runtime.quantize.calibrate import calibrate_kv
+from .runtime.quantize.calibrate_kv import calibrate_kv
 from .runtime.quantize.command import quantize
-from .runtime.replay_command import replay
+from .runtime.replay.command import replay
 from .runtime.train_draft.command import train_draft
 
 app = typer.Typer(
@@ -73,11 +73,11 @@ def serve(
     **settings: Any,
 ) -> None:
     """Serve a model over HTTP and to programs, until Ctrl-C. SIGTERM lets what runs end first."""
-    from .runtime import logs
-    from .runtime.launch import make_config
-    from .runtime.protocol.start import Started
-    from .runtime.serve import Signals
-    from .runtime.serve import serve as run_frontend
+    from .runtime.processes import logs
+    from .runtime.processes.frontend_main import Signals
+    from .runtime.processes.frontend_main import serve as run_frontend
+    from .runtime.processes.launch import make_config
+    from .runtime.protocol.start_report import Started
 
     config = make_config(model, {"port": port, "api_key": api_key, "admin_key": admin_key, **settings})
     if config.core.node_rank > 0:
@@ -109,8 +109,8 @@ def serve(
 
 
 def _serve_node(config: RuntimeConfig) -> None:
-    from .runtime import logs
-    from .runtime.parallel.node import serve_node
+    from .runtime.parallel.worker_node import serve_node
+    from .runtime.processes import logs
 
     core = config.core
     logs.set_up(config.serve, f"node {core.node_rank}")
@@ -185,7 +185,7 @@ def _run_script(
         runpy.run_path(str(file), run_name="__main__")
         return
     from .lang.backend import set_default_backend
-    from .runtime.launch import Runtime
+    from .runtime.processes.launch import Runtime
 
     with Runtime(model, **settings) as runtime:
         set_default_backend(runtime)
@@ -211,9 +211,9 @@ def check_grammar(
 ) -> None:
     """Say whether a grammar is accepted, and which of its terminals can match the same text at the same place."""
     from .constrained import GrammarError
-    from .constrained.grammar_ambiguity import ambiguous_terminals
-    from .constrained.grammar_gbnf import gbnf_grammar
-    from .runtime.grammars import grammar_syntax
+    from .constrained.grammar.ambiguity import ambiguous_terminals
+    from .constrained.grammar.gbnf import gbnf_grammar
+    from .runtime.core.grammar_cache import grammar_syntax
 
     try:
         text = file.read_text(encoding="utf-8")
@@ -266,7 +266,7 @@ def chat(
     if url is not None:
         talk(url)
         return
-    from .runtime.launch import Runtime
+    from .runtime.processes.launch import Runtime
 
     with Runtime(model, port=0, **settings) as runtime:
         assert runtime.url is not None
@@ -283,7 +283,7 @@ def info(model: ModelArgument = None, address: AddressOption = None, keys: KeysO
         with RuntimeEndpoint(address, keys) as endpoint:
             _print_info(endpoint.connection())
         return
-    from .runtime.launch import Runtime
+    from .runtime.processes.launch import Runtime
 
     with Runtime(model, **settings) as runtime:
         _print_info(runtime.connection())

@@ -12,7 +12,7 @@ from typer.core import TyperCommand
 
 from .runtime.protocol.config import CoreConfig, ServeConfig
 from .runtime.protocol.errors import RequestError
-from .runtime.protocol.peer_names import known_elsewhere
+from .runtime.protocol.setting_aliases import known_elsewhere
 
 PANELS = {
     "Model": "served_model_name device kernels cuda_graphs deterministic dtype quantize context_length",

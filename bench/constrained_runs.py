@@ -15,8 +15,8 @@ from typing import Any
 import torch
 import transformers
 
-from ramiform.runtime.checkpoint import SHIPPED_MODEL
 from ramiform.runtime.engine import Engine
+from ramiform.runtime.models.checkpoint import SHIPPED_MODEL
 from ramiform.runtime.protocol.core import CoreReply, FromCore, Generate, RequestFailed
 from ramiform.runtime.scheduler.scheduler import Scheduler
 

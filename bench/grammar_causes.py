@@ -23,8 +23,8 @@ import typer
 from ramiform.bench.grammar_cases import load_cases
 from ramiform.bench.grammar_tokens import find_tokenizer, load_tokens
 from ramiform.constrained import CompiledGrammar, GrammarError, JsonSchema, Vocabulary, compile_constraint
-from ramiform.constrained.automaton import Automaton
-from ramiform.constrained.masks import Walker
+from ramiform.constrained.automaton.automaton import Automaton
+from ramiform.constrained.automaton.masks import Walker
 
 TEKKEN = "tekken_240911.json"
 clock = time.thread_time_ns

@@ -27,7 +27,7 @@ from ramiform.bench.constrained_runs import Output, play, random_checkpoint
 from ramiform.bench.grammar_cases import Case, load_cases
 from ramiform.bench.grammar_judge import verdict
 from ramiform.bench.report import table
-from ramiform.runtime.core import load
+from ramiform.runtime.core.main import load
 from ramiform.runtime.protocol.config import CoreConfig
 from ramiform.runtime.protocol.core import Generate
 from ramiform.runtime.protocol.sampling import Constraint, SamplingParams

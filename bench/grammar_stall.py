@@ -22,8 +22,8 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 
-from ramiform.runtime.core import SWITCH_INTERVAL, load
-from ramiform.runtime.grammars import Grammars
+from ramiform.runtime.core.grammar_cache import Grammars
+from ramiform.runtime.core.main import SWITCH_INTERVAL, load
 from ramiform.runtime.protocol.config import CoreConfig
 from ramiform.runtime.protocol.core import Generate, Tokens
 from ramiform.runtime.protocol.errors import RequestError

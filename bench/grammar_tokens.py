@@ -14,10 +14,10 @@ from pathlib import Path
 
 import tiktoken
 
-from ramiform.runtime.tokenizer.config_files import TokenizerFacts, read_facts
+from ramiform.runtime.tokenizer.base import VocabularyTokenizer
 from ramiform.runtime.tokenizer.hf import HFTokenizer
-from ramiform.runtime.tokenizer.sp import SentencePieceTokenizer
-from ramiform.runtime.tokenizer.vocabulary import VocabularyTokenizer
+from ramiform.runtime.tokenizer.sentencepiece_model import SentencePieceTokenizer
+from ramiform.runtime.tokenizer.tokenizer_config import TokenizerFacts, read_facts
 
 TEKKEN_EOS = 2
 

@@ -26,13 +26,13 @@ from ramiform.bench.constrained_runs import Cost, Output, play
 from ramiform.bench.report import table
 from ramiform.constrained import Choices, JsonSchema, PropertyOrder, Regex, Vocabulary, compile_constraint
 from ramiform.constrained import Constraint as GrammarSource
-from ramiform.runtime.checkpoint import find_checkpoint
-from ramiform.runtime.core import load
+from ramiform.runtime.core.main import load
 from ramiform.runtime.engine import Engine
+from ramiform.runtime.models.checkpoint import find_checkpoint
 from ramiform.runtime.protocol.config import CoreConfig
 from ramiform.runtime.protocol.core import FlushCache, Generate
 from ramiform.runtime.protocol.sampling import Constraint, SamplingParams
-from ramiform.runtime.scheduler.retokenise import Retokeniser
+from ramiform.runtime.scheduler.jump_forward import Retokeniser
 from ramiform.runtime.scheduler.scheduler import Scheduler, VocabularyFacts, make_cache
 from ramiform.runtime.tokenizer import load_tokenizer
 

@@ -72,16 +72,16 @@ class Shape:
         self.kv_bytes = 2 * num_rows * num_keys * K * D * stored.itemsize
 
     def split(self, *, tile: int = 64) -> Callable[[], object]:
+        from ramiform.kernels.triton.launch_configs import num_splits_wanted
         from ramiform.kernels.triton.split_attention import split_attention
         from ramiform.kernels.triton.splits import make_splits
-        from ramiform.kernels.triton.tables import num_splits_wanted
 
         splits = make_splits(self.rows.num_keys_R, num_wanted=num_splits_wanted(self.q_THD.device, K), tile=tile)
         return lambda: split_attention(self.q_THD, self.kv, self.rows, splits, self.out_THD, D**-0.5)
 
     def chunk(self) -> Callable[[], object]:
         from ramiform.kernels.triton.chunk_attention import chunk_attention, query_tiles
-        from ramiform.kernels.triton.tables import chunk_tile
+        from ramiform.kernels.triton.launch_configs import chunk_tile
 
         tile = chunk_tile(self.q_THD.device, D, self.kv.k_SKD.dtype)
         tiles = query_tiles(

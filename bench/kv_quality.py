@@ -30,10 +30,10 @@ from quantization_skills import SEED, Answers, Greedy, answers, change
 
 from ramiform.examples.demo_model import evaluate
 from ramiform.examples.demo_model.corpus.mix import SKILLS, cases, cases_of
-from ramiform.runtime.checkpoint import SHIPPED_MODEL
-from ramiform.runtime.core import Core, load
+from ramiform.runtime.core.main import Core, load
 from ramiform.runtime.engine.kv_pool import PAGE_SIZE, bytes_per_page
 from ramiform.runtime.engine.kv_ranges import KvRanges, measure, random_texts, write_ranges
+from ramiform.runtime.models.checkpoint import SHIPPED_MODEL
 from ramiform.runtime.models.config import read_config
 from ramiform.runtime.models.load import load_model
 from ramiform.runtime.protocol.config import CoreConfig, KvDtypeName

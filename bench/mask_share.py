@@ -22,8 +22,8 @@ from ramiform.bench.grammar_tokens import find_tokenizer, load_tokens
 from ramiform.bench.jump import PERSON, Bench, tasks
 from ramiform.bench.report import table
 from ramiform.constrained import JsonSchema, Matcher, Vocabulary, compile_constraint, fill_batch
-from ramiform.runtime.checkpoint import SHIPPED_MODEL
-from ramiform.runtime.scheduler.masks import next_mask
+from ramiform.runtime.models.checkpoint import SHIPPED_MODEL
+from ramiform.runtime.scheduler.sampling_inputs import next_mask
 from ramiform.runtime.tokenizer import load_tokenizer
 
 STRIDE = 7  # tokens between the places of a batch's rows

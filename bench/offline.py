@@ -25,9 +25,9 @@ from rich.table import Table
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from ramiform.bench.random_model import qwen2_shaped
-from ramiform.runtime.checkpoint import find_checkpoint
-from ramiform.runtime.core import load
+from ramiform.runtime.core.main import load
 from ramiform.runtime.engine import Engine
+from ramiform.runtime.models.checkpoint import find_checkpoint
 from ramiform.runtime.protocol.config import CoreConfig
 from ramiform.runtime.protocol.core import FlushCache, Generate
 from ramiform.runtime.protocol.sampling import SamplingParams

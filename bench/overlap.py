@@ -28,8 +28,8 @@ import torch
 import typer
 
 from ramiform.bench.report import table
-from ramiform.runtime.core import load
-from ramiform.runtime.pipeline import Launches, Pipeline
+from ramiform.runtime.core.main import load
+from ramiform.runtime.core.pipeline import Launches, Pipeline
 from ramiform.runtime.protocol.config import CoreConfig
 from ramiform.runtime.protocol.core import FlushCache, FromCore, Generate, Tokens
 from ramiform.runtime.protocol.sampling import Constraint, SamplingParams

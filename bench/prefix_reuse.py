@@ -26,7 +26,7 @@ from ramiform.bench.runs import Run
 from ramiform.bench.sessions import Player, word_tokens
 from ramiform.bench.simulation import VOCABULARY, simulate
 from ramiform.bench.workloads import make_workloads
-from ramiform.runtime.checkpoint import find_checkpoint
+from ramiform.runtime.models.checkpoint import find_checkpoint
 from ramiform.runtime.protocol.config import CoreConfig
 from ramiform.runtime.tokenizer import load_tokenizer
 

@@ -37,8 +37,8 @@ import quantization_skills
 
 from ramiform.bench.random_model import qwen2_shaped
 from ramiform.examples.demo_model.corpus.mix import cases
-from ramiform.runtime.checkpoint import SHIPPED_MODEL
-from ramiform.runtime.core import Core, load
+from ramiform.runtime.core.main import Core, load
+from ramiform.runtime.models.checkpoint import SHIPPED_MODEL
 from ramiform.runtime.models.load import load_model
 from ramiform.runtime.protocol.config import CoreConfig, QuantizeName
 from ramiform.runtime.quantize.perplexity import perplexity

@@ -22,8 +22,8 @@ from gguf import GGMLQuantizationType as Type
 from safetensors.torch import load_file, save_file
 
 from ramiform.examples.demo_model.corpus.mix import cases
-from ramiform.runtime.checkpoint import SHIPPED_MODEL
-from ramiform.runtime.models.quantised import nibbles
+from ramiform.runtime.models.checkpoint import SHIPPED_MODEL
+from ramiform.runtime.models.quantised import int4_packing as nibbles
 from ramiform.runtime.quantize.write import Method, write_quantised
 from ramiform.tests.models.gguf_files import add_bpe_tokenizer, write_gguf
 

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 
 from ramiform.examples.demo_model import evaluate
 from ramiform.examples.demo_model.corpus.mix import SKILLS, cases_of
-from ramiform.runtime.checkpoint import SHIPPED_MODEL
-from ramiform.runtime.core import Core
+from ramiform.runtime.core.main import Core
+from ramiform.runtime.models.checkpoint import SHIPPED_MODEL
 from ramiform.runtime.protocol.core import Generate, Tokens
 from ramiform.runtime.protocol.sampling import SamplingParams
 

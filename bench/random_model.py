@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 import transformers
 
-from ramiform.runtime.checkpoint import SHIPPED_MODEL
+from ramiform.runtime.models.checkpoint import SHIPPED_MODEL
 
 HALF_BILLION: dict[str, int] = {
     "hidden_size": 896,

@@ -22,13 +22,13 @@ from msgspec.structs import replace
 
 from ramiform.bench.report import table
 from ramiform.bench.speculation import bodies
-from ramiform.runtime.checkpoint import SHIPPED_MODEL
-from ramiform.runtime.core import Core, load
+from ramiform.runtime.core.main import Core, load
+from ramiform.runtime.models.checkpoint import SHIPPED_MODEL
 from ramiform.runtime.protocol.config import CoreConfig, SpeculativeName
 from ramiform.runtime.protocol.core import Generate, Tokens
 from ramiform.runtime.protocol.sampling import SamplingParams
-from ramiform.runtime.scheduler.guard import Guard
 from ramiform.runtime.scheduler.scheduler import Scheduler
+from ramiform.runtime.scheduler.speculation_budget import Guard
 from ramiform.runtime.tokenizer import load_tokenizer
 
 

@@ -8,12 +8,12 @@
 Knows no device, no model, no text beyond bytes.
 """
 
+from .automaton.matcher import CompiledGrammar, Matcher, fill_batch
+from .automaton.vocabulary import Vocabulary
 from .compile import PropertyOrder, WhitespacePolicy, compile_constraint
 from .constraint import Choices, Constraint, Grammar, JsonObject, JsonSchema, Regex, SchemaOptions, StructuralTag
 from .errors import GrammarError
-from .matcher import CompiledGrammar, Matcher, fill_batch
-from .search import Match, Scan, Search, search
-from .vocabulary import Vocabulary
+from .regex.search import Match, Scan, Search, search
 
 __all__ = [
     "Choices",

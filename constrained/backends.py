@@ -13,10 +13,10 @@ from typing import Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from .automaton.vocabulary import Vocabulary
 from .compile import PropertyOrder, WhitespacePolicy, compile_constraint
 from .constraint import Constraint
 from .errors import GrammarError
-from .vocabulary import Vocabulary
 
 BackendName = Literal["native", "llguidance", "xgrammar", "outlines"]
 
@@ -109,7 +109,7 @@ def backend(name: BackendName, vocabulary: Vocabulary, *, whitespace: Whitespace
     if name == "native":
         return lambda constraint, order: compile_constraint(constraint, vocabulary, whitespace=whitespace, order=order)
     try:
-        module = import_module(f".backend_{name}", __package__)
+        module = import_module(f".peers.{name}", __package__)
         compile_one: Callable[[Constraint], Callable[[], Peer]] = module.compiler(vocabulary, whitespace == "any")
     except ImportError as error:
         raise ImportError(

@@ -7,22 +7,22 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from .actions import DEAD_END, FLAGS, FREE
-from .automaton import Automaton, State, WholeText
+from .automaton.actions import DEAD_END, FLAGS, FREE
+from .automaton.automaton import Automaton, State, WholeText
+from .automaton.matcher import CompiledGrammar
+from .automaton.vocabulary import Vocabulary
 from .budget import Budget
 from .constraint import Choices, Constraint, Grammar, JsonObject, JsonSchema, Regex, SchemaOptions, StructuralTag
-from .dfa import DEAD, START, Dfa, trimmed
 from .errors import GrammarError
-from .expression import choice, literal
-from .grammar_gbnf import gbnf_grammar
-from .grammar_lark import lark_grammar
-from .grammar_states import grammar_start
-from .matcher import CompiledGrammar
-from .schema import schema_start
-from .string_dfas import expression_dfa, regex_dfa
-from .tags_build import Options, tags_start
-from .tags_format import read_tags
-from .vocabulary import Vocabulary
+from .grammar.gbnf import gbnf_grammar
+from .grammar.lark import lark_grammar
+from .grammar.states import grammar_start
+from .regex.dfa import DEAD, START, Dfa, trimmed
+from .regex.expression import choice, literal
+from .schema.compile import schema_start
+from .schema.string_dfas import expression_dfa, regex_dfa
+from .tags.build import Options, tags_start
+from .tags.spec import read_tags
 
 WhitespacePolicy = Literal["compact", "bounded", "any"]
 PropertyOrder = Literal["any", "schema"]

@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from .kernel import compiled
+from .automaton.walk_kernel import compiled
 
 Ints = NDArray[np.int32]
 Bools = NDArray[np.bool_]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from .actions import CLASSES, FILLED, ROW
-from .automaton import Automaton
+from .automaton.actions import CLASSES, FILLED, ROW
+from .automaton.automaton import Automaton
 
 
 def class_row(automaton: Automaton, actions: list[int], class_of: NDArray[np.uint8]) -> int:

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from .errors import GrammarError
-from .schema_document import Document, Location
-from .schema_keywords import child
+from .schema.document import Document, Location
+from .schema.keywords import child
 
 MAX_SAME_VALUE = 100  # schemas inside each other that apply to one value
 

@@ -6,8 +6,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from .schema_document import Document, Location
-from .schema_keywords import TYPES
+from .schema.document import Document, Location
+from .schema.keywords import TYPES
 
 
 @dataclass(frozen=True)

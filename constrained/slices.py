@@ -13,7 +13,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from .token_trie import TokenTrie
+from .automaton.token_trie import TokenTrie
 
 
 def bitmask(tokens: NDArray[np.integer], num_tokens: int) -> NDArray[np.int32]:

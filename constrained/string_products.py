@@ -11,13 +11,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .budget import Budget
-from .charset import ALL
-from .dfa import DEAD, START, Dfa
-from .encode import encoded
 from .errors import GrammarError
-from .expression import Chars, repeat
-from .pair_product import pair_product
-from .subset import char_dfa
+from .regex.byte_dfa import encoded
+from .regex.charset import ALL
+from .regex.dfa import DEAD, START, Dfa
+from .regex.expression import Chars, repeat
+from .regex.pair_product import pair_product
+from .regex.subset import char_dfa
 
 MAX_LENGTH_STATES = 60_000
 MAX_PRODUCT_STATES = 20_000

@@ -8,22 +8,22 @@ from __future__ import annotations
 from functools import cache
 from importlib import import_module
 
-from .formats import PATTERNS
-from .schema_string_parts import StringPart
-from .schema_strings import part_block
+from .schema.formats import PATTERNS
+from .schema.string_parts import StringPart
+from .schema.string_states import part_block
 from .string_products import any_string, labelled_product, plain_states
 
 
 @cache
 def warm_up() -> None:
     """About a third of a second, once a process; seconds where the loops were never compiled."""
-    from . import kernel  # here, for it imports numba
+    from .automaton import walk_kernel as kernel  # here, for it imports numba
 
     if kernel.IS_COMPILED:
         for name in (
-            "packed",
-            "product_kernel",
-            "subset_kernel",
+            "automaton.walk_packed",
+            "regex.dfa_kernel",
+            "regex.subset_kernel",
         ):  # before what follows, whose processor time is bounded
             import_module(f".{name}", __package__)
     plain_states(any_string())

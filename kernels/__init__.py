@@ -7,13 +7,13 @@ Knows tensors and slots; knows nothing of models, requests or plans.
 
 from __future__ import annotations
 
-from .choose import KernelsName, for_device
+from .dispatch import KernelsName, for_device
 from .kv_cache import KvCache
 from .ops import Attention, Ops
 from .reference.attention import paged_attention, store_kv
+from .reference.attention_layout import AttentionLayout, RowSpan, attention_layout
 from .reference.experts import choose_experts, combine_experts, group_by_expert, grouped_matmul, groups
 from .reference.layers import add_rms_norm, apply_rope, rms_norm, silu_and_mul
-from .reference.layout import AttentionLayout, RowSpan, attention_layout
 from .reference.logits import apply_penalties, apply_token_bitmask
 from .reference.quantise import LARGEST
 from .reference.sampling import draw_tokens, sampling_weights, token_logprobs

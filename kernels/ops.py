@@ -14,7 +14,7 @@ from typing import Protocol
 import torch
 
 from .kv_cache import KvCache
-from .reference.layout import KeyRope, RowSpan
+from .reference.attention_layout import KeyRope, RowSpan
 
 
 class Attention(Protocol):

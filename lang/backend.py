@@ -75,7 +75,7 @@ class RuntimeEndpoint:
         with self._lock:
             if self._reached is None:
                 if self.address.startswith("http"):
-                    from .backends.nearby import reach
+                    from .backends.connect_url import reach
 
                     self._reached = reach(self.address, self.api_key)
                 else:

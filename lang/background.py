@@ -7,7 +7,7 @@ from collections.abc import Callable, Coroutine
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
-from .log import Log
+from .operation_log import Log
 
 if TYPE_CHECKING:
     from asyncio import Task

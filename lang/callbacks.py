@@ -16,7 +16,7 @@ from typing import Any
 from ..runtime.protocol.errors import ErrorInfo, RamiformError, RequestError
 from ..runtime.protocol.session import Done, Supply
 from .execution import Execution
-from .log import Log
+from .operation_log import Log
 
 MAX_THREADS = 32  # of functions at work in the whole process; more wait their turn
 

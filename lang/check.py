@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from ..runtime.protocol import session
 from ..runtime.protocol.errors import RequestError
 from ..runtime.protocol.sampling import Constraint
-from .log import Log
+from .operation_log import Log
 
 
 def check(logs: Sequence[Log], *, is_whole: bool = True) -> None:

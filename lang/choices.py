@@ -12,7 +12,7 @@ from typing import Any, get_args
 from ..runtime.protocol import choices as methods
 from ..runtime.protocol import session
 from ..runtime.protocol.errors import RequestError
-from .meta import meta_of_choice
+from .meta_info import meta_of_choice
 
 TokenLogprobs = Sequence[Any]  # of one choice: tuples of log-probability, token id, text or None
 

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 from ..runtime.protocol.errors import ErrorInfo, RamiformError, RequestError
 from ..runtime.protocol.session import Append, Budget, Close, Open, Play, Supply
 from .backend import Channel
-from .log import Log
-from .place import blame, program_place
+from .operation_log import Log
 from .recording import Recording
+from .source_location import blame, program_place
 
 if TYPE_CHECKING:
     from asyncio import AbstractEventLoop, Task

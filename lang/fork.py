@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ..runtime.protocol.errors import RequestError
 from .expr import Expr
-from .values import Gathered, Value
+from .variables import Gathered, Value
 
 if TYPE_CHECKING:
     from .state import ProgramState

@@ -10,8 +10,8 @@ from ..runtime.protocol import session
 from ..runtime.protocol.errors import RequestError
 from .callbacks import Callback
 from .choices import BuiltIn, Deciding
-from .dtypes import ResultType, separated
 from .expr import Constant, Expr, Gen, RoleBegin, RoleEnd, Select
+from .result_types import ResultType, separated
 from .sampling import lower_gen, lower_select
 from .tools import Calling, Outcome
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from ..runtime.protocol.errors import ErrorInfo, RamiformError
 from ..runtime.protocol.session import Delta, Done, Failed, Operation
-from .place import blame
+from .source_location import blame
 
 
 class Log:

@@ -11,7 +11,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any, Literal
 
 from ..runtime.protocol import session
-from .log import Log
+from .operation_log import Log
 from .symbols import shown
 
 if TYPE_CHECKING:

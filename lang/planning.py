@@ -14,12 +14,12 @@ from ..runtime.protocol.session import ToFrontend
 from .check import check
 from .execution import Execution, Waits
 from .expr import Gen
-from .log import Log
-from .place import place_of
+from .operation_log import Log
 from .plan import PlannedState, states_of
 from .reader import UndefinedVariable
-from .recorder import Recorder
+from .source_location import place_of
 from .state import ProgramState
+from .state_handle import Recorder
 from .symbols import substituted, symbol
 
 if TYPE_CHECKING:

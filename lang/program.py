@@ -17,11 +17,11 @@ from .batch import run_in_loop, run_in_threads, run_recorded
 from .execution import Execution
 from .expr import Gen
 from .plan import Plan
-from .recorder import Recorder
-from .running import Call, begin, begin_recorded, body, body_async, new_state, play, run_async
+from .planning import trace
+from .runner import Call, begin, begin_recorded, body, body_async, new_state, play, run_async
 from .sampling import NO_DEFAULTS, RUN_NAMES, defaults_of
 from .state import ProgramState
-from .tracing import trace
+from .state_handle import Recorder
 
 _BUDGETS = {"timeout": "seconds", "max_total_tokens": "tokens"}
 

@@ -7,10 +7,10 @@ from typing import Any
 
 from ..runtime.protocol.errors import RamiformError, RequestError
 from .background import Background
-from .log import Log
-from .recorder import Recorder
+from .operation_log import Log
+from .state_handle import Recorder
 from .stream import Span, Wait, answered, changed, pieces
-from .values import Value
+from .variables import Value
 
 
 class UndefinedVariable(KeyError):

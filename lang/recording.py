@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from .log import Log
+from .operation_log import Log
 
 _all: list[Recording] | None = None
 

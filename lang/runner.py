@@ -17,10 +17,10 @@ from .backend import Channel
 from .check import check
 from .execution import Execution, Waits
 from .expr import Gen
-from .place import place_of
-from .recorder import Recorder
 from .recording import Recording, is_recording_all
+from .source_location import place_of
 from .state import ProgramState
+from .state_handle import Recorder
 
 MAX_THREADS = 128  # of sync programs that event loops run
 

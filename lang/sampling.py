@@ -14,8 +14,8 @@ from ..runtime.protocol import session
 from ..runtime.protocol.errors import RequestError
 from ..runtime.protocol.sampling import Constraint, LogprobParams, SamplingParams
 from .choices import BuiltIn
-from .dtypes import TEXT, ResultType, json_schema_text, of_dtype, of_schema
 from .expr import Gen, Select
+from .result_types import TEXT, ResultType, json_schema_text, of_dtype, of_schema
 
 T = TypeVar("T")
 

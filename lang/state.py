@@ -20,14 +20,14 @@ from .decide import questions_of
 from .expr import Expr, Gen, RoleBegin, RoleEnd, parts_of
 from .fork import ForkGroup
 from .lowering import lower
-from .meta import Segment, segment_of
-from .place import program_place
+from .meta_info import Segment, segment_of
 from .primitives import gen
 from .reader import Reader
-from .recorder import Recorder
+from .source_location import program_place
+from .state_handle import Recorder
 from .stream import drive, drive_async
 from .tools import OnError, Tool
-from .values import Answered, Given, Scope, Value, value_of
+from .variables import Answered, Given, Scope, Value, value_of
 
 if TYPE_CHECKING:
     from .trace import Trace

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from ..runtime.protocol.errors import ErrorInfo, RamiformError, RuntimeFailed
 from ..runtime.protocol.session import Append, Concatenate, Done, Fork, Operation
 from .execution import Execution
-from .log import Log
-from .place import blame, program_place
+from .operation_log import Log
+from .source_location import blame, program_place
 
 
 class Recorder:

@@ -10,7 +10,7 @@ import contextlib
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from dataclasses import dataclass
 
-from .log import Log
+from .operation_log import Log
 
 # Whose operations, from which, to before which; the end may still be unknown: None as long as it is.
 Span = tuple[Log, int, Callable[[], int | None]]

@@ -17,7 +17,7 @@ import msgspec
 from ..runtime.protocol.core import Timings
 from ..runtime.protocol.errors import RequestError
 from ..runtime.protocol.session import Done
-from .log import Log
+from .operation_log import Log
 from .plan import Kind, Step, states_of
 from .recording import Recording, Times
 

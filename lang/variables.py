@@ -11,12 +11,12 @@ import msgspec
 from ..runtime.protocol import session
 from ..runtime.protocol.decisions import DecisionAnswer
 from ..runtime.protocol.errors import ErrorInfo, RequestError
-from .dtypes import ResultType
-from .log import Log
 from .lowering import Binding
-from .meta import meta_of_choice, meta_of_sequence
-from .place import blame
-from .recorder import Recorder
+from .meta_info import meta_of_choice, meta_of_sequence
+from .operation_log import Log
+from .result_types import ResultType
+from .source_location import blame
+from .state_handle import Recorder
 from .tools import Outcome
 
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 
+from .child_index import Branch
 from .events import Event, EventLog
 from .lease import Lease
-from .packed import num_common, pack
-from .siblings import Branch
+from .packed_tokens import num_common, pack
 from .strategies import STRATEGIES, StrategyName
 from .tiers import CacheStats, Copy, Tiers
 from .tree import Match, Node, RadixTree

@@ -10,7 +10,7 @@ from bisect import bisect_left, insort
 from operator import itemgetter
 from typing import Generic, Protocol, TypeVar
 
-from .packed import num_common
+from .packed_tokens import num_common
 
 _CHUNK = 512  # keys; what an insertion or a removal among very many siblings moves in memory
 _last = itemgetter(-1)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 
-from .siblings import Branch
+from .child_index import Branch
 from .tree import Node
 
 

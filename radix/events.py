@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Literal
 
-from .packed import TOKEN_BYTES, unpack
-from .siblings import Branch
+from .child_index import Branch
+from .packed_tokens import TOKEN_BYTES, unpack
 from .tree import Node, Root
 
 TierName = Literal["device", "host"]

@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Sequence
 
 from .cache import Lease, PrefixCache
-from .packed import TOKEN_BYTES
-from .siblings import Branch
+from .child_index import Branch
+from .packed_tokens import TOKEN_BYTES
 from .tree import Node
 
 

@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterator, Sequence
 from typing import NamedTuple
 
-from .packed import TOKEN_BYTES, num_common, pack
-from .siblings import Branch
+from .child_index import Branch
+from .packed_tokens import TOKEN_BYTES, num_common, pack
 
 FIRST_LOOK = 128  # tokens that a match looks at, doubled as long as they agree
 

@@ -16,8 +16,8 @@ import ramiform
 from ramiform import RamiformError, RequestError
 from ramiform.cli import app
 from ramiform.flags import PANELS
-from ramiform.runtime.launch import make_config
-from ramiform.runtime.protocol import peer_names
+from ramiform.runtime.processes.launch import make_config
+from ramiform.runtime.protocol import setting_aliases as peer_names
 from ramiform.runtime.protocol.config import CoreConfig, ServeConfig
 
 RAMIFORM = str(Path(sys.executable).parent / "ramiform")
@@ -326,7 +326,7 @@ def test_a_slip_in_a_script_is_told_before_a_runtime_starts(tmp_path: Path, monk
     def start(*args: Any, **settings: Any) -> None:
         raise AssertionError("a runtime was started")
 
-    monkeypatch.setattr("ramiform.runtime.launch.Runtime", start)
+    monkeypatch.setattr("ramiform.runtime.processes.launch.Runtime", start)
     script = tmp_path / "script.py"
     script.write_text("print('unended)\n")
     assert isinstance(CliRunner().invoke(app, ["run", str(script)]).exception, SyntaxError)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import ramiform
-from ramiform.runtime.compile_ahead import MODULES
+from ramiform.runtime.processes.compile_ahead import MODULES
 
 ROOT = Path(ramiform.__file__).parent
 CODE = """
@@ -122,7 +122,10 @@ def test_every_loop_is_compiled_before_a_runtime_says_that_it_is_ready() -> None
 def test_loops_can_be_compiled_ahead() -> None:
     for _ in range(2):
         done = subprocess.run(
-            [sys.executable, "-P", "-m", "ramiform.runtime.compile_ahead"], capture_output=True, text=True, check=True
+            [sys.executable, "-P", "-m", "ramiform.runtime.processes.compile_ahead"],
+            capture_output=True,
+            text=True,
+            check=True,
         )
     assert done.stderr == "", "the second time there is nothing to say"
 

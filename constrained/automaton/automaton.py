@@ -12,6 +12,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from ..errors import GrammarError
+from ..regex.dfa import START as DFA_START
+from ..regex.dfa import Dfa, free_kinds
 from .actions import (
     CLASSES,
     DEAD,
@@ -31,9 +34,6 @@ from .actions import (
     action,
 )
 from .blocks import Block, block_of
-from .dfa import START as DFA_START
-from .dfa import Dfa, free_kinds
-from .errors import GrammarError
 from .tables import Tables
 
 MAX_GUARDS = 64  # answers of guards that are remembered

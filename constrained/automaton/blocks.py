@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from ..regex.dfa import Dfa
 from .actions import (
     CHECK,
     COUNT,
@@ -32,7 +33,6 @@ from .actions import (
     SHIFT,
     UNBOUNDED,
 )
-from .dfa import Dfa
 from .tables import Ints, new_rows
 
 MAX_KEPT = 1 << 14  # actions of a block that is laid out once; larger ones are seldom met again

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from ..regex.dfa import Dfa
 from .actions import FILLED
-from .dfa import Dfa
 from .tables import Tables
 
 _NO_TABLE, _NO_CLASSES = np.zeros((1, 1), np.int32), np.zeros(256, np.uint8)
@@ -22,7 +22,7 @@ def literal_states(tables: Tables, texts: list[tuple[bytes, int]], base: int = 0
     np.cumsum([len(text) for text, _ in texts], out=starts[1:])
     root = tables.new_states(len(data) + 1)
     tables.reserve_edges(len(data))
-    from . import kernel  # here, for it imports numba
+    from . import walk_kernel as kernel  # here, for it imports numba
 
     tables.num_edges, used = kernel.insert_texts(
         np.frombuffer(bytearray(data), np.uint8),  # the loop is compiled for what can be written to

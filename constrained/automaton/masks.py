@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from . import layout
 from .actions import DEAD_END, ENDS, FILLED, FLAGS, LEAST, LIKE, LOOPS, MOST, PLAIN, RETURNS, UNBOUNDED
 from .automaton import Automaton
+from .duplicate_names import NamesInTokens, without
 from .layout import BELOW, CONTEXT_SIZE, FRAME, LEVEL, MAX_DEPTH
-from .repeats import NamesInTokens, without
 from .tables import Tables
 from .token_trie import FIRST_TOKEN, TokenTrie, addresses
 from .vocabulary import Vocabulary
@@ -38,7 +38,7 @@ class Walker:
     """Fills what a walk asks for, and remembers masks. One thread at a time."""
 
     def __init__(self, automaton: Automaton, vocabulary: Vocabulary) -> None:
-        from . import kernel  # here, for it imports numba
+        from . import walk_kernel as kernel  # here, for it imports numba
 
         self._kernel: Any = kernel
         self._packed: Packed | None = None
@@ -338,7 +338,7 @@ class Packed:
         codes: NDArray[np.int32],
         vocabulary: Vocabulary,
     ) -> None:
-        from . import packed  # here, for it imports numba
+        from . import walk_packed as packed  # here, for it imports numba
 
         self.advance: Any = packed.advance
         self.walk: Any = packed.walk

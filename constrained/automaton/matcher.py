@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .automaton import Accepted, Automaton, State
+from .duplicate_names import NamesInTokens
 from .masks import Configuration, Walker
-from .repeats import NamesInTokens
 from .vocabulary import Vocabulary
 
 MAX_FORCED = 1 << 12  # bytes

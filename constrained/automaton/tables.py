@@ -8,8 +8,8 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from ..errors import GrammarError
 from .actions import CLASSES, FILLED, HEAD, MAX_ARGUMENT, MOST, NUM_COLUMNS, RETURNS, ROW, UNBOUNDED, UNKNOWN
-from .errors import GrammarError
 
 Ints = NDArray[np.int32]
 T = TypeVar("T", bound=np.generic)

@@ -9,10 +9,10 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from .repeats import QuotedTokens
-from .slices import PlainTokens, bitmask
+from ..slices import PlainTokens, bitmask
+from ..warm import warm_up
+from .duplicate_names import QuotedTokens
 from .token_trie import TokenTrie, addresses
-from .warm import warm_up
 
 
 @dataclass(frozen=True, eq=False)

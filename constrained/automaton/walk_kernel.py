@@ -80,7 +80,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 Ints = NDArray[np.int32]
 
 try:
-    from ..loops import compiled as compiled  # for `product_kernel` too
+    from ...loops import compiled as compiled  # for `product_kernel` too
 except ModuleNotFoundError as error:  # the same loops, interpreted
     if error.name != "numba":
         raise

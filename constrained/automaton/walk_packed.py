@@ -13,8 +13,8 @@ from numba import carray, types  # type: ignore[attr-defined]
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
-from ..loops import compiled
-from . import kernel
+from ...loops import compiled
+from . import walk_kernel as kernel
 from .actions import DEAD_END, FLAGS, NUM_COLUMNS
 from .layout import (
     ANSWERED,

@@ -17,11 +17,11 @@ from itertools import combinations
 import interegular
 from interegular.fsm import TransitionKey
 
-from .alphabet import Alphabet, common_alphabet
-from .budget import Budget
+from ..budget import Budget
+from ..regex.alphabet import Alphabet, common_alphabet
+from ..regex.char_dfa import DEAD, START, CharDfa
 from .cfg import Cfg
-from .char_dfa import DEAD, START, CharDfa
-from .grammar_lark import Lexeme, lark_lexemes
+from .lark import Lexeme, lark_lexemes
 
 MAX_STEPS = 2_000_000  # for one pair: states times states times classes of characters
 MAX_CPU_SECONDS = 10.0  # for all pairs

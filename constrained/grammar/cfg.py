@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from .dfa import START, Dfa
-from .errors import GrammarError
+from ..errors import GrammarError
+from ..regex.dfa import START, Dfa
 
 MAX_RULES = 20_000
 

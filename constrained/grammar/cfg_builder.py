@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from ..errors import GrammarError
 from .cfg import MAX_RULES, Cfg, Symbol, Terminal, cfg
-from .errors import GrammarError
 
 MAX_REPEAT = 10_000
 MAX_SYMBOLS = 200_000

@@ -12,8 +12,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from ..errors import GrammarError
 from .cfg import Cfg
-from .errors import GrammarError
 
 MAX_WORK = 30_000  # steps from one place in a text to the next: an unambiguous text takes some dozens
 HERE = -1  # an item's origin: the set that it is in

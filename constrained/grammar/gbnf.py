@@ -10,13 +10,13 @@ from __future__ import annotations
 import re
 from typing import NoReturn
 
-from .budget import GRAMMAR_CPU_SECONDS, Budget
+from ..budget import GRAMMAR_CPU_SECONDS, Budget
+from ..errors import GrammarError
+from ..regex.charset import ALL, MAX_CODE_POINT, CharSet, charset, complement
+from ..regex.expression import Chars, Sequence, literal
 from .cfg import Cfg
-from .charset import ALL, MAX_CODE_POINT, CharSet, charset, complement
-from .errors import GrammarError
-from .expression import Chars, Sequence, literal
-from .grammar_expressions import Alternatives, Concatenation, Reference, Repetition, Rule, grammar_of
-from .grammar_rules import MAX_REPEAT
+from .cfg_builder import MAX_REPEAT
+from .rule_expressions import Alternatives, Concatenation, Reference, Repetition, Rule, grammar_of
 
 MAX_TEXT = 1 << 17
 MAX_NESTING = 60

@@ -15,15 +15,15 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from .budget import GRAMMAR_CPU_SECONDS, Budget
+from ..budget import GRAMMAR_CPU_SECONDS, Budget
+from ..errors import GrammarError
+from ..regex.byte_dfa import encoded
+from ..regex.char_dfa import CharDfa
+from ..regex.dfa import START
+from ..regex.leftmost_first import preferred_dfa
+from ..regex.parser import parse_regex
 from .cfg import MAX_RULES, Cfg, Symbol, Terminal
-from .char_dfa import CharDfa
-from .dfa import START
-from .encode import encoded
-from .errors import GrammarError
-from .grammar_rules import Rules
-from .leftmost import preferred_dfa
-from .regex import parse_regex
+from .cfg_builder import Rules
 
 if TYPE_CHECKING:
     from lark import Tree

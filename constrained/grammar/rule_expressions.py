@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from .budget import Budget
+from ..budget import Budget
+from ..regex.byte_dfa import encoded
+from ..regex.char_dfa import length_chars
+from ..regex.dfa import START
+from ..regex.expression import EMPTY, Chars, Choice, Expression, Repeat, Sequence, choice, repeat, sequence
+from ..regex.subset import char_dfa
 from .cfg import Cfg, Symbol, Terminal
-from .char_dfa import length_chars
-from .dfa import START
-from .encode import encoded
-from .expression import EMPTY, Chars, Choice, Expression, Repeat, Sequence, choice, repeat, sequence
-from .grammar_rules import Rules
-from .subset import char_dfa
+from .cfg_builder import Rules
 
 MAX_REGULAR_SIZE = 4_000  # nodes of an expression that is inlined
 MAX_INLINED = 40  # rules within rules

@@ -14,12 +14,12 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from .automaton import Automaton, Row
+from ..automaton.automaton import Automaton, Row
+from ..errors import GrammarError
+from ..regex.dfa import DEAD, START, Dfa
+from ..rows import class_row
 from .cfg import Cfg
-from .dfa import DEAD, START, Dfa
 from .earley import EarleySets
-from .errors import GrammarError
-from .rows import class_row
 
 MAX_READINGS = 2_000  # of one text: the grammar is that ambiguous
 

@@ -10,11 +10,11 @@ import numpy as np
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 from numpy.typing import NDArray
 
-from .backend_schemas import peer_schema
-from .backends import Peer, not_supported
-from .constraint import Choices, Constraint, Grammar, JsonObject, JsonSchema, Regex
-from .errors import GrammarError
-from .vocabulary import Vocabulary
+from ..automaton.vocabulary import Vocabulary
+from ..backends import Peer, not_supported
+from ..constraint import Choices, Constraint, Grammar, JsonObject, JsonSchema, Regex
+from ..errors import GrammarError
+from .schema_options import peer_schema
 
 
 def compiler(vocabulary: Vocabulary, any_whitespace: bool) -> Callable[[Constraint], Callable[[], Peer]]:

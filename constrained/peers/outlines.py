@@ -18,19 +18,19 @@ from numpy.typing import NDArray
 from outlines_core import Index
 from outlines_core import Vocabulary as OutlinesVocabulary
 
-from .backend_schemas import open_object, peer_schema
-from .backends import Peer, not_supported
-from .budget import Budget
-from .charset import ALL
-from .constraint import Choices, Constraint, JsonObject, JsonSchema, Regex
-from .dfa import DEAD, START, Dfa
-from .encode import encoded
-from .errors import GrammarError
-from .expression import Chars, choice, literal, repeat, sequence
-from .leftmost import preferred_dfa
+from ..automaton.vocabulary import Vocabulary
+from ..backends import Peer, not_supported
+from ..budget import Budget
+from ..constraint import Choices, Constraint, JsonObject, JsonSchema, Regex
+from ..errors import GrammarError
+from ..regex.byte_dfa import encoded
+from ..regex.charset import ALL
+from ..regex.dfa import DEAD, START, Dfa
+from ..regex.expression import Chars, choice, literal, repeat, sequence
+from ..regex.leftmost_first import preferred_dfa
+from ..regex.parser import parse_regex
 from .outlines_schema import portable_pattern, schema_pattern
-from .regex import parse_regex
-from .vocabulary import Vocabulary
+from .schema_options import open_object, peer_schema
 
 NUL = b"\0"
 WHITESPACE = r"[ \t\n\r]*"

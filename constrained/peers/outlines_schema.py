@@ -14,10 +14,10 @@ from typing import Any
 
 from outlines_core.json_schema import build_regex_from_schema
 
-from .budget import Budget
-from .charset import CharSet, charset, complement
-from .errors import GrammarError
-from .expression import (
+from ..budget import Budget
+from ..errors import GrammarError
+from ..regex.charset import CharSet, charset, complement
+from ..regex.expression import (
     NOTHING,
     Chars,
     Choice,
@@ -30,9 +30,9 @@ from .expression import (
     repeat,
     sequence,
 )
-from .formats import format_expression
-from .regex import parse_regex
-from .schema_keywords import TABLE, TYPES, check_keywords, child
+from ..regex.parser import parse_regex
+from ..schema.formats import format_expression
+from ..schema.keywords import TABLE, TYPES, check_keywords, child
 
 MAX_NODES = 1_000  # subschemas, references followed
 MAX_DEPTH = 30

@@ -12,11 +12,11 @@ from functools import partial
 from itertools import combinations
 from typing import Any
 
-from .constraint import JsonSchema, SchemaOptions
-from .errors import GrammarError
-from .schema_disjoint import are_disjoint
-from .schema_document import Document, Location, read_schema
-from .schema_keywords import ALL, ONE, SEQUENCE, TABLE, check_keywords, child
+from ..constraint import JsonSchema, SchemaOptions
+from ..errors import GrammarError
+from ..schema.document import Document, Location, read_schema
+from ..schema.keywords import ALL, ONE, SEQUENCE, TABLE, check_keywords, child
+from ..schema_disjoint import are_disjoint
 
 _LISTING = frozenset(("properties", "patternProperties"))
 _ENDS = frozenset(("additionalProperties", "unevaluatedProperties"))

@@ -9,9 +9,9 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from .budget import Budget
+from ..budget import Budget
+from .byte_decoder import Decoder, Encoding, decoder
 from .char_dfa import DEAD, CharDfa
-from .decoder import Decoder, Encoding, decoder
 from .dfa import Dfa
 
 

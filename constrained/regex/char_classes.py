@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Literal, NoReturn
 
+from ..errors import GrammarError
 from .charset import ASCII_SPACE, DIGITS, ECMA_SPACE, MAX_CODE_POINT, WORD, CharSet, chars, charset, complement
-from .errors import GrammarError
 from .unicode_sets import case_variants, property_set, python_class
 
 Dialect = Literal["python", "ecma"]

@@ -9,8 +9,8 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from ..budget import Budget
 from .alphabet import NO_CLASS, Alphabet, alphabet_of, common_alphabet
-from .budget import Budget
 from .charset import ALL
 from .pair_product import Lives, pair_product
 
@@ -113,7 +113,7 @@ def trimmed_chars(
     alphabet: Alphabet, rows: Sequence[Sequence[int]] | NDArray[np.int32], accepting: Sequence[bool] | NDArray[np.bool_]
 ) -> CharDfa:
     """The automaton without the states from which no accepting one can be reached. Every state is reachable."""
-    from . import product_kernel  # here, for it imports numba
+    from . import dfa_kernel as product_kernel  # here, for it imports numba
 
     table = np.ascontiguousarray(rows, np.int32).reshape(len(rows), alphabet.num_classes)
     ends = np.array(accepting, np.bool_)

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from .budget import Budget
-from .byte_kinds import KIND, NUM_KINDS
+from ..budget import Budget
+from ..byte_kinds import KIND, NUM_KINDS
 
 DEAD, START = 0, 1
 
@@ -114,7 +114,7 @@ def free_kinds(dfa: Dfa, within: NDArray[np.bool_] | None = None) -> tuple[NDArr
 
     As many kinds as are found one after another: there may be other sets that cannot be joined.
     """
-    from . import product_kernel  # here, for it imports numba
+    from . import dfa_kernel as product_kernel  # here, for it imports numba
 
     kept = np.ones(dfa.num_states, np.bool_) if within is None else within.copy()
     kept[DEAD] = False

@@ -6,7 +6,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from .kernel import compiled
+from ..automaton.walk_kernel import compiled
 
 Ints = NDArray[np.int32]
 BOTH, FIRST, EITHER = range(3)  # which of the two must not be dead

@@ -8,11 +8,11 @@ automaton, running along over what follows, accepts no more. (The ordered subset
 
 from __future__ import annotations
 
-from .budget import Budget
+from ..budget import Budget
+from ..errors import GrammarError
 from .char_dfa import DEAD, CharDfa, trimmed_chars
-from .errors import GrammarError
 from .expression import Expression
-from .thompson import CharNfa, build_char_nfa
+from .nfa import CharNfa, build_char_nfa
 
 Key = tuple[tuple[int, ...], bool]  # states that take a character, the preferred first; whether they match so far
 

@@ -12,9 +12,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from .budget import Budget
+from ..budget import Budget
 from .char_dfa import DEAD, CharDfa, trimmed_chars
-from .thompson import Around, CharNfa, Part
+from .nfa import Around, CharNfa, Part
 
 
 class Obligation(NamedTuple):

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal
 
+from ..budget import Budget
 from .alphabet import Alphabet, alphabet_of
-from .budget import Budget
 from .charset import ALL, CharSet
 from .expression import Bytes, Chars, Choice, Expression, Look, Repeat, Sequence, TextEnd, TextStart
 

@@ -21,7 +21,7 @@ def pair_product(
     int32[S, C], and the pairs int32[S, 2]; state 0 is dead, 1 the start. `check` is told the number of states now and
     then, and may raise.
     """
-    from . import product_kernel as kernel  # here, for it imports numba
+    from . import dfa_kernel as kernel  # here, for it imports numba
 
     a, b = np.ascontiguousarray(a), np.ascontiguousarray(b)  # the loops are compiled for these only
     num_classes = a.shape[1]
@@ -44,7 +44,7 @@ def pair_product(
 
 def _slots(pairs: NDArray[np.int32], number: int) -> NDArray[np.int32]:
     """Where the states so far are found by their pair: at least twice as many places as pairs."""
-    from . import product_kernel  # here, for it imports numba
+    from . import dfa_kernel as product_kernel  # here, for it imports numba
 
     slots = np.zeros(1 << (2 * len(pairs)).bit_length(), np.int32)
     product_kernel.enter(pairs, number, slots)

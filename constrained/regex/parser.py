@@ -12,10 +12,10 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
+from ..errors import GrammarError
+from .char_classes import CharacterReader, Dialect, Flags, cased, named_classes
 from .charset import ALL, chars
-from .errors import GrammarError
 from .expression import Chars, Expression, Look, Sequence, TextEnd, TextStart, choice, repeat, sequence
-from .regex_classes import CharacterReader, Dialect, Flags, cased, named_classes
 
 MAX_NESTING = 60
 MAX_PATTERN = 1 << 16  # characters

@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
-from .budget import Budget
+from ..budget import Budget
+from ..errors import GrammarError
+from .byte_dfa import encoded
 from .dfa import DEAD, START, Dfa
-from .encode import encoded
-from .errors import GrammarError
 from .expression import Choice, Expression, Look, Repeat, TextEnd, TextStart
 from .expression import Sequence as Parts
-from .regex import parse_regex
+from .parser import parse_regex
 from .subset import char_dfa
 
 MAX_PLACES = 1000  # of all patterns together: states between characters, hence steps a byte

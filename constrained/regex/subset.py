@@ -15,13 +15,13 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from .boundaries import determinise_with_boundaries, sees_one_character
-from .budget import Budget
+from ..budget import Budget
 from .char_dfa import CharDfa, trimmed_chars
 from .charset import ALL
 from .expression import Chars, Expression, Look, Sequence, TextStart, repeat, sequence
 from .lookaround import determinise_with_lookaround
-from .thompson import CharNfa, build_char_nfa
+from .nfa import CharNfa, build_char_nfa
+from .word_boundaries import determinise_with_boundaries, sees_one_character
 
 T = TypeVar("T", bound=np.generic)
 

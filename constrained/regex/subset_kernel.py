@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from .kernel import compiled
+from ..automaton.walk_kernel import compiled
 
 Ints = NDArray[np.int32]
 DONE, PAUSED, NEEDS_MEMBERS, NEEDS_SETS, NEEDS_CLOSURES = range(5)

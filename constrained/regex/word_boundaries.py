@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .budget import Budget
+from ..budget import Budget
 from .char_dfa import DEAD, CharDfa, trimmed_chars
-from .thompson import Around, CharNfa
+from .nfa import Around, CharNfa
 
 START_OF_TEXT = -1  # in place of the class of the last character
 Thread = tuple[int, int]  # a state, and what may come next: bit c for class c, and one more bit for the text's end

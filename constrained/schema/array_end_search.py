@@ -12,14 +12,14 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from .errors import GrammarError
+from ..errors import GrammarError
+from .end_search import Completion, Value
+from .finite_values import distinct_values
 from .formula import Formula, conj, evaluate, optimistic
-from .schema_completion import Completion, Value
-from .schema_distinct import distinct_values
-from .schema_together import Together, Truths, literals, restricted, together_of
+from .joint_truths import Together, Truths, literals, restricted, together_of
 
 if TYPE_CHECKING:
-    from .schema_arrays import ArrayContext, ArrayState, Asked
+    from .array_states import ArrayContext, ArrayState, Asked
 
 
 MAX_GOALS = 32  # whose truths are followed from item to item: work grows with the fourth power of their number

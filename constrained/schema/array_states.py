@@ -7,13 +7,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from .automaton import Automaton, Frame, Row, State
+from ..automaton.automaton import Automaton, Frame, Row, State
+from .array_end_search import ArrayCompletion
+from .finite_values import canonical, distinct_values, value_of
 from .formula import Formula, Or, atoms, conj, evaluate, has_negation, neg, optimistic
-from .schema_array_completion import ArrayCompletion
-from .schema_distinct import canonical, distinct_values, value_of
-from .schema_parts import ArrayPart
-from .schema_values import SPACES, Results, ValueStart, results_of
-from .schema_world import World
+from .goals import World
+from .structure_parts import ArrayPart
+from .value_states import SPACES, Results, ValueStart, results_of
 
 CLOSE, COMMA = 0x5D, 0x2C
 MAX_LISTED = 256  # values that are left out of what may come next, where items are unique

@@ -13,15 +13,15 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ..schema_disjoint import are_disjoint
+from .document import Location
 from .formula import Formula, conj, disj, neg, one
-from .schema_atoms import LOCAL, Local
-from .schema_disjoint import are_disjoint
-from .schema_document import Location
-from .schema_glance import NUMBER_KEYWORDS
-from .schema_unevaluated import unevaluated
+from .keyword_set import LOCAL, Local
+from .quick_checks import NUMBER_KEYWORDS
+from .unevaluated import unevaluated
 
 if TYPE_CHECKING:
-    from .schema_world import World
+    from .goals import World
 
 MAX_ALTERNATIVES = 32  # of one object; where there are more, their members are taken together
 MAX_COMPARED = 64  # branches of a `oneOf`, of which no two may hold at once

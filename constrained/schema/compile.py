@@ -5,20 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from .automaton import Automaton, State
-from .constraint import SchemaOptions
-from .errors import GrammarError
+from ..automaton.automaton import Automaton, State
+from ..constraint import SchemaOptions
+from ..errors import GrammarError
+from ..schema_cycles import check_cycles
+from .array_states import ArrayContext, is_plain_array
+from .document import Document, read_schema
 from .formula import Formula, evaluate
-from .schema_arrays import ArrayContext, is_plain_array
-from .schema_cycles import check_cycles
-from .schema_document import Document, read_schema
-from .schema_keywords import check_keywords, child
-from .schema_number_parts import number_part
-from .schema_object_context import ObjectContext, is_plain
-from .schema_objects import ObjectState
-from .schema_values import Results, ValueStart, results_of
-from .schema_world import World
+from .goals import World
+from .keywords import check_keywords, child
+from .number_parts import number_part
+from .object_context import ObjectContext, is_plain
+from .object_states import ObjectState
 from .string_dfas import pattern_dfa
+from .value_states import Results, ValueStart, results_of
 
 
 class Schema(World):

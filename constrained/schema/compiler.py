@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from .document import Location
 from .formula import And, Formula, conj
-from .schema_document import Location
 
 if TYPE_CHECKING:
-    from .schema_world import World
+    from .goals import World
 
 
 class Node:

@@ -9,8 +9,8 @@ from functools import cached_property
 from typing import Any
 from urllib.parse import unquote, urldefrag, urljoin
 
-from .errors import GrammarError
-from .schema_keywords import ALL, ONE, SEQUENCE, TABLE, child
+from ..errors import GrammarError
+from .keywords import ALL, ONE, SEQUENCE, TABLE, child
 
 MAX_SCHEMA = 1 << 22  # characters
 MAX_NESTING = 400  # of schemas inside schemas

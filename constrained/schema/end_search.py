@@ -10,10 +10,10 @@ from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
-from .errors import GrammarError
+from ..errors import GrammarError
 from .formula import Formula
-from .schema_together import Truths
-from .schema_world import World
+from .goals import World
+from .joint_truths import Truths
 
 MAX_STEPS = 2000  # members or items that a search tries
 NEVER = -1

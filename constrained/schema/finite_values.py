@@ -8,13 +8,13 @@ from collections.abc import Iterable
 from decimal import Decimal
 from typing import Any
 
-from .budget import Budget
-from .errors import GrammarError
+from ..budget import Budget
+from ..errors import GrammarError
 from .formula import And, Formula, One, Or, atoms, evaluate
-from .schema_number_parts import NumberPart
-from .schema_parts import ArrayPart, ObjectPart
-from .schema_world import World
+from .goals import World
+from .number_parts import NumberPart
 from .string_regions import chars_of, few_texts, regions
+from .structure_parts import ArrayPart, ObjectPart
 
 MANY = 16
 FEW_ITEMS = 8  # of an array of which all values are listed

@@ -14,8 +14,8 @@ from __future__ import annotations
 from functools import cache
 from string import ascii_lowercase, ascii_uppercase, digits
 
-from .expression import Expression
-from .regex import parse_regex
+from ..regex.expression import Expression
+from ..regex.parser import parse_regex
 
 MAX_GROUP_NESTING = 2  # of the format regex
 

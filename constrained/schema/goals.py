@@ -9,23 +9,23 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable, Mapping
 from typing import Any
 
-from .constraint import SchemaOptions
-from .errors import GrammarError
+from ..constraint import SchemaOptions
+from ..errors import GrammarError
+from .closed_objects import written
+from .compiler import Node, WrittenNode
+from .document import Document, Location
 from .formula import And, Formula, Not, One, Or, atoms, conj, disj, evaluate, neg, one, substitute
-from .schema_atoms import LOCAL, Local, Values
-from .schema_document import Document, Location
-from .schema_glance import APPLICATORS, surely_has_values
-from .schema_keywords import TABLE
-from .schema_nodes import Node, WrittenNode
-from .schema_number_parts import candidates as number_candidates
-from .schema_number_parts import join_numbers
-from .schema_numbers import number_combinations
-from .schema_parts import ArrayPart, ObjectPart
-from .schema_string_parts import StringPart, join_strings
-from .schema_string_parts import candidates as string_candidates
-from .schema_unevaluated import unevaluated
-from .schema_written import written
+from .keyword_set import LOCAL, Local, Values
+from .keywords import TABLE
+from .number_parts import candidates as number_candidates
+from .number_parts import join_numbers
+from .number_states import number_combinations
+from .quick_checks import APPLICATORS, surely_has_values
+from .string_parts import StringPart, join_strings
+from .string_parts import candidates as string_candidates
 from .string_regions import leaves_some, likely_texts, string_combinations, texts_together
+from .structure_parts import ArrayPart, ObjectPart
+from .unevaluated import unevaluated
 
 VALUE_TYPES = ("null", "true", "false", "number", "string", "object", "array")
 MAX_SAME_INSTANCE = 100  # schemas applied to one value inside each other

@@ -7,10 +7,10 @@ import itertools
 from collections.abc import Iterator
 from typing import Any
 
-from .errors import GrammarError
+from ..errors import GrammarError
 from .formula import Formula, atoms, conj, disj, evaluate, neg
-from .schema_numbers import number_combinations
-from .schema_world import VALUE_TYPES, World
+from .goals import VALUE_TYPES, World
+from .number_states import number_combinations
 from .string_regions import string_combinations
 
 Truths = tuple[bool, ...]

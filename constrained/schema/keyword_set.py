@@ -9,16 +9,16 @@ from collections.abc import Iterable, Mapping
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
+from .document import Location
 from .formula import Formula
-from .schema_document import Location
-from .schema_glance import NUMBER_KEYWORDS, STRING_KEYWORDS
-from .schema_keywords import TYPES
-from .schema_number_parts import NumberPart, number_part
-from .schema_parts import array_part, object_part
-from .schema_string_parts import StringPart
+from .keywords import TYPES
+from .number_parts import NumberPart, number_part
+from .quick_checks import NUMBER_KEYWORDS, STRING_KEYWORDS
+from .string_parts import StringPart
+from .structure_parts import array_part, object_part
 
 if TYPE_CHECKING:
-    from .schema_world import World
+    from .goals import World
 
 _JSON_TYPE = {"null": "null", "true": "boolean", "false": "boolean"}
 _OBJECT_KEYWORDS = frozenset(

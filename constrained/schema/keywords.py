@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from .errors import GrammarError
+from ..errors import GrammarError
 
 TYPES = ("object", "array", "string", "number", "integer", "boolean", "null")
 ONE, SEQUENCE, ALL = 1, 2, 4  # where subschemas are: the value itself, its items, its properties

@@ -9,20 +9,20 @@ from functools import cache
 
 import numpy as np
 
-from .automaton import Automaton
-from .blocks import Block
-from .budget import Budget
-from .dfa import DEAD, START, Dfa
-from .errors import GrammarError
+from ..automaton.automaton import Automaton
+from ..automaton.blocks import Block
+from ..automaton.literals import literal_states
+from ..budget import Budget
+from ..errors import GrammarError
+from ..regex.dfa import DEAD, START, Dfa
+from ..string_products import any_string, combinations, labelled_product, looping_states, plain_states
 from .formula import Formula, atoms, evaluate, has_negation
-from .literals import literal_states
-from .schema_parts import ObjectPart
-from .schema_string_parts import StringPart, spellings, string_dfa
-from .schema_strings import QUOTE, is_doubtful
-from .schema_world import World
+from .goals import World
 from .string_dfas import pattern_chars, pattern_dfa
-from .string_products import any_string, combinations, labelled_product, looping_states, plain_states
+from .string_parts import StringPart, spellings, string_dfa
 from .string_regions import chars_of, few_texts, regions
+from .string_states import QUOTE, is_doubtful
+from .structure_parts import ObjectPart
 
 
 @dataclass(frozen=True)

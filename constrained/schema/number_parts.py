@@ -13,14 +13,14 @@ from typing import Any
 
 import numpy as np
 
+from ..budget import Budget
+from ..errors import GrammarError
+from ..regex.decimal_ranges import INTEGER, LARGE_EXPONENT, Bound, integers, numbers
+from ..regex.dfa import Dfa, intersect
+from ..regex.expression import EMPTY, Bytes, Expression, choice, optional, repeat, sequence
 from . import formula as formulas
-from .budget import Budget
-from .decimal_ranges import INTEGER, LARGE_EXPONENT, Bound, integers, numbers
-from .dfa import Dfa, intersect
-from .errors import GrammarError
-from .expression import EMPTY, Bytes, Expression, choice, optional, repeat, sequence
 from .formula import Formula
-from .schema_keywords import child
+from .keywords import child
 from .string_dfas import expression_dfa
 
 MAX_DIGITS = 100  # of a bound

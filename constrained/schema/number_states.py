@@ -8,16 +8,16 @@ from functools import lru_cache
 
 import numpy as np
 
-from .automaton import Automaton
-from .blocks import Block
-from .decimal_ranges import FRACTION, NATURAL, Bound, at_least
-from .dfa import START, Dfa
-from .errors import GrammarError
-from .expression import Bytes, choice, optional, sequence
+from ..automaton.automaton import Automaton
+from ..automaton.blocks import Block
+from ..errors import GrammarError
+from ..regex.decimal_ranges import FRACTION, NATURAL, Bound, at_least
+from ..regex.dfa import START, Dfa
+from ..regex.expression import Bytes, choice, optional, sequence
+from ..string_products import combinations, labelled_product
 from .formula import And, Formula, Not, One, Or, atoms, evaluate
-from .schema_number_parts import NumberPart, candidates, number_dfa
+from .number_parts import NumberPart, candidates, number_dfa
 from .string_dfas import expression_dfa
-from .string_products import combinations, labelled_product
 
 AFTER = b",]} \t\n\r"  # what may come after a number
 _Result = Callable[[tuple[bool, ...]], int]

@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from .formula import Formula, Or, atoms, has_negation, optimistic
-from .schema_keys import KeySpace, Kind, Outcome
-from .schema_object_completion import ObjectCompletion
-from .schema_parts import ObjectPart
-from .schema_values import Results
-from .schema_world import World
+from .goals import World
+from .name_states import KeySpace, Kind, Outcome
+from .object_end_search import ObjectCompletion
+from .structure_parts import ObjectPart
+from .value_states import Results
 
 MAX_ORDERED = 6  # parts of an object whose members come in order because it is closed: a search for more takes long
 

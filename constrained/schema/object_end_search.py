@@ -12,16 +12,16 @@ from functools import reduce
 from operator import or_
 from typing import TYPE_CHECKING
 
-from .errors import GrammarError
+from ..errors import GrammarError
+from .end_search import NEVER, Completion, Value
 from .formula import And, Formula, One, Or, conj, evaluate, forced
-from .schema_completion import NEVER, Completion, Value
-from .schema_keys import Outcome
-from .schema_parts import ObjectPart
-from .schema_together import Truths, restricted, together_of
+from .joint_truths import Truths, restricted, together_of
+from .name_states import Outcome
+from .structure_parts import ObjectPart
 
 if TYPE_CHECKING:
-    from .schema_object_context import ObjectContext
-    from .schema_objects import ObjectState
+    from .object_context import ObjectContext
+    from .object_states import ObjectState
 
 MAX_PARTS = 96  # of which a way to the end is looked for: the work grows with the fourth power of their number
 _Goals = tuple[int, tuple[tuple[Formula, int], ...]]

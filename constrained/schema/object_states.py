@@ -10,13 +10,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from .automaton import Automaton, Frame, Row, State
+from ..automaton.automaton import Automaton, Frame, Row, State
+from ..automaton.duplicate_names import names_of
 from .formula import Formula, evaluate
-from .repeats import names_of
-from .schema_keys import Kind, Outcome
-from .schema_object_context import Member, ObjectContext
-from .schema_strings import QUOTE
-from .schema_values import SPACES, ValueStart, results_of
+from .name_states import Kind, Outcome
+from .object_context import Member, ObjectContext
+from .string_states import QUOTE
+from .value_states import SPACES, ValueStart, results_of
 
 CLOSE, COMMA, COLON = 0x7D, 0x2C, 0x3A
 ANOTHER = "\udc00"  # among the other names: that there has been one, where the order matters; no name is half a pair

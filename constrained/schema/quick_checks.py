@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from .schema_document import Document, Location
-from .schema_keywords import TYPES
+from .document import Document, Location
+from .keywords import TYPES
 from .string_dfas import pattern_dfa
 
 DEPTH = 6  # of schemas looked into

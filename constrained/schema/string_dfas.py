@@ -6,14 +6,14 @@ from __future__ import annotations
 import math
 from functools import lru_cache
 
-from .budget import Budget
-from .char_dfa import CharDfa
-from .dfa import Dfa
-from .encode import encoded
-from .expression import Expression
+from ..budget import Budget
+from ..regex.byte_dfa import encoded
+from ..regex.char_dfa import CharDfa
+from ..regex.dfa import Dfa
+from ..regex.expression import Expression
+from ..regex.parser import parse_regex, searched
+from ..regex.subset import char_dfa
 from .formats import format_expression, possible_expression
-from .regex import parse_regex, searched
-from .subset import char_dfa
 
 MAX_CPU_SECONDS = 0.5  # of one pattern
 

@@ -12,16 +12,16 @@ from functools import lru_cache, reduce
 
 import numpy as np
 
+from ..budget import Budget
+from ..regex.byte_dfa import encoded
+from ..regex.char_dfa import CharDfa, length_chars
+from ..regex.dfa import DEAD, START, Dfa
+from ..regex.expression import choice, literal
+from ..regex.subset import char_dfa
+from ..string_products import length_dfa
 from . import formula as formulas
-from .budget import Budget
-from .char_dfa import CharDfa, length_chars
-from .dfa import DEAD, START, Dfa
-from .encode import encoded
-from .expression import choice, literal
 from .formula import Formula
 from .string_dfas import doubtful_chars, format_chars, pattern_chars
-from .string_products import length_dfa
-from .subset import char_dfa
 
 MAX_UNROLLED = 4000  # states
 FAR = 1 << 30

@@ -12,15 +12,15 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from .alphabet import Alphabet, common_alphabet
-from .budget import Budget
-from .char_dfa import DEAD, START, CharDfa, length_chars, trimmed_chars
-from .errors import GrammarError
-from .expression import choice, literal
+from ..budget import Budget
+from ..errors import GrammarError
+from ..regex.alphabet import Alphabet, common_alphabet
+from ..regex.char_dfa import DEAD, START, CharDfa, length_chars, trimmed_chars
+from ..regex.expression import choice, literal
+from ..regex.pair_product import pair_product
+from ..regex.subset import char_dfa
 from .formula import And, Formula, Not, One, Or
-from .pair_product import pair_product
-from .schema_string_parts import StringPart
-from .subset import char_dfa
+from .string_parts import StringPart
 
 Truths = tuple[bool, ...]
 MAX_STATES = 20_000

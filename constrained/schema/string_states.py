@@ -7,15 +7,15 @@ from functools import lru_cache
 
 import numpy as np
 
-from .actions import UNBOUNDED
-from .automaton import Automaton
-from .blocks import Block
-from .dfa import DEAD, START, Dfa, free_kinds
-from .errors import GrammarError
+from ..automaton.actions import UNBOUNDED
+from ..automaton.automaton import Automaton
+from ..automaton.blocks import Block
+from ..automaton.literals import literal_states
+from ..errors import GrammarError
+from ..regex.dfa import DEAD, START, Dfa, free_kinds
+from ..string_products import any_string, labelled_product, looping_states, plain_states
 from .formula import And, Formula, Not, One, Or, atoms, evaluate, has_negation, substitute
-from .literals import literal_states
-from .schema_string_parts import FAR, StringPart, candidates, counted_chars, encoded_chars, spellings, string_dfa
-from .string_products import any_string, labelled_product, looping_states, plain_states
+from .string_parts import FAR, StringPart, candidates, counted_chars, encoded_chars, spellings, string_dfa
 
 QUOTE = 0x22
 MAX_LEAST = 8  # characters that states are made for, rather than counted, where some texts are listed

@@ -6,16 +6,16 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from .compiler import joined
 from .formula import Formula, conj, evaluate
-from .schema_nodes import joined
 from .string_dfas import pattern_chars
 
 FAR = 1 << 30
 
 if TYPE_CHECKING:
-    from .schema_atoms import Local
-    from .schema_document import Document
-    from .schema_world import World
+    from .document import Document
+    from .goals import World
+    from .keyword_set import Local
 
 
 @dataclass(frozen=True, eq=False)

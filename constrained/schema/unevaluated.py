@@ -10,13 +10,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from .errors import GrammarError
+from ..errors import GrammarError
+from .document import Location
 from .formula import Formula, conj, disj, neg
-from .schema_document import Location
-from .schema_keywords import child
+from .keywords import child
 
 if TYPE_CHECKING:
-    from .schema_world import World
+    from .goals import World
 
 MAX_COMBINATIONS = 64
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from .automaton import Automaton, Row
+from ..automaton.automaton import Automaton, Row
+from ..automaton.literals import literal_states
 from .formula import Formula
-from .literals import literal_states
-from .schema_numbers import number_start
-from .schema_strings import QUOTE, string_start
-from .schema_world import World
+from .goals import World
+from .number_states import number_start
+from .string_states import QUOTE, string_start
 
 SPACES = b" \n\t\r"
 MAX_RESULTS = 64  # different truths of what is tracked of one value

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .automaton import Accepted, Automaton, State, WholeText
-from .budget import Budget
-from .cfg import Cfg, Terminal, cfg
-from .constraint import SchemaOptions
-from .dfa import Dfa
-from .encode import encoded
-from .errors import GrammarError
-from .expression import choice, literal
-from .grammar_gbnf import gbnf_grammar
-from .grammar_states import grammar_start
-from .regex import parse_regex, searched
-from .schema import schema_start
-from .schema_numbers import AFTER
-from .subset import char_dfa
-from .tags_format import Const, Format, InOrder, OneOf, Pattern, Rules, Schema, Separated, Tag, Triggered
-from .tags_states import AfterTag, Content, Free, FreeText, Loop, Value, Within, WithinRules, words
+from ..automaton.automaton import Accepted, Automaton, State, WholeText
+from ..budget import Budget
+from ..constraint import SchemaOptions
+from ..errors import GrammarError
+from ..grammar.cfg import Cfg, Terminal, cfg
+from ..grammar.gbnf import gbnf_grammar
+from ..grammar.states import grammar_start
+from ..regex.byte_dfa import encoded
+from ..regex.dfa import Dfa
+from ..regex.expression import choice, literal
+from ..regex.parser import parse_regex, searched
+from ..regex.subset import char_dfa
+from ..schema.compile import schema_start
+from ..schema.number_states import AFTER
+from .spec import Const, Format, InOrder, OneOf, Pattern, Rules, Schema, Separated, Tag, Triggered
+from .states import AfterTag, Content, Free, FreeText, Loop, Value, Within, WithinRules, words
 
 
 @dataclass(frozen=True)

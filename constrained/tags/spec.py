@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from .errors import GrammarError
+from ..errors import GrammarError
 
 MAX_NESTING = 30
 

@@ -11,12 +11,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from .automaton import Automaton, Row, State
-from .dfa import DEAD, START, Dfa
-from .errors import GrammarError
-from .grammar_states import GrammarState
-from .rows import class_row
-from .tags_format import Triggered
+from ..automaton.automaton import Automaton, Row, State
+from ..errors import GrammarError
+from ..grammar.states import GrammarState
+from ..regex.dfa import DEAD, START, Dfa
+from ..rows import class_row
+from .spec import Triggered
 
 
 @dataclass(frozen=True, eq=False)

@@ -22,7 +22,7 @@ from tokenizers import Tokenizer
 from torch.nn.functional import cross_entropy
 from transformers import LlamaForCausalLM
 
-from ramiform.examples.demo_model.corpus.emphasis import own_words
+from ramiform.examples.demo_model.corpus.answer_spans import own_words
 from ramiform.examples.demo_model.corpus.mix import (
     HARD_SHARES,
     LATE_SHARES,

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ..reference.layout import RowSpan
+from ..reference.attention_layout import RowSpan
 from .attention import NO_TREE, Sight, find_slots
 
 MAX_TOKENS = (

@@ -14,8 +14,8 @@ import numpy as np
 from .attention import NO_TREE, attend
 from .compiled import Floats, Ints, compiled, exp
 from .layers import add_rms_norm, rms_norm, rope_and_store, silu_and_mul
-from .panels import Weights
-from .products import multiply
+from .matmul import multiply
+from .packed_weights import Weights
 
 
 @compiled()

@@ -12,12 +12,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from . import panels
+from . import packed_weights as panels
 from .attention import Bits, attend
+from .bfloat16 import Numbers, for_each_kind, narrow, widen
 from .compiled import Floats, Ints, compiled, exp
-from .halves import Numbers, for_each_kind, narrow, widen
-from .panels import Weights
-from .products import multiply
+from .matmul import multiply
+from .packed_weights import Weights
 
 
 @compiled(*for_each_kind("void({}[:,::1], {}[::1], float32, {}[:,::1])"))

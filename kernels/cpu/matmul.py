@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from .compiled import Floats, compiled
-from .panels import MAX_ROWS, WIDTH, Weights, for_each_kind, rows_by_panel
+from .packed_weights import MAX_ROWS, WIDTH, Weights, for_each_kind, rows_by_panel
 
 _one, _two, _three, _four, _five, _six = (rows_by_panel(rows) for rows in range(1, MAX_ROWS + 1))
 

@@ -12,15 +12,15 @@ import torch
 
 from ..kv_cache import KvCache
 from ..ops import Attention
-from ..reference.layout import KeyRope, RowSpan
+from ..reference.attention_layout import KeyRope, RowSpan
 from ..reference.ops import ReferenceOps
 from . import layers
 from .attention import Sight, attend
-from .halves import numbers
+from .attention_spans import see
+from .bfloat16 import numbers
 from .sampling import sample_rows
-from .sight import see
+from .thread_pool import num_threads, share
 from .trees import walk_trees
-from .workers import num_threads, share
 
 _PART_NUMBERS = 1 << 17  # that a thread reads at least: some 0.1 ms, twice what waking it takes
 

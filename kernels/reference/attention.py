@@ -12,8 +12,8 @@ import torch
 import torch.nn.functional as F
 
 from ..kv_cache import KvCache
+from .attention_layout import AttentionLayout, PaddedRows
 from .chunk import attend_chunk
-from .layout import AttentionLayout, PaddedRows
 from .quantise import E4M3, expand_e4m3, quantise
 
 

@@ -19,7 +19,7 @@ import torch
 from ..kv_cache import KvCache
 from ..transfer import to_device
 from .attention import gather_slots, scale_heads
-from .layout import RowSpan, ancestors
+from .attention_layout import RowSpan, ancestors
 
 _QUERIES = 8
 _KEYS = 64

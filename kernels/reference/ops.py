@@ -11,8 +11,8 @@ from ..kv_cache import KvCache
 from ..ops import Attention
 from . import experts, layers, logits, sampling, trees
 from .attention import paged_attention, store_kv
-from .fixed import fixed_attention
-from .layout import AttentionLayout, KeyRope, RowSpan, attention_layout
+from .attention_layout import AttentionLayout, KeyRope, RowSpan, attention_layout
+from .deterministic_attention import fixed_attention
 
 
 @dataclass(frozen=True)

@@ -16,9 +16,9 @@ import triton.language as tl
 
 from ..kv_cache import KvCache
 from ..transfer import to_device
-from .flash import attend, start
+from .flash_attention import attend, start
+from .launch_configs import Tile
 from .paged_rows import PagedRows, product_dtype
-from .tables import Tile
 
 
 class QueryTiles(NamedTuple):

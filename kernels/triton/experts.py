@@ -11,7 +11,7 @@ import torch
 import triton
 import triton.language as tl
 
-from . import tables
+from . import launch_configs as tables
 
 
 def grouped_matmul(

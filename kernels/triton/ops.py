@@ -10,7 +10,7 @@ import torch
 from ..kv_cache import KvCache
 from ..reference import logits as plain_logits
 from ..reference import trees
-from ..reference.layout import KeyRope, RowSpan
+from ..reference.attention_layout import KeyRope, RowSpan
 from . import experts, layers, logits, paged_attention, sampling, store
 
 

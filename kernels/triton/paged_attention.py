@@ -14,14 +14,14 @@ import torch
 
 from ..kv_cache import KvCache
 from ..reference.attention import paged_attention
-from ..reference.layout import AttentionLayout, RowSpan, attention_layout
+from ..reference.attention_layout import AttentionLayout, RowSpan, attention_layout
 from ..transfer import to_device
 from .chunk_attention import QueryTiles, chunk_attention
+from .launch_configs import FIXED_SPLIT, chunk_tile, num_splits_wanted, split_tile
 from .paged_rows import PagedRows
-from .rows import Piece, cut, launches
+from .row_segments import Piece, cut, launches
 from .split_attention import num_seen, split_attention
 from .splits import Splits, fixed_splits, make_splits
-from .tables import FIXED_SPLIT, chunk_tile, num_splits_wanted, split_tile
 
 
 class PlainRows(NamedTuple):

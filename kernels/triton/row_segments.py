@@ -17,11 +17,11 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from ..reference.layout import RowSpan, ancestors
+from ..reference.attention_layout import RowSpan, ancestors
 from ..transfer import to_device
 from .chunk_attention import QueryTiles, tile_table, tokens_of_tile
+from .launch_configs import Tile
 from .paged_rows import MAX_TREE, PagedRows
-from .tables import Tile
 
 _FEW = (1, 8, MAX_TREE)  # rows of at most so many tokens are launched together
 

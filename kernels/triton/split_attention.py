@@ -15,10 +15,10 @@ import triton
 import triton.language as tl
 
 from ..kv_cache import KvCache
-from .flash import attend, start
+from .flash_attention import attend, start
+from .launch_configs import split_tile
 from .paged_rows import MAX_TREE, PagedRows, product_dtype
 from .splits import Splits
-from .tables import split_tile
 
 
 def split_attention(

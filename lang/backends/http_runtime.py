@@ -21,7 +21,7 @@ from ...runtime.protocol.sampling import TokenLogprob
 from .channel import LazyChannel, LocalChannel
 from .http_client import HttpClient
 from .model import Call, Generated, Method, OnText
-from .native_body import common_length, sampling_body, sequence_of
+from .native_format import common_length, sampling_body, sequence_of
 from .transcript import Part, Transcript
 
 MAX_THREADS = 256  # requests at once

@@ -13,12 +13,12 @@ from ...runtime.protocol.core import Finish
 from ...runtime.protocol.decisions import DecisionAnswer, Question
 from ...runtime.protocol.errors import RequestError, RuntimeFailed
 from ...runtime.protocol.sampling import SamplingParams, TokenLogprob
-from . import roles
+from . import chatml as roles
 from .channel import LazyChannel, LocalChannel
 from .http_client import HttpClient
 from .model import Call, Generated, Method, OnText
 from .openai_answer import scores_of, sequence_of, sequences_of
-from .openai_body import DIALECTS, Dialect, sampling_body
+from .openai_format import DIALECTS, Dialect, sampling_body
 from .speculation import can_take, manner, take
 from .transcript import Foretold, Part, Transcript
 

@@ -11,7 +11,7 @@ from ...runtime.protocol.core import Finish
 from ...runtime.protocol.decisions import DecisionAnswer, Question
 from ...runtime.protocol.errors import RamiformError, RequestError
 from ...runtime.protocol.sampling import TokenLogprob
-from . import roles
+from . import chatml as roles
 from .channel import LazyChannel, LocalChannel
 from .model import Call, Generated, Method, OnText
 from .transcript import Part, Transcript

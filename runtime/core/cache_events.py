@@ -17,8 +17,8 @@ from typing import Any
 import msgspec
 import zmq
 
-from ..radix.events import Cleared, Removed, Stored
-from .protocol.errors import RequestError
+from ...radix.events import Cleared, Removed, Stored
+from ..protocol.errors import RequestError
 
 MAX_KEPT = 10_000  # batches, for replay
 END_OF_REPLAY = (-1).to_bytes(8, "big", signed=True)

@@ -7,14 +7,14 @@ from collections.abc import Iterable, Sequence
 from threading import Lock
 from typing import Any
 
-from .grammars import Grammars
-from .protocol.config import GrammarBackendName
-from .protocol.core import FromCore, Tokens
-from .protocol.errors import RequestError
-from .protocol.measures import CoreMeasures, Distribution
-from .protocol.sampling import AdditionalProperties, Constraint
-from .scheduler.grammar import Bitmask, CompiledGrammar, Matcher
-from .scheduler.plan import ForwardPlan
+from ..protocol.config import GrammarBackendName
+from ..protocol.core import FromCore, Tokens
+from ..protocol.errors import RequestError
+from ..protocol.metrics import CoreMeasures, Distribution
+from ..protocol.sampling import AdditionalProperties, Constraint
+from ..scheduler.interfaces import Bitmask, CompiledGrammar, Matcher
+from ..scheduler.plan import ForwardPlan
+from .grammar_cache import Grammars
 
 
 class Meter:

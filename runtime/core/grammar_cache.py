@@ -15,7 +15,7 @@ from typing import Any, Literal
 import msgspec
 import numpy as np
 
-from ..constrained import (
+from ...constrained import (
     Choices,
     Grammar,
     GrammarError,
@@ -26,10 +26,10 @@ from ..constrained import (
     Vocabulary,
     WhitespacePolicy,
 )
-from ..constrained import Constraint as GrammarSource
-from ..constrained.backends import BackendName, MatcherSource, backend
-from .protocol.errors import RequestError
-from .protocol.sampling import AdditionalProperties, Constraint, ConstraintKind
+from ...constrained import Constraint as GrammarSource
+from ...constrained.backends import BackendName, MatcherSource, backend
+from ..protocol.errors import RequestError
+from ..protocol.sampling import AdditionalProperties, Constraint, ConstraintKind
 
 _GBNF_RULE = re.compile(r"^\s*[\w-]+\s*::=", re.MULTILINE)  # a Lark rule has one colon
 MAX_GRAMMARS = 256  # kept, the least recently used go first

@@ -19,19 +19,18 @@ from typing import IO
 import msgspec
 import zmq
 
-from ..radix.cache import PrefixCache
-from . import lifeline, logs, progress
-from .cache_events import CacheEventPublisher
-from .checkpoint import find_checkpoint, served_name
-from .compile_ahead import load_loops
-from .engine import Engine, build_engine
-from .meter import Meter, TimedGrammars
-from .parallel.lead import LeadEngine, MakeLead, build_lead_engine
-from .parallel.ranks import Ranks
-from .pipeline import Pipeline
-from .protocol import wire
-from .protocol.config import CoreConfig
-from .protocol.core import (
+from ...radix.cache import PrefixCache
+from ..engine import Engine, build_engine
+from ..models.checkpoint import find_checkpoint, served_name
+from ..parallel.rank_processes import Ranks
+from ..parallel.rank_zero import LeadEngine, MakeLead, build_lead_engine
+from ..processes import load_progress as progress
+from ..processes import logs
+from ..processes import parent_watchdog as lifeline
+from ..processes.compile_ahead import load_loops
+from ..protocol import wire
+from ..protocol.config import CoreConfig
+from ..protocol.core import (
     Abort,
     Answers,
     Attach,
@@ -45,13 +44,16 @@ from .protocol.core import (
     ToCore,
     Tokens,
 )
-from .protocol.errors import ErrorInfo, RamiformError, RequestError, RuntimeFailed
-from .protocol.version import __version__
-from .scheduler.plan_log import Header, LoggingScheduler, PlanLog
-from .scheduler.retokenise import Retokenise, Retokeniser
-from .scheduler.scheduler import Scheduler, VocabularyFacts, make_cache
-from .speculation.build import build_source, draft_page_bytes, with_choices
-from .tokenizer import load_tokenizer
+from ..protocol.errors import ErrorInfo, RamiformError, RequestError, RuntimeFailed
+from ..protocol.version import __version__
+from ..scheduler.jump_forward import Retokenise, Retokeniser
+from ..scheduler.plan_log import Header, LoggingScheduler, PlanLog
+from ..scheduler.scheduler import Scheduler, VocabularyFacts, make_cache
+from ..speculation.build import build_source, draft_page_bytes, with_choices
+from ..tokenizer import load_tokenizer
+from .cache_events import CacheEventPublisher
+from .core_metrics import Meter, TimedGrammars
+from .pipeline import Pipeline
 
 logger = logging.getLogger("ramiform.core")
 

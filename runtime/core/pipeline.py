@@ -13,8 +13,8 @@ from typing import Protocol
 
 from msgspec.structs import replace
 
-from .protocol.core import FromCore
-from .scheduler.plan import ForwardPlan, ForwardResult, SamplingPlan
+from ..protocol.core import FromCore
+from ..scheduler.plan import ForwardPlan, ForwardResult, SamplingPlan
 
 
 class Launched(Protocol):

@@ -19,13 +19,13 @@ from ..parallel.shard import cut
 from ..parallel.stage import layer_counts
 from ..protocol.config import CoreConfig
 from ..protocol.errors import RequestError
-from ..speculation.source import DraftSource
+from ..speculation.draft_source import DraftSource
 from .choose_ops import choose_ops
+from .cpu_threads import Threads
 from .decode_graphs import CudaCapture, DecodeGraphs
 from .engine import Engine
 from .kv_format import choose_kv_dtype, choose_scales
 from .kv_pool import PAGE_SIZE, KvMemory, KvPool, bytes_per_page
-from .threads import Threads
 
 _SMALL = 200_000_000  # parameters; below it a CPU is faster in float32 than in bfloat16
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}

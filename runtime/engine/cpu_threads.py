@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import torch
 
-from ...kernels.cpu import workers
+from ...kernels.cpu import thread_pool as workers
 
 _MIN_WORK = 400_000_000  # products of a step (tokens times parameters) from which on every thread helps: some 10 ms
 _SMALL = 50_000_000  # parameters; below it few steps are large

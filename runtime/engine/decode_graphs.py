@@ -19,7 +19,7 @@ from ...kernels import Attention, KvCache, to_device
 from ..models.decoder import Decoder, DecoderInputs
 from ..scheduler.plan import Row
 from .kv_pool import PAGE_SIZE
-from .sampled import NOTHING_SAMPLED, Sampled
+from .last_tokens import NOTHING_SAMPLED, Sampled
 
 Forward = Callable[[], None]
 Capture = Callable[[Forward], Forward]  # runs it, perhaps, and says how it is run again

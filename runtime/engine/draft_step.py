@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 
 from ..scheduler.plan import Row, RowResult
-from ..speculation.source import DraftRow, DraftStep
+from ..speculation.draft_source import DraftRow, DraftStep
 
 
 def draft_step(

@@ -10,12 +10,12 @@ import torch
 from ..models.decoder import Decoder
 from ..parallel.group import ALONE, Group
 from ..scheduler.plan import ForwardPlan, ForwardResult, Row, Sample
-from ..speculation.source import DraftSource
+from ..speculation.draft_source import DraftSource
+from .cpu_threads import Threads
 from .decode_graphs import DecodeGraphs
+from .in_flight_step import Device, Launched
 from .kv_format import kv_dtype_name
 from .kv_pool import PAGE_SIZE, KvPool
-from .launched import Device, Launched
-from .threads import Threads
 
 
 @dataclass(frozen=True)

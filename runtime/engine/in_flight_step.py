@@ -22,14 +22,14 @@ from ..models.decoder import Decoder
 from ..parallel.group import Group, leads
 from ..protocol.sampling import TokenLogprob
 from ..scheduler.plan import ForwardPlan, ForwardResult, Row, RowResult, Sampling, SamplingPlan
-from ..speculation.source import DraftSource
+from ..speculation.draft_source import DraftSource
 from .decode_graphs import DecodeGraphs
 from .draft_step import draft_step
 from .kv_pool import KvPool
-from .outputs import Outputs
-from .sampled import NOTHING_SAMPLED, Sampled
+from .last_tokens import NOTHING_SAMPLED, Sampled
+from .logprobs import score
+from .sampled_positions import Outputs
 from .sampler import chosen_logprobs, sample
-from .scores import score
 from .stages import hidden_and_features
 
 

@@ -15,7 +15,7 @@ from ..models.decoder import Decoder, DecoderInputs
 from ..scheduler.plan import Row
 from ..speculation.tree import is_chain
 from .kv_pool import PAGE_SIZE
-from .sampled import NOTHING_SAMPLED, Sampled
+from .last_tokens import NOTHING_SAMPLED, Sampled
 
 
 def decoder_inputs(

@@ -23,7 +23,7 @@ from ..parallel.group import Group, Settle
 from ..parallel.stage import LEAST, num_micro_batches
 from ..scheduler.plan import Row
 from .inputs import decoder_inputs
-from .sampled import NOTHING_SAMPLED, Sampled
+from .last_tokens import NOTHING_SAMPLED, Sampled
 
 
 @dataclass(frozen=True)

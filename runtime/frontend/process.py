@@ -11,21 +11,21 @@ import time
 
 import zmq.asyncio
 
-from ..pause import STEP, pause_until
+from ..processes.bounded_sleep import STEP, pause_until
 from ..protocol.config import RuntimeConfig
 from ..protocol.core import ModelInfo
 from ..protocol.errors import ErrorInfo, RuntimeFailed
 from ..tokenizer.interface import Tokenizer
-from . import tracing
-from .core_client import CoreClient
-from .generation import Generator
+from .core import opentelemetry as tracing
+from .core.client import CoreClient
+from .core.frontend_peers import Siblings
+from .core.request_metrics import Watcher
 from .http.app import create_app
-from .http.listening import listen
-from .http.server import GRACE, HttpServer
-from .remote import RemoteService
-from .service import Service
-from .siblings import Siblings
-from .watch import Watcher
+from .http.transport.listener import listen
+from .http.transport.server import GRACE, HttpServer
+from .programs.remote import RemoteService
+from .programs.server import Service
+from .text.generation import Generator
 
 SHUT_DOWN = ErrorInfo.of(RuntimeFailed("the runtime was shut down"))
 QUIET = 0.5  # seconds without a request after which programs count as done: they compute between requests

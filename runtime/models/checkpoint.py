@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from .gguf_file import SUFFIX, is_gguf
-from .protocol.errors import RamiformError
+from ..protocol.errors import RamiformError
+from .gguf.file import SUFFIX, is_gguf
 
-SHIPPED_MODEL = Path(__file__).parent / "shipped_model"
+SHIPPED_MODEL = Path(__file__).parents[1] / "shipped_model"
 SHIPPED_NAME = "ramiform-demo"
 
 

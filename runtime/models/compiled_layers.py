@@ -21,11 +21,11 @@ from ...kernels import Attention, KvCache
 from ...kernels.cpu.compiled import Floats, Ints
 from ...kernels.cpu.layers import decoder_layer
 from ...kernels.cpu.ops import PagedTokens, is_plain
-from ...kernels.cpu.panels import Weights, alike
-from ...kernels.cpu.workers import num_threads, share
+from ...kernels.cpu.packed_weights import Weights, alike
+from ...kernels.cpu.thread_pool import num_threads, share
 from .linear import Linear
 from .mlp import DenseMlp
-from .packed import PackedLinear
+from .packed_linear import PackedLinear
 from .parameters import DecoderParameters
 
 _MOST = 256  # tokens of a step: beyond it what lies between products leaves the cache

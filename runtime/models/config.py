@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from ..gguf_file import is_gguf, open_gguf
+from .config_fields import Fields, read_object
 from .errors import CheckpointError
 from .experts_config import MIXTRAL, QWEN2_MOE, QWEN3_MOE, ExpertFamily, ExpertsConfig, parse_experts
-from .fields import Fields, read_object
+from .gguf.file import is_gguf, open_gguf
 from .quantised.config import parse_quantisation
 from .quantised.scheme import Quantisation
 from .rope_config import RopeConfig, parse_rope
@@ -91,7 +91,7 @@ def read_config(path: Path) -> ModelConfig:
         raise CheckpointError(path, "no such model directory")
     if is_gguf(path):
         whole = open_gguf(path)  # says so when the package that reads it is not installed
-        from .gguf_config import read_gguf_config
+        from .gguf.config import read_gguf_config
 
         return read_gguf_config(whole)
     file = path / "config.json"

@@ -19,7 +19,7 @@ from .compiled_layers import CompiledLayers
 from .config import ModelConfig
 from .fixed_rows import FixedRows, with_fixed_rows
 from .linear import Linear
-from .packed import pack
+from .packed_linear import pack
 from .parameters import DecoderParameters, LayerParameters, num_parameters
 from .rope import Rope
 

@@ -14,7 +14,7 @@ import torch
 from ... import kernels
 from ...kernels import Ops
 from .linear import DenseLinear, Filled, Linear
-from .packed import packs
+from .packed_linear import packs
 from .quantised.factory import make_linear
 from .quantised.scheme import Quantisation
 

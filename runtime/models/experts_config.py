@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from .fields import Fields
+from .config_fields import Fields
 
 
 class ExpertNames(NamedTuple):

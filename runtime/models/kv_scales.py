@@ -13,10 +13,10 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from ...kernels import LARGEST
-from ..gguf_file import is_gguf
 from .config import ModelConfig
 from .errors import CheckpointError
-from .scale_names import kv_scale
+from .gguf.file import is_gguf
+from .kv_scale_names import kv_scale
 from .weights import weight_files
 
 

@@ -8,12 +8,12 @@ from pathlib import Path
 import torch
 
 from ...kernels import Ops, for_device
-from ..gguf_file import is_gguf
 from ..parallel.group import ALONE, Group
 from ..parallel.stage import Stage
 from .config import ModelConfig, read_config
 from .decoder import Decoder
 from .errors import CheckpointError
+from .gguf.file import is_gguf
 from .linear import Destination
 from .parameters import allocate, destinations
 from .quantised.rounding import int4_group_size
@@ -85,7 +85,7 @@ def _fill(
         return stage is None or stage.lacks(name, config)
 
     if is_gguf(path):
-        from .gguf_weights import load_gguf_weights  # the package that reads them need not be installed
+        from .gguf.weights import load_gguf_weights  # the package that reads them need not be installed
 
         load_gguf_weights(path, config, parts, on_progress, ignored)
     else:

@@ -11,8 +11,8 @@ from __future__ import annotations
 import torch
 
 from ...kernels.cpu.compiled import Floats
-from ...kernels.cpu.panels import Weights, hold
-from ...kernels.cpu.products import few_rows_product
+from ...kernels.cpu.matmul import few_rows_product
+from ...kernels.cpu.packed_weights import Weights, hold
 from .linear import DenseLinear, Destination, Linear, total_bytes
 
 _FEW = 8, 64  # rows for which our loops are faster than oneDNN, with many threads and with one; they have one

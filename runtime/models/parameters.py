@@ -15,7 +15,7 @@ from functools import partial
 import torch
 
 from ..parallel.group import ALONE, Group
-from ..parallel.linears import ColumnLinear, RowLinear, Section
+from ..parallel.layers import ColumnLinear, RowLinear, Section
 from ..parallel.mlp import DividedMixture, DividedMlp
 from ..parallel.vocabulary import VocabularyRows
 from .config import ModelConfig

@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from .fields import Fields
+from .config_fields import Fields
 
 RopeType = Literal["default", "linear", "dynamic", "yarn", "llama3", "listed"]
 _TYPES: tuple[RopeType, ...] = ("default", "linear", "dynamic", "yarn", "llama3")

@@ -12,8 +12,8 @@ from pathlib import Path
 from safetensors import SafetensorError, safe_open
 
 from .errors import CheckpointError
+from .kv_scale_names import is_attention_scale
 from .linear import Destination
-from .scale_names import is_attention_scale
 
 Progress = Callable[[int, int], None]  # (done_bytes, total_bytes), called after each tensor
 Ignored = Callable[[str], bool]  # whether a checkpoint may have a tensor of that name that is not wanted

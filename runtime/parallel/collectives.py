@@ -13,12 +13,12 @@ import torch.distributed as dist
 
 from ..protocol.config import CoreConfig, RuntimeConfig
 from .group import Settle, tree_sum
-from .master import Master, interface_of
+from .master_address import Master, interface_of
+from .placement import Place
 from .rendezvous import meeting_file, read_rendezvous
 from .shard import Shard
 from .stage import Stage
-from .start import Place
-from .symmetric import SymmetricSum, connect
+from .symmetric_memory import SymmetricSum, connect
 
 # Seconds until a rank that neither answers nor dies is given up. A first step may compile kernels.
 PATIENCE = 300

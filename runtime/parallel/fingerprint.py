@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from ..checkpoint import find_checkpoint
+from ..models.checkpoint import find_checkpoint
 from ..protocol.config import CoreConfig
 from ..protocol.errors import RequestError
 from ..protocol.version import __version__

@@ -10,7 +10,7 @@ from msgspec import Meta
 
 from ..protocol.errors import ErrorInfo
 from ..scheduler.plan import ForwardPlan, SamplingPlan
-from .agreement import Facts
+from .fingerprint import Facts
 
 
 class Begin(msgspec.Struct, frozen=True, tag="begin"):

@@ -17,7 +17,7 @@ from ..models.linear import Linear
 from ..models.mixture import MixtureMlp
 from ..models.mlp import DenseMlp
 from .group import Group, tree_sum
-from .linears import ColumnLinear, RowLinear, Section
+from .layers import ColumnLinear, RowLinear, Section
 
 
 @dataclass(frozen=True, slots=True)

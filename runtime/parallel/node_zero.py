@@ -18,10 +18,10 @@ from ..protocol import wire
 from ..protocol.config import RuntimeConfig
 from ..protocol.errors import ErrorInfo, RamiformError, RequestError, RuntimeFailed
 from ..protocol.keys import server_keys
-from .agreement import Facts
-from .master import Master
+from .fingerprint import Facts
+from .master_address import Master
 from .messages import FromNode, Join, Leave, NodeFailed, NodeReady, Rendezvous, Welcome
-from .node_link import LOST, MAX_PLAN_BYTES, MAX_REPORT_BYTES, NEVER_REACHED, Doorman, logger, prepare, watch
+from .node_sockets import LOST, MAX_PLAN_BYTES, MAX_REPORT_BYTES, NEVER_REACHED, Doorman, logger, prepare, watch
 
 JOINING = 300.0  # seconds that the nodes may take to come
 # A report may come later than the news that its sender is gone. Looks, and not one wait: a machine that stands still

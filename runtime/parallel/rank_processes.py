@@ -16,12 +16,12 @@ import threading
 import msgspec
 import zmq
 
-from .. import lifeline
-from ..pause import pause
+from ..processes import parent_watchdog as lifeline
+from ..processes.bounded_sleep import pause
 from ..protocol.config import RuntimeConfig
 from ..protocol.errors import ErrorInfo, RamiformError, RuntimeFailed
 from .messages import RankFailed, RankReady, RankReport, Rendezvous, ToRank, plan_address
-from .nodes import Nodes
+from .node_zero import Nodes
 
 _CAUSE = 0.2  # seconds that the end of another, which made a rank fail, may be heard of later than the failure
 GRACE = 1.2  # seconds that rank 0 has to tell its clients when a rank is gone, whatever it is waiting for

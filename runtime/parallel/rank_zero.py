@@ -15,20 +15,20 @@ import torch.distributed as dist
 
 from ..engine import Engine, EngineInfo, build_engine
 from ..engine.build import MakeSource
-from ..engine.launched import Launched
+from ..engine.in_flight_step import Launched
 from ..models.decoder import Decoder
 from ..models.load import load_ends
 from ..models.weights import Progress
 from ..protocol.config import RuntimeConfig
 from ..scheduler.plan import ForwardPlan, ForwardResult, SamplingPlan
 from ..speculation.build import draft_page_bytes
-from ..speculation.source import DraftSource
+from ..speculation.draft_source import DraftSource
 from .collectives import ProcessGroup, join, keep_store
-from .master import Master
+from .master_address import Master
 from .messages import Begin, Decide, Rendezvous, Step
-from .ranks import Ranks
+from .placement import Place, place_of
+from .rank_processes import Ranks
 from .rendezvous import write_rendezvous
-from .start import Place, place_of
 
 _CAUSE = 3.0  # seconds that the end of a rank may be heard of later than the collective that it broke
 _LOOK = 0.1  # seconds between looks at the other ranks while all of them meet

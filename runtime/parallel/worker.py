@@ -16,21 +16,22 @@ from functools import partial
 import msgspec
 import zmq
 
-from .. import lifeline, logs
-from ..checkpoint import find_checkpoint
 from ..engine import build_engine
-from ..engine.launched import Launched
+from ..engine.in_flight_step import Launched
+from ..models.checkpoint import find_checkpoint
 from ..models.decoder import Decoder
-from ..pause import pause
+from ..processes import logs
+from ..processes import parent_watchdog as lifeline
+from ..processes.bounded_sleep import pause
 from ..protocol.config import RuntimeConfig
 from ..protocol.errors import ErrorInfo, RamiformError
 from ..scheduler.plan import PageCopy, Row
 from ..speculation.build import draft_page_bytes
-from ..speculation.source import DraftSource, DraftStep
+from ..speculation.draft_source import DraftSource, DraftStep
 from ..speculation.tree import DraftTree
 from .collectives import join
 from .messages import Begin, Decide, RankFailed, RankReady, RankReport, Step, ToRank, plan_address
-from .start import place_of
+from .placement import place_of
 
 # Seconds until a rank tells of what it did not expect. It may be the end of another, which breaks off what this one
 # asked of it: that is heard first then, and ends this process too.

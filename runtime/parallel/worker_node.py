@@ -21,11 +21,11 @@ from ..protocol import wire
 from ..protocol.config import CoreConfig, RuntimeConfig
 from ..protocol.errors import ErrorInfo, RamiformError, RequestError, RuntimeFailed
 from ..protocol.keys import program_keys
-from .agreement import Facts
-from .master import Master
+from .fingerprint import Facts
+from .master_address import Master
 from .messages import FromNode, Join, Leave, NodeFailed, NodeReady, ToNode, Welcome
-from .node_link import MAX_PLAN_BYTES, MAX_REPORT_BYTES, Doorman, next_event, prepare, watch
-from .ranks import Ranks
+from .node_sockets import MAX_PLAN_BYTES, MAX_REPORT_BYTES, Doorman, next_event, prepare, watch
+from .rank_processes import Ranks
 from .rendezvous import write_rendezvous
 
 JOINING = 300.0  # seconds that node 0 may take to answer

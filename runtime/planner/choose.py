@@ -8,7 +8,7 @@ from ..models.config import ModelConfig
 from ..parallel.shard import indivisible
 from .devices import Device
 from .estimate import Estimate, estimate
-from .size import KvFormat, WeightFormat
+from .memory import KvFormat, WeightFormat
 from .workload import Arrangement, Workload
 
 WEIGHTS: tuple[WeightFormat, ...] = ("bf16", "fp8", "int8", "int4")

@@ -10,7 +10,7 @@ import msgspec
 from ..models.config import ModelConfig
 from ..parallel.stage import Stage
 from .devices import Device
-from .size import kv_bytes, mlp_width, weight_bytes
+from .memory import kv_bytes, mlp_width, weight_bytes
 from .times import prefill_seconds, step_seconds
 from .workload import Arrangement, Workload
 

@@ -9,7 +9,7 @@ from rich.table import Table
 from ..models.config import ModelConfig
 from ..models.size import model_size
 from .estimate import Estimate
-from .size import kv_bytes, weight_bytes
+from .memory import kv_bytes, weight_bytes
 
 
 def facts(config: ModelConfig) -> str:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from ..models.config import ModelConfig
 from ..parallel.stage import LEAST, Stage, num_micro_batches
 from .devices import Device
-from .size import WeightFormat, kept_tokens, kv_bytes, read_bytes
+from .memory import WeightFormat, kept_tokens, kv_bytes, read_bytes
 from .workload import Arrangement, Workload
 
 TRANSFER_LATENCY = 10e-6  # seconds, of a message so small that its bytes do not count

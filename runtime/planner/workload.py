@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from .size import KvFormat, WeightFormat
+from .memory import KvFormat, WeightFormat
 
 
 class Workload(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,6 +1,6 @@
 """The compiled loops, before anybody waits for them: when a runtime starts, or when its image is built, by
 
-    python -m ramiform.runtime.compile_ahead
+    python -m ramiform.runtime.processes.compile_ahead
 
 The first start after an install compiles them for seconds; later ones find them on disk (`ramiform.loops`).
 """
@@ -23,13 +23,11 @@ logger = logging.getLogger("ramiform.core")
 MODULES = (  # that have loops of known signatures: importing them compiles those
     "kernels.cpu.attention",
     "kernels.cpu.layers",
-    "kernels.cpu.products",
+    "kernels.cpu.matmul",
     "kernels.cpu.sampling",
-    "kernels.cpu.trees",
-    "constrained.packed",
-    "constrained.plain_kernel",
-    "constrained.product_kernel",
-    "constrained.subset_kernel",
+    "constrained.automaton.walk_packed",
+    "constrained.regex.dfa_kernel",
+    "constrained.regex.subset_kernel",
 )
 
 
@@ -37,7 +35,7 @@ def load_loops() -> None:
     """Returns when every loop is ready to be called."""
     with _told():
         for name in MODULES:
-            import_module(f"..{name}", __package__)
+            import_module(f"...{name}", __package__)
 
 
 @contextmanager

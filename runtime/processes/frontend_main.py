@@ -19,18 +19,19 @@ from typing import BinaryIO, NoReturn
 
 import msgspec
 
-from . import lifeline, logs
-from .checkpoint import find_checkpoint
-from .children import Child
-from .frontend.http.connection_limits import raise_descriptor_limit
-from .frontend.http.listening import forget, listen
-from .frontend.process import Frontend
-from .pause import pause
-from .protocol.config import RuntimeConfig
-from .protocol.core import ModelInfo
-from .protocol.errors import ErrorInfo, RamiformError
-from .protocol.start import Started, StartFailed, StartReport
-from .tokenizer import load_tokenizer
+from ..frontend.http.transport.connection_limits import raise_descriptor_limit
+from ..frontend.http.transport.listener import forget, listen
+from ..frontend.process import Frontend
+from ..models.checkpoint import find_checkpoint
+from ..protocol.config import RuntimeConfig
+from ..protocol.core import ModelInfo
+from ..protocol.errors import ErrorInfo, RamiformError
+from ..protocol.start_report import Started, StartFailed, StartReport
+from ..tokenizer import load_tokenizer
+from . import logs
+from . import parent_watchdog as lifeline
+from .bounded_sleep import pause
+from .supervisor import Child
 
 LAST_WORDS = 5.0  # seconds that a core's reason not to start may come after the news of its end
 STUCK = 10.0  # seconds after which a frontend that was to end does so, whatever it is busy with
@@ -71,13 +72,18 @@ async def serve(config: RuntimeConfig, signals: Signals, on_start: Callable[[Sta
             raise
         error: RamiformError | None = None
         try:
-            children.append(await Child.start("core", "ramiform.runtime.core", config=config, reports=False))
+            children.append(await Child.start("core", "ramiform.runtime.core.main", config=config, reports=False))
             fds = [] if listener is None else [listener.fileno()]
             for index in range(1, config.serve.frontends):
                 name, arguments = f"frontend {index}", (str(index), *map(str, fds))
                 children.append(
                     await Child.start(
-                        name, "ramiform.runtime.sibling", *arguments, config=config, fds=fds, reports=True
+                        name,
+                        "ramiform.runtime.processes.frontend_worker",
+                        *arguments,
+                        config=config,
+                        fds=fds,
+                        reports=True,
                     )
                 )
             await frontend.start()

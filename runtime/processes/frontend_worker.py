@@ -14,13 +14,14 @@ import sys
 import traceback
 from typing import BinaryIO, NoReturn
 
-from . import lifeline, logs
-from .checkpoint import find_checkpoint
-from .frontend.process import Frontend
-from .pause import pause
-from .protocol.config import RuntimeConfig
-from .protocol.errors import RamiformError
-from .tokenizer import load_tokenizer
+from ..frontend.process import Frontend
+from ..models.checkpoint import find_checkpoint
+from ..protocol.config import RuntimeConfig
+from ..protocol.errors import RamiformError
+from ..tokenizer import load_tokenizer
+from . import logs
+from . import parent_watchdog as lifeline
+from .bounded_sleep import pause
 
 STUCK = 5.0  # seconds after which a frontend that was to end does so, whatever it is busy with
 

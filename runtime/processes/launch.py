@@ -13,15 +13,15 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from . import lifeline
-from .checkpoint import find_checkpoint
-from .parallel.master import check_nodes
-from .protocol.client import Connection
-from .protocol.config import CoreConfig, RuntimeConfig, ServeConfig
-from .protocol.errors import RamiformError, RequestError, RuntimeFailed
-from .protocol.peer_names import ours_for
-from .protocol.start import Started, StartFailed, StartReport
-from .protocol.transport import check_bind
+from ..models.checkpoint import find_checkpoint
+from ..parallel.master_address import check_nodes
+from ..protocol.client import Connection
+from ..protocol.config import CoreConfig, RuntimeConfig, ServeConfig
+from ..protocol.errors import RamiformError, RequestError, RuntimeFailed
+from ..protocol.setting_aliases import ours_for
+from ..protocol.start_report import Started, StartFailed, StartReport
+from ..protocol.transport import check_bind
+from . import parent_watchdog as lifeline
 
 MAX_TMPDIR = 80  # characters: the kernel allows 107 bytes for the path of a socket
 GRACE = 30.0  # seconds the processes may take to leave before they are killed; stuck ones leave by themselves sooner
@@ -51,7 +51,7 @@ class Runtime:
         self.address = config.serve.client_address
         self._serve = config.serve
         self._process = subprocess.Popen(
-            lifeline.child_command("ramiform.runtime.serve"),
+            lifeline.child_command("ramiform.runtime.processes.frontend_main"),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env=lifeline.child_environment(),

@@ -7,7 +7,7 @@ import logging
 import sys
 from datetime import UTC, datetime
 
-from .protocol.config import ServeConfig
+from ..protocol.config import ServeConfig
 
 
 class JsonFormatter(logging.Formatter):

@@ -15,7 +15,7 @@ from typing import BinaryIO, NoReturn
 
 import msgspec
 
-from .protocol.config import RuntimeConfig
+from ..protocol.config import RuntimeConfig
 
 QUIT = b"quit\n"
 

@@ -7,9 +7,9 @@ import sys
 from asyncio.subprocess import Process
 from collections.abc import Sequence
 
-from . import lifeline
-from .protocol.config import RuntimeConfig
-from .protocol.errors import RuntimeFailed
+from ..protocol.config import RuntimeConfig
+from ..protocol.errors import RuntimeFailed
+from . import parent_watchdog as lifeline
 
 GRACE = 10.0  # seconds a child may take to leave before it is killed; one that is stuck leaves by itself sooner
 

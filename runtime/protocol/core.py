@@ -7,7 +7,7 @@ from typing import Literal
 import msgspec
 
 from .errors import ErrorInfo
-from .measures import CoreMeasures
+from .metrics import CoreMeasures
 from .sampling import LogprobParams, SamplingParams, TokenLogprob
 
 

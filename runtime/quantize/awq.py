@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import torch
 
-from .groups import nearest, squared_error
+from .int4_matrix import nearest, squared_error
 
 NUM_STEPS = 20  # exponents from 0, which is plain rounding, up to 1
 

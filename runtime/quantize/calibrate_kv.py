@@ -19,9 +19,9 @@ def calibrate_kv(
     dtype: Annotated[Literal["auto", "float32", "bfloat16", "float16"], typer.Option(help="Of the weights.")] = "auto",
 ) -> None:
     """Measure the ranges of keys and values on a text, and keep them beside the model for quantised KV."""
-    from ..checkpoint import find_checkpoint
     from ..engine.build import choose_device, choose_dtype
     from ..engine.kv_ranges import measure, ranges_file, write_ranges
+    from ..models.checkpoint import find_checkpoint
     from ..models.config import read_config
     from ..models.load import load_model
     from ..models.parameters import num_parameters

@@ -14,8 +14,8 @@ from ..models.load import load_model
 from ..models.parameters import num_parameters
 from ..models.weights import Progress
 from ..protocol.errors import RequestError
-from .calibrated import Method, rounded_layers
-from .groups import packed
+from .calibration import Method, rounded_layers
+from .int4_matrix import packed
 
 
 class Calibrated(NamedTuple):

@@ -24,8 +24,8 @@ from ..models.parameters import LayerParameters
 from ..scheduler.plan import Row
 from .awq import input_factors
 from .gptq import gptq
-from .groups import Groups, nearest
-from .observed import Move, bare, moved, moves, observed, products
+from .int4_matrix import Groups, nearest
+from .recorded_inputs import Move, bare, moved, moves, observed, products
 
 Method = Literal["awq", "gptq"]
 LEAST_TOKENS = 64  # that a matrix must be given: fewer say less of what is to come than chance does

@@ -36,7 +36,7 @@ def quantize(
     window: Annotated[int, typer.Option(help="Tokens of the text that are read together.", min=2)] = 512,
 ) -> None:
     """Write a checkpoint's linear layers in few bits, in the compressed-tensors format."""
-    from ..checkpoint import find_checkpoint
+    from ..models.checkpoint import find_checkpoint
     from ..protocol.errors import RequestError
     from .perplexity import perplexity_of
     from .write import write_quantised

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from .groups import Groups, nearest
+from .int4_matrix import Groups, nearest
 
 DAMPING = 0.01  # of the mean of the Hessian's diagonal, added to it
 _BLOCK = 128  # columns whose errors reach the ones behind them in one product

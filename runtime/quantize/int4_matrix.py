@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import torch
 
-from ..models.quantised import nibbles
+from ..models.quantised import int4_packing as nibbles
 from ..models.quantised.rounding import int4_groups
 
 

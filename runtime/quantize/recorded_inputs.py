@@ -17,7 +17,7 @@ from ..models.experts import ExpertLinear, SeparateExperts
 from ..models.linear import DenseLinear, Destination, Linear
 from ..models.mixture import ExpertSlice, MixtureMlp, SharedExpert
 from ..models.mlp import DenseMlp, Mlp
-from ..models.packed import PackedLinear
+from ..models.packed_linear import PackedLinear
 from ..models.parameters import LayerParameters
 
 

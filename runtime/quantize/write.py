@@ -22,7 +22,7 @@ from ..models.errors import CheckpointError
 from ..models.quantised.rounding import GROUP_SIZES, fp8_rows, int4_group_size, int8_rows
 from ..models.weights import INDEX, Progress, weight_files
 from .calibrated_tensors import Calibrated, calibrated_tensors
-from .groups import nearest, packed
+from .int4_matrix import nearest, packed
 
 Method = Literal["int8", "int4-rtn", "awq", "gptq", "fp8"]
 FOUR_BITS = ("int4-rtn", "awq", "gptq")

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from .protocol.config import EvictionName, OrderName
+from ..protocol.config import EvictionName, OrderName
 
 errors = Console(stderr=True, soft_wrap=True, highlight=False)
 
@@ -39,8 +39,8 @@ def replay(
 
     With an option: run the same requests under that setting, and compare.
     """
+    from ..scheduler.plan_log import read_log
     from . import replay as replaying
-    from .scheduler.plan_log import read_log
 
     with file.open("rb") as lines:
         entries = list(read_log(lines))

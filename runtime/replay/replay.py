@@ -13,14 +13,14 @@ from typing import Any
 
 import msgspec
 
-from .grammars import Grammars
-from .protocol.core import Abort, CoreStats, FromCore, Generate, GetStats, RequestFailed, Tokens
-from .protocol.errors import RequestError
-from .protocol.sampling import Constraint, TokenLogprob
-from .scheduler.plan import ForwardPlan, ForwardResult, Row, RowResult
-from .scheduler.plan_log import Computed, Entry, Handled, Header, Planned, Retokenised
-from .scheduler.retokenise import CONTEXT
-from .scheduler.scheduler import Scheduler, make_cache
+from ..core.grammar_cache import Grammars
+from ..protocol.core import Abort, CoreStats, FromCore, Generate, GetStats, RequestFailed, Tokens
+from ..protocol.errors import RequestError
+from ..protocol.sampling import Constraint, TokenLogprob
+from ..scheduler.jump_forward import CONTEXT
+from ..scheduler.plan import ForwardPlan, ForwardResult, Row, RowResult
+from ..scheduler.plan_log import Computed, Entry, Handled, Header, Planned, Retokenised
+from ..scheduler.scheduler import Scheduler, make_cache
 
 
 @dataclass

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 from ...radix.cache import PrefixCache
 from .batch import Batch, Part
-from .estimate import OutputLengths
 from .headroom import Growth, peak
-from .orders import Order, View
+from .memory_forecast import OutputLengths
 from .programs import Programs
 from .queue import Queue
+from .queue_policies import Order, View
 from .request import Request
 from .sharing import Awaited, worth_awaiting
 

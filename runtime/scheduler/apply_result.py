@@ -9,9 +9,9 @@ from ...constrained.errors import GrammarError
 from ..protocol.core import Finish, Tokens
 from ..protocol.errors import RequestError
 from ..protocol.sampling import TokenLogprob
-from .masks import too_hard
 from .plan import Row, RowResult
 from .request import Request
+from .sampling_inputs import too_hard
 from .vocabulary import VocabularyFacts
 
 BULK = 32  # tokens of a request `in_bulk` that its client gets at a time

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from ...radix.cache import PrefixCache
 from .chunks import ChunkBudget
-from .guesses import Guesses
+from .prepared_draft import Guesses
 from .request import Request
 
 

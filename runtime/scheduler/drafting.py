@@ -14,11 +14,11 @@ from ..speculation.ngram import NgramIndex
 from ..speculation.tree import DraftTree
 from .acceptance import Acceptance
 from .batch import Batch, Part
-from .economy import Candidate, Choice, Economy
-from .guard import SMALL, StepWork
-from .guesses import prepare
 from .plan import DraftWant, ForwardPlan, ForwardResult, Row, RowResult
+from .prepared_draft import prepare
 from .request import Request
+from .speculation_budget import SMALL, StepWork
+from .speculation_policy import Candidate, Choice, Economy
 from .step_cost import StepShape
 
 SHARE = 4  # guesses get a quarter of what a step has left for prompts, at most

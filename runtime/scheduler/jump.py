@@ -8,9 +8,9 @@ the model, so every output ends with a sampled token, whichever way it got there
 from __future__ import annotations
 
 from ...constrained.errors import GrammarError
-from .masks import too_hard
+from .jump_forward import Retokenise
 from .request import Request
-from .retokenise import Retokenise
+from .sampling_inputs import too_hard
 
 
 def jump(request: Request, retokenise: Retokenise) -> int:

@@ -14,8 +14,8 @@ import msgspec
 from ..protocol.config import CoreConfig
 from ..protocol.core import Abort, EndStates, FlushCache, FromCore, Generate, GetStats, ToCore
 from ..protocol.errors import RequestError
+from .jump_forward import CONTEXT, Retokenise
 from .plan import ForwardPlan, ForwardResult, SamplingPlan
-from .retokenise import CONTEXT, Retokenise
 from .scheduler import Scheduler
 from .vocabulary import VocabularyFacts
 

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from ...constrained.errors import GrammarError
 from ..protocol.errors import RequestError
 from ..speculation.tree import DraftTree
-from .masks import next_mask
 from .plan import Node
 from .request import Request
 from .sampling_draw import draw
+from .sampling_inputs import next_mask
 
 
 @dataclass(frozen=True)

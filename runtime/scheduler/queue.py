@@ -6,7 +6,7 @@ from bisect import bisect_left, insort
 from collections.abc import Callable
 from typing import Any
 
-from .orders import Order, View
+from .queue_policies import Order, View
 from .request import Request
 
 FRONT = 128  # requests that an order arranges in one step; with more waiting, the others keep their places behind

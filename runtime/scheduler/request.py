@@ -11,8 +11,8 @@ from ..speculation.ngram import NgramIndex
 from ..speculation.tree import DraftTree
 from .acceptance import Acceptance
 from .clock import Clock
-from .grammar import Matcher
-from .pool import Pool
+from .embedding_pooling import Pool
+from .interfaces import Matcher
 from .stops import StopRules
 
 

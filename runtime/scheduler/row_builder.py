@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from .batch import Part
-from .masks import next_mask
 from .plan import PENDING, DraftWant, Penalties, Row, Sample, Sampling, Score
 from .request import Request
 from .sampling_draw import draw
+from .sampling_inputs import next_mask
 
 
 def build_row(part: Part, vocab_size: int, page_size: int, want: DraftWant | None) -> Row:

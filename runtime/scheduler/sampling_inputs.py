@@ -8,7 +8,7 @@ import numpy as np
 
 from ...constrained.errors import GrammarError
 from ..protocol.errors import RequestError
-from .grammar import Bitmask, Matcher
+from .interfaces import Bitmask, Matcher
 
 
 def next_mask(matcher: Matcher | None, avoided: Iterable[int], vocab_size: int) -> bytes | None:

@@ -40,24 +40,24 @@ from ..protocol.core import (
 )
 from ..protocol.errors import BusyError, ErrorInfo, RequestError
 from .admission import Admission
+from .apply_result import abort_answer, advance, prompt_answer
 from .batch import Batch, Part
 from .clock import Clock
+from .counters import Totals
 from .drafting import Drafting
-from .estimate import OutputLengths
-from .flight import Flight
-from .grammar import Grammars
+from .embedding_pooling import Pool
+from .in_flight_plan import Flight
+from .interfaces import Grammars
 from .jump import jump
+from .jump_forward import Retokenise
 from .limits import end_of
-from .orders import ORDERS
-from .outcome import abort_answer, advance, prompt_answer
+from .memory_forecast import OutputLengths
 from .plan import ForwardPlan, ForwardResult, PageCopy, Row, SamplingPlan
-from .pool import Pool
 from .programs import Programs
+from .queue_policies import ORDERS
 from .request import Request, family
-from .retokenise import Retokenise
-from .rows import build_following_row, build_row, build_sampling
+from .row_builder import build_following_row, build_row, build_sampling
 from .stops import StopRules
-from .totals import Totals
 from .vocabulary import VocabularyFacts
 
 __all__ = ["Scheduler", "VocabularyFacts"]

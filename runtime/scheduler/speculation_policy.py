@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from .acceptance import Acceptance, gain
-from .guard import Guard, StepWork
+from .speculation_budget import Guard, StepWork
 from .step_cost import StepCost, StepShape
 
 MARGIN = 1.03  # times plain decoding's speed; less is within what the clocks say, and what they do not see

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ...constrained.search import Match, Scan, search
+from ...constrained.regex.search import Match, Scan, search
 from ..protocol.core import Finish
 from ..protocol.sampling import SamplingParams
 from .vocabulary import VocabularyFacts

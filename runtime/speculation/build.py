@@ -7,9 +7,9 @@ from pathlib import Path
 import torch
 from msgspec.structs import replace
 
-from ..checkpoint import find_checkpoint
 from ..engine import kv_pool
 from ..engine.build import choose_device
+from ..models.checkpoint import find_checkpoint
 from ..models.config import ModelConfig, read_config
 from ..models.decoder import Decoder
 from ..models.load import load_model
@@ -18,8 +18,9 @@ from ..protocol.config import CoreConfig, SpeculativeName
 from ..protocol.errors import RequestError
 from ..tokenizer import load_tokenizer
 from .draft_model import DraftModelSource
-from .eagle import EagleSource, load_head, memory, read_fitting_config
-from .source import DraftSource
+from .draft_source import DraftSource
+from .eagle import EagleSource, load_head, read_fitting_config
+from .eagle import draft_memory as memory
 
 HEAD = "draft"  # the folder of the head, beside the model's config.json
 _CHEAP = 50_000_000  # parameters; docs/log.md says what was measured

@@ -20,9 +20,9 @@ from ..engine.inputs import decoder_inputs
 from ..engine.kv_pool import PAGE_SIZE, KvMemory, KvPool
 from ..models.decoder import Decoder
 from ..scheduler.plan import DraftWant, PageCopy, Row
-from .ledger import SlotLedger
-from .passed import PassedOver
-from .source import DraftRow, DraftStep
+from .draft_source import DraftRow, DraftStep
+from .skipped_rows import PassedOver
+from .slot_ledger import SlotLedger
 from .tree import DraftTree
 
 CHUNK = 1024  # tokens computed at once when a sequence has much to catch up with

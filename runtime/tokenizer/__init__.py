@@ -1,6 +1,6 @@
 """Text to token ids and back, chat templates, streaming text. Knows no model and no device."""
 
-from .chat import ChatTemplate
+from .chat_template import ChatTemplate
 from .detokenize import Cut, Detokenizer, cut
 from .errors import TokenizerError
 from .interface import Tokenizer

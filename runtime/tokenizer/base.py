@@ -6,8 +6,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 
 from ..protocol.errors import RequestError
-from .config_files import TokenizerFacts
 from .token_bound import TokenBound
+from .tokenizer_config import TokenizerFacts
 
 
 class VocabularyTokenizer(ABC):

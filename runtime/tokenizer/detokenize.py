@@ -10,7 +10,7 @@ import codecs
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple, Protocol
 
-from ...constrained.search import Scan
+from ...constrained.regex.search import Scan
 
 
 class TokenText(Protocol):

@@ -10,13 +10,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ..gguf_file import GgufFile, open_gguf
-from .chat import ChatTemplate
-from .config_files import TokenizerFacts
+from ..models.gguf.file import GgufFile, open_gguf
+from .chat_template import ChatTemplate
 from .errors import TokenizerError
 from .hf import HFTokenizer
 from .interface import Tokenizer
-from .sp import SentencePieceTokenizer
+from .sentencepiece_model import SentencePieceTokenizer
+from .tokenizer_config import TokenizerFacts
 
 _NORMAL, _CONTROL, _USER_DEFINED, _BYTE = 1, 3, 4, 6  # ggml's types of tokens
 _NAMED = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}

@@ -10,11 +10,11 @@ from typing import Any
 
 import tokenizers
 
-from .alphabets import BYTE_ALPHABET, METASPACE, byte_level_bytes, metaspace_bytes
-from .config_files import TokenizerFacts, read_json
+from .base import VocabularyTokenizer
+from .byte_alphabets import BYTE_ALPHABET, METASPACE, byte_level_bytes, metaspace_bytes
 from .errors import TokenizerError
 from .token_bound import NORMAL_FORM_SHRINKS, TokenBound
-from .vocabulary import VocabularyTokenizer
+from .tokenizer_config import TokenizerFacts, read_json
 
 
 class HFTokenizer(VocabularyTokenizer):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from .chat import ChatTemplate
+from .chat_template import ChatTemplate
 from .token_bound import TokenBound
 
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ..gguf_file import is_gguf
-from .config_files import read_facts
+from ..models.gguf.file import is_gguf
 from .errors import TokenizerError
 from .gguf import load_gguf_tokenizer
 from .hf import HFTokenizer
 from .interface import Tokenizer
-from .ranks import RanksTokenizer, looks_like_ranks
-from .sp import SentencePieceTokenizer
+from .sentencepiece_model import SentencePieceTokenizer
+from .tiktoken_ranks import RanksTokenizer, looks_like_ranks
+from .tokenizer_config import read_facts
 
 
 def load_tokenizer(path: Path) -> Tokenizer:

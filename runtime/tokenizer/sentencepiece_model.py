@@ -7,11 +7,11 @@ from pathlib import Path
 
 import sentencepiece
 
-from .alphabets import metaspace_bytes
-from .config_files import TokenizerFacts
+from .base import VocabularyTokenizer
+from .byte_alphabets import metaspace_bytes
 from .errors import TokenizerError
 from .token_bound import TokenBound
-from .vocabulary import VocabularyTokenizer
+from .tokenizer_config import TokenizerFacts
 
 # A serialized ModelProto followed by another is their merge (protobuf); this one says
 # `normalizer_spec { add_dummy_prefix: false }`: no space is put before the first word.

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import tiktoken
 
-from .config_files import TokenizerFacts
+from .base import VocabularyTokenizer
 from .errors import TokenizerError
 from .token_bound import TokenBound
-from .vocabulary import VocabularyTokenizer
+from .tokenizer_config import TokenizerFacts
 
 # Llama 3's model card: how text is cut before merging, and the 256 special tokens that follow the ranks.
 PATTERN = (

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .chat import ChatTemplate, load_chat_template
+from .chat_template import ChatTemplate, load_chat_template
 from .errors import TokenizerError
 
 SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")

@@ -13,9 +13,9 @@ import torch
 
 from ..engine.kv_pool import PAGE_SIZE
 from ..scheduler.plan import DraftWant
+from ..speculation.draft_source import DraftRow, DraftStep
 from ..speculation.eagle.head import EagleHead
 from ..speculation.eagle.source import EagleSource
-from ..speculation.source import DraftRow, DraftStep
 from ..speculation.tree import DraftTree
 from .data import Text
 from .target import Target

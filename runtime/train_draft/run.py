@@ -14,23 +14,23 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from ..checkpoint import find_checkpoint
 from ..engine.build import choose_device
+from ..models.checkpoint import find_checkpoint
 from ..models.decoder import Decoder
 from ..models.load import load_model
 from ..protocol.errors import RequestError
 from ..scheduler.plan import DraftWant
 from ..speculation.eagle.config import HeadKind
 from ..speculation.eagle.load import load_head
-from ..speculation.eagle.probe import probe
 from ..speculation.eagle.save import save_head
+from ..speculation.eagle.target_probe import probe
 from ..tokenizer import Tokenizer, load_tokenizer
 from .batches import Batches
 from .config import TrainConfig, head_config
 from .continuations import continuations
 from .data import Text, read_texts
 from .evaluate import Acceptance, acceptance, overall
-from .fresh import begin_with, fresh_head
+from .initial_head import begin_with, fresh_head
 from .target import Target
 from .trainer import Trainer
 

@@ -13,7 +13,7 @@ from ..protocol.errors import RequestError
 from ..speculation.eagle.head import EagleHead
 from .batches import Batches
 from .config import TrainConfig
-from .fresh import learnt
+from .initial_head import learnt
 from .losses import Losses, losses
 from .target import Target
 

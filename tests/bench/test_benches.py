@@ -13,7 +13,7 @@ import torch
 import transformers
 
 import ramiform
-from ramiform.runtime.checkpoint import SHIPPED_MODEL
+from ramiform.runtime.models.checkpoint import SHIPPED_MODEL
 
 BENCH = Path(ramiform.__file__).parent / "bench"
 

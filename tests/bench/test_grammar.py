@@ -17,7 +17,7 @@ from ramiform.bench.grammar_cases import Case, Instance, load_cases
 from ramiform.bench.grammar_engines import Refused, Session
 from ramiform.bench.grammar_measure import Measurer, Options
 from ramiform.bench.grammar_tokens import Tokens
-from ramiform.runtime.checkpoint import SHIPPED_MODEL
+from ramiform.runtime.models.checkpoint import SHIPPED_MODEL
 
 BENCH = Path(ramiform.__file__).parent / "bench"
 EOS = 256

@@ -7,18 +7,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ramiform.runtime.checkpoint import SHIPPED_MODEL
+from ramiform.runtime.core.grammar_cache import Grammars
+from ramiform.runtime.core.pipeline import Pipeline
 from ramiform.runtime.engine import PAGE_SIZE, Engine, build_engine
-from ramiform.runtime.grammars import Grammars
+from ramiform.runtime.models.checkpoint import SHIPPED_MODEL
 from ramiform.runtime.models.decoder import Decoder
-from ramiform.runtime.pipeline import Pipeline
 from ramiform.runtime.protocol.config import CoreConfig
 from ramiform.runtime.protocol.core import Abort, CoreStats, Finish, Generate, Tokens
 from ramiform.runtime.protocol.sampling import TokenLogprob
+from ramiform.runtime.scheduler.jump_forward import Retokeniser
 from ramiform.runtime.scheduler.plan import ForwardPlan, PageCopy, Row
-from ramiform.runtime.scheduler.retokenise import Retokeniser
 from ramiform.runtime.scheduler.scheduler import Scheduler, VocabularyFacts, make_cache
-from ramiform.runtime.speculation.source import DraftRow, DraftSource, DraftStep
+from ramiform.runtime.speculation.draft_source import DraftRow, DraftSource, DraftStep
 from ramiform.runtime.speculation.tree import DraftTree
 from ramiform.runtime.tokenizer import load_tokenizer
 

@@ -15,7 +15,7 @@ import pytest
 
 import ramiform
 from ramiform import gen
-from ramiform.runtime.checkpoint import SHIPPED_MODEL
+from ramiform.runtime.models.checkpoint import SHIPPED_MODEL
 
 from .mix import Case, Closed, Cut, Outcome, Target, depends_on_jumps, make_mix, make_writers, run_alone, run_together
 

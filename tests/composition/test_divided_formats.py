@@ -11,7 +11,7 @@ import pytest
 import torch
 import transformers
 
-from ramiform.runtime.checkpoint import SHIPPED_MODEL
+from ramiform.runtime.models.checkpoint import SHIPPED_MODEL
 from ramiform.runtime.models.errors import CheckpointError
 from ramiform.runtime.models.load import load_model
 from ramiform.runtime.protocol.config import CoreConfig

@@ -9,22 +9,22 @@ from typing import Any
 import pytest
 import torch
 
-from ramiform.runtime.checkpoint import SHIPPED_MODEL
+from ramiform.runtime.models.checkpoint import SHIPPED_MODEL
 from ramiform.runtime.models.load import load_model
 from ramiform.runtime.protocol.core import Generate
 from ramiform.runtime.protocol.sampling import SamplingParams
 from ramiform.runtime.scheduler import drafting
-from ramiform.runtime.scheduler.economy import Choice, Economy
-from ramiform.runtime.scheduler.guard import Guard, StepWork
 from ramiform.runtime.scheduler.plan import DraftWant
+from ramiform.runtime.scheduler.speculation_budget import Guard, StepWork
+from ramiform.runtime.scheduler.speculation_policy import Choice, Economy
 from ramiform.runtime.speculation.draft_model import DraftModelSource
 from ramiform.runtime.speculation.eagle import EagleSource, load_head
-from ramiform.runtime.speculation.eagle.probe import probe
 from ramiform.runtime.speculation.eagle.save import save_head
+from ramiform.runtime.speculation.eagle.target_probe import probe
 from ramiform.runtime.train_draft.config import head_config
 from ramiform.runtime.train_draft.data import Text
 from ramiform.runtime.train_draft.evaluate import acceptance, overall
-from ramiform.runtime.train_draft.fresh import fresh_head
+from ramiform.runtime.train_draft.initial_head import fresh_head
 from ramiform.runtime.train_draft.target import Target
 
 from .alone import TOKENIZER, Got, run

@@ -16,15 +16,15 @@ import msgspec
 import pytest
 import torch
 
-from ramiform.runtime.checkpoint import SHIPPED_MODEL
 from ramiform.runtime.engine import Engine, build
+from ramiform.runtime.models.checkpoint import SHIPPED_MODEL
 from ramiform.runtime.models.load import load_model
 from ramiform.runtime.protocol.config import CoreConfig, KvDtypeName
 from ramiform.runtime.protocol.core import Generate
 from ramiform.runtime.protocol.sampling import SamplingParams
 from ramiform.runtime.speculation.draft_model import DraftModelSource
+from ramiform.runtime.speculation.draft_source import DraftSource
 from ramiform.runtime.speculation.eagle import EagleSource, load_head
-from ramiform.runtime.speculation.source import DraftSource
 
 from .alone import TOKENIZER, AnyTree, Got, make_engine, run
 from .mix import Target, make_mix, make_writers, run_alone, run_together

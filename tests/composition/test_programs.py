@@ -9,7 +9,7 @@ import pytest
 
 import ramiform
 from ramiform import assistant, gen, select, system, user
-from ramiform.runtime.checkpoint import SHIPPED_MODEL
+from ramiform.runtime.models.checkpoint import SHIPPED_MODEL
 from ramiform.runtime.tokenizer import load_tokenizer
 
 pytestmark = pytest.mark.usefixtures("backend")

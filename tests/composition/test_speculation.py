@@ -16,7 +16,7 @@ import msgspec
 import pytest
 import torch
 
-from ramiform.runtime.checkpoint import SHIPPED_MODEL
+from ramiform.runtime.models.checkpoint import SHIPPED_MODEL
 from ramiform.runtime.models.load import load_model
 from ramiform.runtime.protocol.core import Generate
 from ramiform.runtime.protocol.sampling import Constraint, LogprobParams, SamplingParams

@@ -18,7 +18,7 @@ import torch
 
 from ramiform.runtime.engine import Engine, EngineInfo, build_engine
 from ramiform.runtime.engine.build import MakeSource
-from ramiform.runtime.engine.launched import Launched
+from ramiform.runtime.engine.in_flight_step import Launched
 from ramiform.runtime.models.config import read_config
 from ramiform.runtime.models.decoder import Decoder
 from ramiform.runtime.models.load import load_ends
@@ -28,7 +28,7 @@ from ramiform.runtime.parallel.stage import Stage, stage_of
 from ramiform.runtime.parallel.worker import NoGuesses
 from ramiform.runtime.protocol.config import CoreConfig
 from ramiform.runtime.scheduler.plan import ForwardPlan, ForwardResult, SamplingPlan
-from ramiform.runtime.speculation.source import DraftSource
+from ramiform.runtime.speculation.draft_source import DraftSource
 
 T = TypeVar("T")
 PATIENCE = 120.0  # seconds until ranks that ask different things of each other are told so

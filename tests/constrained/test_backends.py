@@ -179,6 +179,6 @@ def test_what_a_peer_does_not_know_is_refused(name: BackendName, constraint: Con
 
 def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "outlines_core", None)
-    monkeypatch.delitem(sys.modules, "ramiform.constrained.backend_outlines", raising=False)
+    monkeypatch.delitem(sys.modules, "ramiform.constrained.peers.outlines", raising=False)
     with pytest.raises(ImportError, match="outlines_core"):
         backend("outlines", shared_vocabulary())

@@ -14,7 +14,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from ramiform.constrained import CompiledGrammar, JsonSchema, Regex, Vocabulary, compile_constraint
-from ramiform.runtime.checkpoint import SHIPPED_MODEL
+from ramiform.runtime.models.checkpoint import SHIPPED_MODEL
 from ramiform.runtime.tokenizer import load_tokenizer
 
 from .oracle_llguidance import Judge, json_grammar, regex_grammar, schema_grammar

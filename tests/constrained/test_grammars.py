@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ramiform.runtime.grammars import Grammars
+from ramiform.runtime.core.grammar_cache import Grammars
 from ramiform.runtime.protocol.errors import RequestError
 from ramiform.runtime.protocol.sampling import Constraint
 

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 import ramiform
 from ramiform.cli import app
 from ramiform.radix.events import Removed
-from ramiform.runtime.cache_events import END_OF_REPLAY, CacheEventPublisher, replay_address
+from ramiform.runtime.core.cache_events import END_OF_REPLAY, CacheEventPublisher, replay_address
 from ramiform.runtime.protocol.errors import RequestError
 
 

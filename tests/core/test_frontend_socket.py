@@ -13,8 +13,8 @@ import pytest
 import zmq
 import zmq.asyncio
 
-from ramiform.runtime.core import Link
-from ramiform.runtime.frontend.core_client import CoreClient
+from ramiform.runtime.core.main import Link
+from ramiform.runtime.frontend.core.client import CoreClient
 from ramiform.runtime.protocol import wire
 from ramiform.runtime.protocol.core import Abort, Answers, Finish, FromCore, Generate, RequestFailed, Tokens
 from ramiform.runtime.protocol.errors import ErrorInfo, RequestError

@@ -9,7 +9,7 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")  # hence the imports below it
 
-from ramiform.examples.demo_model.corpus.emphasis import own_words  # noqa: E402
+from ramiform.examples.demo_model.corpus.answer_spans import own_words  # noqa: E402
 from ramiform.examples.demo_model.corpus.mix import HARD_SHARES, SHARES, cases  # noqa: E402
 from ramiform.examples.demo_model.model import CONTEXT  # noqa: E402
 from ramiform.examples.demo_model.tokenizer import train_tokenizer  # noqa: E402

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from ramiform.runtime.engine.threads import Threads
+from ramiform.runtime.engine.cpu_threads import Threads
 
 
 @pytest.fixture(autouse=True)

@@ -11,16 +11,16 @@ import pytest
 import torch
 import transformers
 
-from ramiform.runtime.checkpoint import SHIPPED_MODEL
 from ramiform.runtime.engine import PAGE_SIZE, Engine, build_engine
 from ramiform.runtime.engine.kv_pool import bytes_per_page
+from ramiform.runtime.models.checkpoint import SHIPPED_MODEL
 from ramiform.runtime.models.config import read_config
 from ramiform.runtime.models.errors import CheckpointError
 from ramiform.runtime.protocol.config import CoreConfig
 from ramiform.runtime.protocol.errors import RequestError
 from ramiform.runtime.scheduler.plan import ForwardPlan, ForwardResult, PageCopy, Row, Sample, Score
 from ramiform.runtime.speculation.build import build_source, draft_page_bytes
-from ramiform.runtime.speculation.eagle.memory import SCRATCH
+from ramiform.runtime.speculation.eagle.draft_memory import SCRATCH
 
 GREEDY = Sample(temperature=0.0, top_k=None, top_p=1.0, min_p=0.0, draw=0)
 
@@ -153,7 +153,7 @@ def test_scores_are_cut_into_parts_that_fit(engine: Engine, monkeypatch: pytest.
     score = Score(first=0, targets=prompt[1:], num_top=2)
     row = Row(rid="a", tokens=prompt, first_position=0, pages=[0, 1, 2], score=score)
     whole = run(engine, row).rows[0].scores
-    monkeypatch.setattr("ramiform.runtime.engine.scores._MAX_LOGITS", 150 * 7)
+    monkeypatch.setattr("ramiform.runtime.engine.logprobs._MAX_LOGITS", 150 * 7)
     parts = run(engine, row).rows[0].scores
     assert [s.id for s in parts] == [s.id for s in whole]
     assert [s.logprob for s in parts] == pytest.approx([s.logprob for s in whole], abs=1e-5)

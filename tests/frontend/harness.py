@@ -15,8 +15,8 @@ import msgspec
 import zmq
 import zmq.asyncio
 
-from ramiform.runtime.checkpoint import SHIPPED_MODEL
 from ramiform.runtime.frontend.process import Frontend
+from ramiform.runtime.models.checkpoint import SHIPPED_MODEL
 from ramiform.runtime.protocol import wire
 from ramiform.runtime.protocol.config import CoreConfig, RuntimeConfig, ServeConfig
 from ramiform.runtime.protocol.session import Answers, Append, Done, Failed, FromFrontend, Open, Operation, ToFrontend

@@ -10,11 +10,12 @@ import pytest
 import torch
 
 from ramiform.kernels import KvCache, RowSpan, for_device
-from ramiform.kernels.cpu import ops, workers
+from ramiform.kernels.cpu import ops
+from ramiform.kernels.cpu import thread_pool as workers
 from ramiform.kernels.cpu.compiled import exp
+from ramiform.kernels.cpu.matmul import few_rows_product
 from ramiform.kernels.cpu.ops import CpuOps, PagedTokens
-from ramiform.kernels.cpu.panels import WIDTH, hold
-from ramiform.kernels.cpu.products import few_rows_product
+from ramiform.kernels.cpu.packed_weights import WIDTH, hold
 from ramiform.kernels.reference.ops import ReferenceOps
 
 CPU, MEANT = CpuOps(), ReferenceOps()

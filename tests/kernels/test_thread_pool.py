@@ -9,7 +9,7 @@ from functools import partial
 
 import pytest
 
-from ramiform.kernels.cpu import workers
+from ramiform.kernels.cpu import thread_pool as workers
 
 
 @pytest.fixture(autouse=True, params=[1, 2, 3], ids=["alone", "two threads", "three threads"])

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from ramiform.lang.execution import Execution
-from ramiform.lang.log import Log
+from ramiform.lang.operation_log import Log
 from ramiform.runtime.protocol.errors import ErrorInfo, RuntimeFailed
 from ramiform.runtime.protocol.session import Append, Open, Play, Text
 

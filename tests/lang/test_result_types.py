@@ -19,10 +19,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ramiform import RequestError, gen
-from ramiform.lang.dtypes import json_schema_text, of_dtype, of_schema
+from ramiform.lang.result_types import json_schema_text, of_dtype, of_schema
 from ramiform.lang.sampling import NO_DEFAULTS, lower_gen
 from ramiform.lang.tools import ToolSet
-from ramiform.runtime.grammars import Grammars
+from ramiform.runtime.core.grammar_cache import Grammars
 from ramiform.runtime.protocol.sampling import Constraint
 
 

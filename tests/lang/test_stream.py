@@ -211,7 +211,7 @@ def test_a_variable_that_is_not_text_cannot_be_followed() -> None:
 def test_waiting_for_text_wakes_once_per_change_and_not_otherwise(
     frontend: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from ramiform.lang.log import Log
+    from ramiform.lang.operation_log import Log
 
     waits = 0
     wait_for_change = Log.wait_for_change

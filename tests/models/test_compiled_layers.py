@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from ramiform.kernels import for_device
-from ramiform.kernels.cpu import workers
+from ramiform.kernels.cpu import thread_pool as workers
 from ramiform.runtime.engine.inputs import decoder_inputs
 from ramiform.runtime.engine.kv_pool import KvMemory, KvPool
 from ramiform.runtime.models import compiled_layers

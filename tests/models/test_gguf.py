@@ -19,14 +19,14 @@ from transformers import PreTrainedModel
 import ramiform
 from ramiform.runtime.engine import KvMemory, KvPool
 from ramiform.runtime.engine.inputs import decoder_inputs
-from ramiform.runtime.launch import Runtime
 from ramiform.runtime.models.errors import CheckpointError
-from ramiform.runtime.models.gguf_schemes import FOUR_BIT, four_bit
+from ramiform.runtime.models.gguf.block_formats import FOUR_BIT, four_bit
 from ramiform.runtime.models.load import load_model
 from ramiform.runtime.models.quantised.int4 import Int4Linear
 from ramiform.runtime.parallel.group import Alone
 from ramiform.runtime.parallel.shard import Shard
 from ramiform.runtime.parallel.stage import Stage
+from ramiform.runtime.processes.launch import Runtime
 from ramiform.runtime.protocol.errors import RamiformError
 from ramiform.runtime.scheduler.plan import Row
 

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from ramiform.runtime.models.linear import DenseLinear
-from ramiform.runtime.models.packed import PackedLinear, pack, packs
+from ramiform.runtime.models.packed_linear import PackedLinear, pack, packs
 
 DTYPES = [
     dtype for dtype in (torch.float32, torch.bfloat16) if packs("cpu", dtype)

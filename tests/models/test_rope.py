@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from ramiform.runtime.models.fields import Fields
+from ramiform.runtime.models.config_fields import Fields
 from ramiform.runtime.models.rope import Rope, amplitude, frequencies
 from ramiform.runtime.models.rope_config import parse_rope
 

@@ -13,8 +13,8 @@ import httpx
 import pytest
 
 import ramiform
-from ramiform.tests.process.processes import children
 
+from ..processes.processes import children
 from .scrape import scrape
 from .servers import Server, serving
 
@@ -119,7 +119,11 @@ def test_a_conversation_goes_on_at_whichever_frontend_hears_of_it(server: Server
 def test_a_dead_frontend_ends_all() -> None:
     with serving("--frontends", "2") as server:
         pids = children(server.pid)
-        frontend = next(pid for pid in pids if b"ramiform.runtime.sibling" in Path(f"/proc/{pid}/cmdline").read_bytes())
+        frontend = next(
+            pid
+            for pid in pids
+            if b"ramiform.runtime.processes.frontend_worker" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        )
         os.kill(frontend, signal.SIGKILL)
         status, said = server.end()
         assert status == 1

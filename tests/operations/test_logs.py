@@ -11,7 +11,7 @@ from datetime import datetime
 import pytest
 from rich.logging import RichHandler
 
-from ramiform.runtime import logs
+from ramiform.runtime.processes import logs
 from ramiform.runtime.protocol.config import ServeConfig
 
 

@@ -12,7 +12,7 @@ import pytest
 
 import ramiform
 from ramiform.runtime.frontend.http.exposition import ALIASES, exposition
-from ramiform.runtime.protocol.measures import Distribution, FrontendMeasures, total
+from ramiform.runtime.protocol.metrics import Distribution, FrontendMeasures, total
 
 from .scrape import Scrape, scrape
 

@@ -16,17 +16,18 @@ import pytest
 import zmq
 
 import ramiform
-from ramiform.runtime.checkpoint import SHIPPED_MODEL
-from ramiform.runtime.launch import make_config
-from ramiform.runtime.parallel.agreement import Facts, digest
-from ramiform.runtime.parallel.master import Master, interface_of
+from ramiform.runtime.models.checkpoint import SHIPPED_MODEL
+from ramiform.runtime.parallel.fingerprint import Facts, digest
+from ramiform.runtime.parallel.master_address import Master, interface_of
 from ramiform.runtime.parallel.messages import Leave, NodeFailed, NodeReady, Rendezvous, Welcome
-from ramiform.runtime.parallel.node import NodeLink
-from ramiform.runtime.parallel.nodes import Nodes
+from ramiform.runtime.parallel.node_zero import Nodes
+from ramiform.runtime.parallel.worker_node import NodeLink
+from ramiform.runtime.processes.launch import make_config
 from ramiform.runtime.protocol.config import CoreConfig, RuntimeConfig, ServeConfig
 from ramiform.runtime.protocol.errors import ErrorInfo, RamiformError, RequestError, RuntimeFailed
 from ramiform.runtime.protocol.keys import make_keys
-from ramiform.tests.process.processes import free_port
+
+from ..processes.processes import free_port
 
 PATIENCE = 120.0
 RENDEZVOUS = Rendezvous("127.0.0.1", 1234, "prefix")

@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ramiform.runtime.parallel import collectives
+from ramiform.runtime.parallel.placement import Place
 from ramiform.runtime.parallel.shard import Shard
 from ramiform.runtime.parallel.stage import Stage
-from ramiform.runtime.parallel.start import Place
-from ramiform.runtime.parallel.symmetric import LARGEST, SymmetricSum, way_of
+from ramiform.runtime.parallel.symmetric_memory import LARGEST, SymmetricSum, way_of
 from ramiform.runtime.protocol.config import CoreConfig, RuntimeConfig, ServeConfig
 
 BF16 = torch.bfloat16

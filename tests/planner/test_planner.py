@@ -25,7 +25,7 @@ from ramiform.runtime.parallel.stage import Stage
 from ramiform.runtime.planner.choose import arrangements, choose
 from ramiform.runtime.planner.devices import DEVICES
 from ramiform.runtime.planner.estimate import estimate
-from ramiform.runtime.planner.size import kv_bytes, read_bytes, weight_bytes
+from ramiform.runtime.planner.memory import kv_bytes, read_bytes, weight_bytes
 from ramiform.runtime.planner.workload import Arrangement, Workload
 
 LLAMA = {"architectures": ["LlamaForCausalLM"], "hidden_act": "silu", "max_position_embeddings": 131072}

@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from ramiform.runtime import pause as pauses
-from ramiform.runtime.pause import STEP, pause, pause_until
+from ramiform.runtime.processes import bounded_sleep as pauses
+from ramiform.runtime.processes.bounded_sleep import STEP, pause, pause_until
 
 
 def test_a_machine_that_stands_still_takes_one_step_of_a_pause(monkeypatch: pytest.MonkeyPatch) -> None:

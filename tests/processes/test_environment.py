@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ramiform.runtime import lifeline
+from ramiform.runtime.processes import parent_watchdog as lifeline
 
 
 def test_threads_wait_awake_for_a_moment_only(monkeypatch: pytest.MonkeyPatch) -> None:

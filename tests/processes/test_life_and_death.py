@@ -15,7 +15,7 @@ import httpx
 import pytest
 
 import ramiform
-from ramiform.runtime import lifeline
+from ramiform.runtime.processes import parent_watchdog as lifeline
 from ramiform.runtime.protocol.config import CoreConfig, RuntimeConfig, ServeConfig
 
 from .processes import SOON, children, is_alive, wait_until_dead
@@ -130,7 +130,7 @@ def test_ctrl_c_ends_serve_cleanly_also_while_the_core_starts(own_tmp: Path) -> 
 def test_a_core_whose_socket_cannot_be_had_says_so_and_ends(tmp_path: Path) -> None:
     config = RuntimeConfig(core=CoreConfig(), serve=ServeConfig(socket_dir=str(tmp_path / "gone")))
     with subprocess.Popen(
-        lifeline.child_command("ramiform.runtime.core"), stdin=subprocess.PIPE, stderr=subprocess.PIPE
+        lifeline.child_command("ramiform.runtime.core.main"), stdin=subprocess.PIPE, stderr=subprocess.PIPE
     ) as core:
         assert core.stdin is not None
         assert core.stderr is not None
@@ -217,7 +217,7 @@ def test_an_unknown_model_is_a_clear_error(command: str) -> None:
 
 
 def test_a_corrupt_checkpoint_is_a_clear_error(tmp_path: Path, own_tmp: Path) -> None:
-    from ramiform.runtime.checkpoint import SHIPPED_MODEL
+    from ramiform.runtime.models.checkpoint import SHIPPED_MODEL
 
     for file in SHIPPED_MODEL.glob("*.json"):
         (tmp_path / file.name).write_bytes(file.read_bytes())

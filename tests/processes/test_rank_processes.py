@@ -14,7 +14,7 @@ import torch
 import transformers
 
 import ramiform
-from ramiform.runtime.checkpoint import SHIPPED_MODEL
+from ramiform.runtime.models.checkpoint import SHIPPED_MODEL
 
 from .processes import SOON, all_children, children, wait_until_dead
 from .questions import CHECKED, QUESTIONS, ask

@@ -12,9 +12,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from typer.testing import CliRunner
 
 from ramiform.cli import app
-from ramiform.runtime.checkpoint import SHIPPED_MODEL
 from ramiform.runtime.engine.kv_ranges import FILE_NAME
-from ramiform.runtime.launch import Runtime
+from ramiform.runtime.models.checkpoint import SHIPPED_MODEL
+from ramiform.runtime.processes.launch import Runtime
 from ramiform.runtime.protocol.errors import RequestError
 
 TEXT = "Extract as JSON: Mira Sol is 34 years old and lives in Oslo.\n" * 3

@@ -16,13 +16,13 @@ from transformers import AutoTokenizer, LlamaConfig, MixtralConfig, Qwen2Config,
 from typer.testing import CliRunner
 
 from ramiform.cli import app
-from ramiform.runtime.checkpoint import SHIPPED_MODEL
+from ramiform.runtime.models.checkpoint import SHIPPED_MODEL
 from ramiform.runtime.models.load import load_model
-from ramiform.runtime.models.quantised import nibbles
+from ramiform.runtime.models.quantised import int4_packing as nibbles
 from ramiform.runtime.protocol.errors import RequestError
 from ramiform.runtime.quantize.awq import input_factors
 from ramiform.runtime.quantize.gptq import DAMPING, gptq
-from ramiform.runtime.quantize.groups import nearest, squared_error
+from ramiform.runtime.quantize.int4_matrix import nearest, squared_error
 from ramiform.runtime.quantize.write import write_quantised
 
 GROUP = 32
@@ -200,7 +200,7 @@ def test_a_calibrated_checkpoint_is_nearer_to_the_dense_model_than_a_rounded_one
 def test_awq_s_factors_cancel_when_nothing_is_rounded(
     dense: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from ramiform.runtime.quantize import calibrated
+    from ramiform.runtime.quantize import calibration as calibrated
 
     kept: dict[str, torch.Tensor] = {}
 

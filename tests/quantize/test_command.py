@@ -10,8 +10,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from typer.testing import CliRunner
 
 from ramiform.cli import app
-from ramiform.runtime.checkpoint import SHIPPED_MODEL
-from ramiform.runtime.launch import Runtime
+from ramiform.runtime.models.checkpoint import SHIPPED_MODEL
+from ramiform.runtime.processes.launch import Runtime
 from ramiform.runtime.protocol.config import QuantizeName
 from ramiform.runtime.quantize.perplexity import perplexity_of
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from ramiform.radix.cache import PrefixCache
 from ramiform.radix.events import Cleared, Event, Removed, Stored
 from ramiform.radix.invariants import path
-from ramiform.radix.packed import unpack
+from ramiform.radix.packed_tokens import unpack
 from ramiform.radix.tree import Root
 
 Cached = set[tuple[str, str, tuple[int, ...]]]  # tier, namespace, a prefix of whole pages

@@ -13,11 +13,11 @@ import pytest
 from ramiform.radix.cache import Copy, Lease, PrefixCache
 from ramiform.radix.eviction import EvictionHeap
 from ramiform.radix.invariants import check_invariants, path
-from ramiform.radix.packed import unpack
+from ramiform.radix.packed_tokens import unpack
 from ramiform.radix.strategies import StrategyName
 from ramiform.radix.tree import Node, Root
 
-from .mirror import Mirror, cached
+from .event_mirror import Mirror, cached
 
 PAGE_SIZE = 4
 

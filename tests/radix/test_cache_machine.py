@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from ramiform.radix.strategies import STRATEGIES, StrategyName
 
-from .model import Model, Sequence
+from .naive_cache import Model, Sequence
 
 # Mostly the beginning of one long sequence, so that much is computed twice.
 sequences = st.lists(st.integers(0, 1), min_size=1, max_size=30) | st.integers(1, 40).map(lambda n: [0] * n)

@@ -7,9 +7,9 @@ import sys
 
 from ramiform.radix.cache import PrefixCache
 from ramiform.radix.events import Cleared, Removed, Stored, page_hash
-from ramiform.radix.packed import pack
+from ramiform.radix.packed_tokens import pack
 
-from .mirror import Mirror, cached
+from .event_mirror import Mirror, cached
 
 TOKENS = list(range(100, 140))
 
@@ -48,7 +48,7 @@ def test_a_page_s_name_stands_for_all_before_it() -> None:
 
 def test_names_are_the_same_in_every_process() -> None:
     code = (
-        "from ramiform.radix.events import page_hash; from ramiform.radix.packed import pack;"
+        "from ramiform.radix.events import page_hash; from ramiform.radix.packed_tokens import pack;"
         "print(page_hash(page_hash(None, pack(range(16)), 'a'), pack(range(16)), 'a'))"
     )
     other = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True).stdout

@@ -7,9 +7,9 @@ import random
 import pytest
 
 from ramiform.radix.cache import Lease, PrefixCache
+from ramiform.radix.child_index import Branch
 from ramiform.radix.invariants import check_invariants
-from ramiform.radix.packed import num_common, pack, unpack
-from ramiform.radix.siblings import Branch
+from ramiform.radix.packed_tokens import num_common, pack, unpack
 from ramiform.radix.tree import Node
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from ramiform.runtime.scheduler.plan import PENDING, ForwardPlan, ForwardResult, Row, RowResult, SamplingPlan
 from ramiform.runtime.speculation.tree import DraftTree
 
-from .make_believe import VOCABULARY, choose, hidden, logprob, number
+from .fake_model import VOCABULARY, choose, hidden, logprob, number
 
 
 class FakeEngine:

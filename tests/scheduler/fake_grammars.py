@@ -9,7 +9,7 @@ from typing import Any
 
 from ramiform.runtime.protocol.sampling import Constraint
 
-from .make_believe import EOS, TOKEN_BYTES
+from .fake_model import EOS, TOKEN_BYTES
 
 
 class FakeMatcher:

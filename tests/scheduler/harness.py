@@ -10,17 +10,17 @@ import numpy as np
 
 from ramiform.radix.cache import Lease, PrefixCache
 from ramiform.radix.invariants import check_invariants
-from ramiform.runtime.pipeline import Pipeline
+from ramiform.runtime.core.pipeline import Pipeline
 from ramiform.runtime.protocol.config import CoreConfig, EvictionName, OrderName
 from ramiform.runtime.protocol.core import Abort, Finish, FromCore, Generate, RequestFailed, Tokens
 from ramiform.runtime.protocol.sampling import SamplingParams, TokenLogprob
+from ramiform.runtime.scheduler.jump_forward import Retokenise
 from ramiform.runtime.scheduler.plan import ForwardPlan, ForwardResult, SamplingPlan
-from ramiform.runtime.scheduler.retokenise import Retokenise
 from ramiform.runtime.scheduler.scheduler import Scheduler
 
 from .fake_engine import FakeEngine, FakeLaunched
 from .fake_grammars import FakeGrammars
-from .make_believe import VOCABULARY, retokenise
+from .fake_model import VOCABULARY, retokenise
 
 
 class WatchedCache(PrefixCache):

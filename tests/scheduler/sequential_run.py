@@ -12,8 +12,8 @@ from ramiform.runtime.protocol.sampling import SamplingParams
 from ramiform.runtime.scheduler.sampling_draw import draw
 
 from .fake_grammars import next_in
+from .fake_model import EOS, TOKEN_BYTES, VOCABULARY, choose, hidden, logprob
 from .harness import Answer
-from .make_believe import EOS, TOKEN_BYTES, VOCABULARY, choose, hidden, logprob
 
 
 def language_of(params: SamplingParams) -> list[list[int]] | None:

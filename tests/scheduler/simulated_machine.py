@@ -11,8 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from ramiform.runtime.scheduler.acceptance import Acceptance
-from ramiform.runtime.scheduler.economy import Candidate, Choice, Economy
-from ramiform.runtime.scheduler.guard import StepWork
+from ramiform.runtime.scheduler.speculation_budget import StepWork
+from ramiform.runtime.scheduler.speculation_policy import Candidate, Choice, Economy
 from ramiform.runtime.scheduler.step_cost import StepShape
 
 STEPS = 7

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from ramiform.runtime.protocol.core import Claim, EndStates, FlushCache, Generate
 from ramiform.runtime.protocol.sampling import Constraint, LogprobParams
 
+from .fake_model import VOCABULARY
 from .harness import Runtime, generate
-from .make_believe import VOCABULARY
-from .sequential import assert_equal, sequential
+from .sequential_run import assert_equal, sequential
 
 token = st.integers(2, VOCABULARY.vocab_size - 1)
 few = st.integers(2, 3)  # few different ones, so that prefixes are shared

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from ramiform.runtime.protocol.sampling import LogprobParams
-from ramiform.runtime.scheduler import outcome
+from ramiform.runtime.scheduler import apply_result as outcome
 
 from .harness import Runtime, generate
-from .sequential import assert_equal, sequential
+from .sequential_run import assert_equal, sequential
 
 
 @pytest.fixture(autouse=True)

@@ -9,9 +9,9 @@ from itertools import zip_longest
 import pytest
 
 from ramiform.runtime.scheduler.acceptance import Acceptance
-from ramiform.runtime.scheduler.economy import Candidate, Economy
-from ramiform.runtime.scheduler.guard import AGAIN, BEGINNING, TURNS, StepWork
 from ramiform.runtime.scheduler.plan import ForwardPlan
+from ramiform.runtime.scheduler.speculation_budget import AGAIN, BEGINNING, TURNS, StepWork
+from ramiform.runtime.scheduler.speculation_policy import Candidate, Economy
 from ramiform.runtime.scheduler.step_cost import StepCost, StepShape
 
 from .harness import Runtime, generate

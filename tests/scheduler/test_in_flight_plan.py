@@ -10,9 +10,9 @@ import pytest
 from ramiform.runtime.protocol.sampling import Constraint, LogprobParams
 from ramiform.runtime.scheduler.plan import PENDING, ForwardPlan
 
+from .fake_model import EOS
 from .harness import Runtime, generate
-from .make_believe import EOS
-from .sequential import assert_equal, sequential
+from .sequential_run import assert_equal, sequential
 
 
 def following(plan: ForwardPlan) -> list[str]:

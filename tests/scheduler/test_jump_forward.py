@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from ramiform.runtime.checkpoint import SHIPPED_MODEL
-from ramiform.runtime.scheduler.retokenise import Retokeniser
+from ramiform.runtime.models.checkpoint import SHIPPED_MODEL
+from ramiform.runtime.scheduler.jump_forward import Retokeniser
 from ramiform.runtime.tokenizer import load_tokenizer
 
 TOKENIZER = load_tokenizer(SHIPPED_MODEL)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from ramiform.runtime.scheduler.estimate import MOST_CAREFUL, PRIOR, RECENT, OutputLengths
+from ramiform.runtime.scheduler.memory_forecast import MOST_CAREFUL, PRIOR, RECENT, OutputLengths
 
 EVENLY = [(i + 0.5) / 1000 for i in range(1000)]
 

@@ -10,16 +10,16 @@ from typing import Any
 import msgspec
 import pytest
 
-from ramiform.runtime.grammars import Grammars
-from ramiform.runtime.pipeline import Pipeline
+from ramiform.runtime.core.grammar_cache import Grammars
+from ramiform.runtime.core.pipeline import Pipeline
 from ramiform.runtime.protocol.core import Claim, EndStates, FlushCache
 from ramiform.runtime.protocol.errors import RequestError
 from ramiform.runtime.protocol.sampling import Constraint
-from ramiform.runtime.replay import Difference, replay, what_if
+from ramiform.runtime.replay.replay import Difference, replay, what_if
 from ramiform.runtime.scheduler.plan_log import MAX_BYTES, Entry, Header, LoggingScheduler, PlanLog, Planned, read_log
 
+from .fake_model import VOCABULARY
 from .harness import Runtime, generate
-from .make_believe import VOCABULARY
 
 
 class RealGrammars:

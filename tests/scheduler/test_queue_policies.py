@@ -10,14 +10,14 @@ import pytest
 
 from ramiform.runtime.protocol.config import OrderName
 from ramiform.runtime.protocol.core import Outlook
-from ramiform.runtime.scheduler.orders import ORDERS, View
 from ramiform.runtime.scheduler.queue import FRONT, PATIENCE, Queue
+from ramiform.runtime.scheduler.queue_policies import ORDERS, View
 from ramiform.runtime.scheduler.request import Request
 from ramiform.runtime.scheduler.stops import StopRules
 
+from .fake_model import VOCABULARY
 from .harness import Runtime, generate
-from .make_believe import VOCABULARY
-from .sequential import assert_equal, sequential
+from .sequential_run import assert_equal, sequential
 
 NAMES: list[OrderName] = ["fcfs", "lpm", "dfs", "program"]
 

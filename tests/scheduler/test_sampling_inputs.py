@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ramiform.runtime.protocol.errors import RequestError
-from ramiform.runtime.scheduler.masks import next_mask
+from ramiform.runtime.scheduler.sampling_inputs import next_mask
 
 
 class SetMatcher:

@@ -11,9 +11,9 @@ from ramiform.runtime.protocol.sampling import Constraint, LogprobParams
 from ramiform.runtime.scheduler.queue import PATIENCE
 
 from .fake_grammars import FakeMatcher
+from .fake_model import EOS
 from .harness import Runtime, generate
-from .make_believe import EOS
-from .sequential import assert_equal, sequential
+from .sequential_run import assert_equal, sequential
 
 FREE: dict[str, Any] = {"ignore_eos": True}  # runs to max_new_tokens
 

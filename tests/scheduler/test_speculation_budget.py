@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from ramiform.runtime.scheduler.guard import AGAIN, BEGINNING, FEWEST, TURNS, Guard, Line, StepWork
+from ramiform.runtime.scheduler.speculation_budget import AGAIN, BEGINNING, FEWEST, TURNS, Guard, Line, StepWork
 
 from .simulated_machine import Decoding, Seconds, linear
 

@@ -7,7 +7,7 @@ from ramiform.runtime.protocol.core import Finish
 from ramiform.runtime.protocol.sampling import Constraint, SamplingParams
 from ramiform.runtime.scheduler.stops import StopRules, StopStrings
 
-from .make_believe import EOS, VOCABULARY
+from .fake_model import EOS, VOCABULARY
 
 
 @given(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from ramiform.runtime.checkpoint import SHIPPED_MODEL
+from ramiform.runtime.models.checkpoint import SHIPPED_MODEL
 from ramiform.runtime.protocol.config import CoreConfig
 from ramiform.runtime.speculation.build import choose_source, with_choices
 

@@ -16,14 +16,14 @@ from ramiform.runtime.models.decoder import Decoder
 from ramiform.runtime.models.errors import CheckpointError
 from ramiform.runtime.models.load import load_model
 from ramiform.runtime.scheduler.plan import DraftWant, PageCopy, Row
+from ramiform.runtime.speculation.draft_source import DraftRow, DraftStep
 from ramiform.runtime.speculation.eagle import EagleHead, EagleSource, load_head
-from ramiform.runtime.speculation.eagle.compiled import CompiledHead
-from ramiform.runtime.speculation.eagle.probe import probe
+from ramiform.runtime.speculation.eagle.compiled_chain import CompiledHead
 from ramiform.runtime.speculation.eagle.save import save_head
-from ramiform.runtime.speculation.source import DraftRow, DraftStep
+from ramiform.runtime.speculation.eagle.target_probe import probe
 from ramiform.runtime.speculation.tree import DraftTree
 from ramiform.runtime.train_draft.config import head_config
-from ramiform.runtime.train_draft.fresh import fresh_head
+from ramiform.runtime.train_draft.initial_head import fresh_head
 
 from .naive_eagle import SIZES, NaiveHead, Tensors, naive_tree, paths, random_tensors, write_config
 

@@ -18,8 +18,8 @@ from ramiform.runtime.models.errors import CheckpointError
 from ramiform.runtime.models.load import load_model
 from ramiform.runtime.protocol.errors import RequestError
 from ramiform.runtime.scheduler.plan import DraftWant
+from ramiform.runtime.speculation.draft_source import DraftRow, DraftStep
 from ramiform.runtime.speculation.eagle import EagleSource, load_head
-from ramiform.runtime.speculation.source import DraftRow, DraftStep
 from ramiform.runtime.tokenizer import load_tokenizer
 from ramiform.runtime.train_draft import run
 from ramiform.runtime.train_draft.attention import AheadAttention

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ramiform.runtime.speculation.eagle.growth import Front, TreeShape, draft_temperature, grow
+from ramiform.runtime.speculation.eagle.tree_growth import Front, TreeShape, draft_temperature, grow
 
 from .naive_eagle import naive_tree, paths
 

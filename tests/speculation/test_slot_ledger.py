@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 from ramiform.runtime.scheduler.plan import PageCopy
-from ramiform.runtime.speculation.ledger import SlotLedger
+from ramiform.runtime.speculation.slot_ledger import SlotLedger
 
 
 def test_it_knows_of_every_slot_what_was_last_written_computed_and_copied() -> None:

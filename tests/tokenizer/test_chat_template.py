@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerFast
 
 from ramiform.runtime.protocol.errors import RequestError
 from ramiform.runtime.tokenizer import ChatTemplate, TokenizerError
-from ramiform.runtime.tokenizer.chat import load_chat_template
+from ramiform.runtime.tokenizer.chat_template import load_chat_template
 
 CHATML = """{%- if tools %}
     {{- '<|im_start|>system\\n' }}

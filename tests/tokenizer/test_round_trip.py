@@ -15,7 +15,7 @@ from tokenizers import Tokenizer as Library
 import ramiform
 from ramiform.runtime.protocol.errors import RequestError
 from ramiform.runtime.tokenizer import Tokenizer, load_tokenizer
-from ramiform.runtime.tokenizer.ranks import PATTERN, read_ranks
+from ramiform.runtime.tokenizer.tiktoken_ranks import PATTERN, read_ranks
 
 SHIPPED = Path(ramiform.__file__).parent / "runtime" / "shipped_model"
 ANY_TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)

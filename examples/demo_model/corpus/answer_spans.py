@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 
-from .case import ASSISTANT, BOS, END, Case
+from ramiform.examples.demo_model.corpus.case import ASSISTANT, BOS, END, Case
 
 Span = tuple[int, int]  # characters, half-open
 TURN = re.compile(re.escape(ASSISTANT) + r"\n(.*?" + re.escape(END) + ")", re.DOTALL)

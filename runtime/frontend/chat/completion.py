@@ -11,12 +11,12 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncGenerator
 
-from ..protocol.core import Finish
-from ..protocol.sampling import Constraint
-from .ask import Ask, CallDelta, Calling, Delta
-from .generation import Generator, Piece
+from ...protocol.core import Finish
+from ...protocol.sampling import Constraint
+from ..text.generation import Generator, Piece
 from .reasoning import CLOSE, OPEN, ThoughtSplitter
-from .steps import Steps, limited
+from .request import Ask, CallDelta, Calling, Delta
+from .staged_generation import Steps, limited
 from .tools.calls import Call, new_call_id
 from .tools.parser import CallParser
 

@@ -11,10 +11,10 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
-from ..protocol.errors import RequestError
-from ..tokenizer.interface import Tokenizer
-from .aside import beside
-from .segments import Bound, Encoder, Segment
+from ...protocol.errors import RequestError
+from ...tokenizer.interface import Tokenizer
+from ..text.encoding import Bound, Encoder, Segment
+from ..text.offload import beside
 
 _MARK = "\ue010"  # private use: in no template, and nothing that `trim` takes
 _END = "\ue011"  # after the content that is to be continued

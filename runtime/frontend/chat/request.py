@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from ..protocol.sampling import Constraint, LogprobParams, SamplingParams, TokenLogprob
+from ...protocol.sampling import Constraint, LogprobParams, SamplingParams, TokenLogprob
 from .tools.formats import ToolFormat
 
 

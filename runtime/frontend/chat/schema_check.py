@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
-from ..protocol.errors import RequestError
-from ..protocol.sampling import Constraint, SamplingParams
-from .generation import Generator, Prompt
+from ...protocol.errors import RequestError
+from ...protocol.sampling import Constraint, SamplingParams
+from ..text.generation import Generator, Prompt
 
 MAX_KNOWN = 1024
 

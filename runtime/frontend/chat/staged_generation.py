@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import msgspec
 
-from ..protocol.core import Finish
-from ..protocol.sampling import Constraint, SamplingParams
-from .ask import Ask
-from .generation import Generator, Prompt, Sample
-from .segments import Segment
+from ...protocol.core import Finish
+from ...protocol.sampling import Constraint, SamplingParams
+from ..text.encoding import Segment
+from ..text.generation import Generator, Prompt, Sample
+from .request import Ask
 
 
 class Steps:

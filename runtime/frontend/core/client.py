@@ -16,8 +16,8 @@ import msgspec
 import zmq
 import zmq.asyncio
 
-from ..protocol import wire
-from ..protocol.core import (
+from ...protocol import wire
+from ...protocol.core import (
     Abort,
     Answers,
     Attach,
@@ -35,9 +35,9 @@ from ..protocol.core import (
     ToCore,
     Tokens,
 )
-from ..protocol.errors import ErrorInfo, RuntimeFailed, context_exceeded
-from ..protocol.measures import CoreMeasures
-from .watch import Watch, Watcher
+from ...protocol.errors import ErrorInfo, RuntimeFailed, context_exceeded
+from ...protocol.metrics import CoreMeasures
+from .request_metrics import Watch, Watcher
 
 logger = logging.getLogger("ramiform.frontend")
 

@@ -15,9 +15,9 @@ import msgspec
 import zmq
 import zmq.asyncio
 
-from ..protocol import wire
-from ..protocol.errors import RuntimeFailed
-from ..protocol.measures import FrontendMeasures, total
+from ...protocol import wire
+from ...protocol.errors import RuntimeFailed
+from ...protocol.metrics import FrontendMeasures, total
 
 logger = logging.getLogger("ramiform.frontend")
 

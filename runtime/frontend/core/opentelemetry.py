@@ -13,9 +13,9 @@ from typing import Any
 
 from starlette.types import Scope
 
-from ..protocol.core import Generate
-from ..protocol.errors import ErrorInfo, RamiformError
-from ..protocol.measures import Outcome
+from ...protocol.core import Generate
+from ...protocol.errors import ErrorInfo, RamiformError
+from ...protocol.metrics import Outcome
 
 FLUSH_MS = 5000  # what a frontend that ends gives the collector
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from typing import Protocol
 
-from ..protocol.core import Generate, Tokens
-from ..protocol.errors import ErrorInfo
-from ..protocol.measures import FrontendMeasures, Outcome
+from ...protocol.core import Generate, Tokens
+from ...protocol.errors import ErrorInfo
+from ...protocol.metrics import FrontendMeasures, Outcome
 
 
 class Span(Protocol):

@@ -8,7 +8,7 @@ from typing import Any
 from ...protocol.core import Finish
 from ...protocol.sampling import LogprobParams, TokenLogprob
 from ...tokenizer.interface import Tokenizer
-from ..generation import Prompt, Sample
+from ..text.generation import Prompt, Sample
 
 Entry = list[Any]  # [log-probability, token id, text or null]
 

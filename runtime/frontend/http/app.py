@@ -8,28 +8,28 @@ from starlette.responses import Response
 
 from ...protocol.config import ServeConfig
 from ...protocol.version import __version__
-from ..generation import Generator
-from ..siblings import Siblings
+from ..core.frontend_peers import Siblings
+from ..text.generation import Generator
 from . import errors, openapi
-from .admin import AdminApi
-from .connection import ClientLeftError
-from .constrained import ConstrainedApi
-from .guard import Guard
-from .limits import Limits
-from .metering import HttpTracer, Metering
-from .metrics import MetricsApi
-from .native import NativeApi
+from .middleware.auth import Guard
+from .middleware.metrics import HttpTracer, Metering
+from .middleware.rate_limit import Rates
+from .middleware.request_limits import Limits
+from .native.admin import AdminApi
+from .native.generate import NativeApi
+from .native.metrics import MetricsApi
 from .openai.chat import ChatApi
+from .openai.chat_service import Conversations
 from .openai.completions import CompletionsApi
-from .openai.conversation import Conversations
+from .openai.constrained import ConstrainedApi
 from .openai.decisions import DecisionsApi
 from .openai.embeddings import EmbeddingsApi
 from .openai.models import ModelsApi
-from .openai.responses import ResponsesApi
+from .openai.responses.routes import ResponsesApi
+from .openai.score import ScoreApi
+from .openai.tokenization import TokensApi
 from .pages import PagesApi
-from .rates import Rates
-from .score import ScoreApi
-from .tokens import TokensApi
+from .transport.streaming import ClientLeftError
 
 
 def create_app(

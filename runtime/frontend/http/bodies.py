@@ -24,7 +24,7 @@ from ...protocol.sampling import (
     LogprobParams,
     SamplingParams,
 )
-from ..generation import MAX_SAMPLES
+from ..text.generation import MAX_SAMPLES
 from .peer_fields import PEER_FIELDS
 
 MAX_BATCH = 4096

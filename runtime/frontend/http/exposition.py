@@ -14,7 +14,7 @@ from prometheus_client.exposition import generate_latest
 from prometheus_client.registry import CollectorRegistry
 
 from ...protocol.core import CoreStats, ModelInfo
-from ...protocol.measures import CoreMeasures, Distribution, FrontendMeasures
+from ...protocol.metrics import CoreMeasures, Distribution, FrontendMeasures
 
 # Ours, without "ramiform_" -> the same elsewhere. A counter's name is without "_total".
 ALIASES = {

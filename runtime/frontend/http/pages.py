@@ -20,8 +20,8 @@ from starlette.responses import FileResponse, HTMLResponse, Response
 
 from ...protocol.errors import RuntimeFailed
 from ...protocol.version import __version__
-from ..generation import Generator
-from .guard import KEY
+from ..text.generation import Generator
+from .middleware.auth import KEY
 
 # Swagger UI's own build, from the package fastapi-swagger; `guard.OPEN_PATHS` lists their paths too.
 ASSETS = {

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from ..protocol.errors import RequestError
-from ..tokenizer.interface import Tokenizer
-from .chat import Chat
-from .segments import Encoder, Segment
+from ...protocol.errors import RequestError
+from ...tokenizer.interface import Tokenizer
+from ..text.encoding import Encoder, Segment
+from .roles import Chat
 
 
 @dataclass(frozen=True)

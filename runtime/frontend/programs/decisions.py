@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Literal
 
-from ..protocol import decisions as protocol
-from ..protocol.decisions import DecisionAnswer, Question
+from ...protocol import decisions as protocol
+from ...protocol.decisions import DecisionAnswer, Question
+from ..text.common_prefix import common_prefix_length
+from ..text.generation import Generator
+from ..text.scoring import Asker, Continuation, Scored, agree, score
 from .content import Content
-from .generation import Generator
-from .prefix import common_prefix_length
-from .scoring import Asker, Continuation, Scored, agree, score
 
 _End = Literal["turn", "line", "token"]  # what ends an answer: the assistant's message, a line, or the end token
 BATCH = 256  # labels submitted at once; the core's queue is bounded

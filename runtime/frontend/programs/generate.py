@@ -10,11 +10,11 @@ from dataclasses import dataclass
 
 import msgspec
 
-from ..protocol.sampling import SamplingParams
-from ..protocol.session import Gen, Sequence
-from .generation import Generated, Generator, Piece, Prompt, Sample
-from .program import Program
-from .scoring import Asker
+from ...protocol.sampling import SamplingParams
+from ...protocol.session import Gen, Sequence
+from ..text.generation import Generated, Generator, Piece, Prompt, Sample
+from ..text.scoring import Asker
+from .running_program import Program
 
 
 @dataclass(frozen=True)

@@ -8,11 +8,11 @@ from pathlib import Path
 import zmq.asyncio
 from zmq.auth.asyncio import AsyncioAuthenticator
 
-from ..protocol.errors import ErrorInfo
-from ..protocol.keys import server_keys
-from ..protocol.transport import check_bind
-from .generation import Generator
-from .service import Service
+from ...protocol.errors import ErrorInfo
+from ...protocol.keys import server_keys
+from ...protocol.transport import check_bind
+from ..text.generation import Generator
+from .server import Service
 
 logger = logging.getLogger("ramiform.frontend")
 

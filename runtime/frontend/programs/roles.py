@@ -11,8 +11,8 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from ..protocol.errors import RequestError
-from .prefix import common_prefix_length
+from ...protocol.errors import RequestError
+from ..text.common_prefix import common_prefix_length
 
 _ENDED = frozenset({"system", "user", "assistant"})  # whose messages end whatever comes next
 _ROLE = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,63}")

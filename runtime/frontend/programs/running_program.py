@@ -10,10 +10,10 @@ from collections.abc import Callable
 
 import msgspec
 
-from ..protocol.core import Outlook
-from ..protocol.errors import ErrorInfo, RequestError
-from ..protocol.sampling import SamplingParams
-from ..protocol.session import Budget
+from ...protocol.core import Outlook
+from ...protocol.errors import ErrorInfo, RequestError
+from ...protocol.sampling import SamplingParams
+from ...protocol.session import Budget
 
 
 class Program:

@@ -8,14 +8,14 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable
 
-from ..protocol import choices as methods
-from ..protocol.errors import RequestError
-from ..protocol.sampling import TokenLogprob
-from ..protocol.session import Choice, Select
+from ...protocol import choices as methods
+from ...protocol.errors import RequestError
+from ...protocol.sampling import TokenLogprob
+from ...protocol.session import Choice, Select
+from ..text.common_prefix import common_prefix_length
+from ..text.generation import Generator
+from ..text.scoring import Asker, Continuation, agree, score
 from .content import Content
-from .generation import Generator
-from .prefix import common_prefix_length
-from .scoring import Asker, Continuation, agree, score
 
 MAX_CHOICES = 1024
 

@@ -16,10 +16,10 @@ import msgspec
 import zmq
 import zmq.asyncio
 
-from ..protocol import wire
-from ..protocol.errors import BusyError, ErrorInfo, RamiformError, RequestError, RuntimeFailed
-from ..protocol.keys import ServerKeys
-from ..protocol.session import (
+from ...protocol import wire
+from ...protocol.errors import BusyError, ErrorInfo, RamiformError, RequestError, RuntimeFailed
+from ...protocol.keys import ServerKeys
+from ...protocol.session import (
     Answers,
     Append,
     Bye,
@@ -41,9 +41,9 @@ from ..protocol.session import (
     ToFrontend,
     Welcome,
 )
-from ..protocol.transport import secure_server
-from ..protocol.version import __version__
-from .generation import Generator
+from ...protocol.transport import secure_server
+from ...protocol.version import __version__
+from ..text.generation import Generator
 from .session import Session
 
 logger = logging.getLogger("ramiform.frontend")

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ..protocol.errors import BusyError, ErrorInfo, RequestError
-from ..protocol.session import (
+from ...protocol.errors import BusyError, ErrorInfo, RequestError
+from ...protocol.session import (
     Append,
     Budget,
     Close,
@@ -23,10 +23,10 @@ from ..protocol.session import (
     Play,
     Supply,
 )
+from ..text.generation import Generator
 from .content import Content
-from .generation import Generator
-from .player import Branch, Join, Player, Step
-from .program import Program
+from .running_program import Program
+from .state_interpreter import Branch, Join, Player, Step
 
 MAX_STATES = 100_000  # per client
 

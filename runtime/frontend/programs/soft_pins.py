@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from ..protocol.core import Claim
+from ...protocol.core import Claim
 from .content import Content
 
 

@@ -11,17 +11,17 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ..protocol.core import Claim
-from ..protocol.errors import ErrorInfo, RamiformError, RequestError
-from ..protocol.session import Ask, Decide, Delta, Done, Failed, Gen, RoleBegin, RoleEnd, Select, Sync, Text
-from .claims import Ancestor
+from ...protocol.core import Claim
+from ...protocol.errors import ErrorInfo, RamiformError, RequestError
+from ...protocol.session import Ask, Decide, Delta, Done, Failed, Gen, RoleBegin, RoleEnd, Select, Sync, Text
+from ..text.generation import Generator, Piece
+from ..text.scoring import Asker
 from .content import Appended, Content
 from .decisions import decide
-from .generating import generate
-from .generation import Generator, Piece
-from .program import Program
-from .scoring import Asker
+from .generate import generate
+from .running_program import Program
 from .select import select
+from .soft_pins import Ancestor
 
 logger = logging.getLogger("ramiform.frontend")
 

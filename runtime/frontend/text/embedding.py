@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 
-from ..protocol.core import Generate, Pooling
-from ..protocol.errors import RequestError
-from ..protocol.sampling import SamplingParams
-from .aside import in_turns
-from .core_client import Answer, CoreClient, new_rid
+from ...protocol.core import Generate, Pooling
+from ...protocol.errors import RequestError
+from ...protocol.sampling import SamplingParams
+from ..core.client import Answer, CoreClient, new_rid
+from .offload import in_turns
 
 _NO_TOKENS = SamplingParams(max_new_tokens=0, temperature=0.0, seed=0)
 

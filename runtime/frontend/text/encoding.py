@@ -11,9 +11,9 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from itertools import groupby
 from typing import NamedTuple, TypeVar
 
-from ..protocol.errors import RequestError, context_exceeded
-from ..tokenizer.interface import Tokenizer
-from .aside import Cancellation, aside
+from ...protocol.errors import RequestError, context_exceeded
+from ...tokenizer.interface import Tokenizer
+from .offload import Cancellation, aside
 
 LONG = 1 << 16  # characters, or tokens, above which the work on them would be felt by others on the event loop
 USUAL_BYTES = 8  # of text to a token: a text that has more of them to each token that fits is counted first

@@ -14,16 +14,16 @@ from typing import NamedTuple
 
 import msgspec
 
-from ...constrained.errors import GrammarError
-from ...constrained.search import Search, search
-from ..protocol.core import Claim, Finish, Generate, Outlook, Tokens
-from ..protocol.errors import RequestError
-from ..protocol.sampling import LogprobParams, SamplingParams, TokenLogprob
-from ..protocol.session import Sequence
-from ..tokenizer.detokenize import Detokenizer, cut
-from ..tokenizer.interface import Tokenizer
-from .core_client import CoreClient, new_rid
-from .segments import Encoder
+from ....constrained.errors import GrammarError
+from ....constrained.regex.search import Search, search
+from ...protocol.core import Claim, Finish, Generate, Outlook, Tokens
+from ...protocol.errors import RequestError
+from ...protocol.sampling import LogprobParams, SamplingParams, TokenLogprob
+from ...protocol.session import Sequence
+from ...tokenizer.detokenize import Detokenizer, cut
+from ...tokenizer.interface import Tokenizer
+from ..core.client import CoreClient, new_rid
+from .encoding import Encoder
 
 MAX_SAMPLES = 256
 

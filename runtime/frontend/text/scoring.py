@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 
-from ..protocol.core import Claim, Generate, Outlook
-from ..protocol.errors import RequestError
-from ..protocol.sampling import LogprobParams, SamplingParams, TokenLogprob
-from .aside import in_turns
-from .core_client import Answer, CoreClient, new_rid
+from ...protocol.core import Claim, Generate, Outlook
+from ...protocol.errors import RequestError
+from ...protocol.sampling import LogprobParams, SamplingParams, TokenLogprob
+from ..core.client import Answer, CoreClient, new_rid
+from .offload import in_turns
 
 _SCORE_ONLY = SamplingParams(max_new_tokens=0, temperature=0.0, seed=0)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import json
 
-from .calls import Call
+from ..chat.tools.calls import Call
 
 MAX_CHARACTERS = 1 << 16
 

@@ -17,11 +17,11 @@ import torch
 from gguf import GGMLQuantizationType as Type
 from numpy.typing import NDArray
 
-from .gguf_names import gguf_name
+from .tensor_names import gguf_name
 
 if TYPE_CHECKING:
-    from ..gguf_file import GgufFile
-    from .config import ModelConfig
+    from ..config import ModelConfig
+    from .file import GgufFile
 
 Bytes = NDArray[np.uint8]
 FOUR_BIT = (Type.Q4_0, Type.Q4_1, Type.Q4_K)

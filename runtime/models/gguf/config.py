@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from ..gguf_file import GgufFile
-from .errors import CheckpointError
-from .gguf_schemes import four_bit_modules
-from .quantised.scheme import Quantisation, Scheme
-from .rope_config import RopeConfig
+from ..errors import CheckpointError
+from ..quantised.scheme import Quantisation, Scheme
+from ..rope_config import RopeConfig
+from .block_formats import four_bit_modules
+from .file import GgufFile
 
 if TYPE_CHECKING:
-    from .config import ModelConfig
+    from ..config import ModelConfig
 
 _ARCHITECTURES = {
     "llama": "LlamaForCausalLM",
@@ -40,7 +40,7 @@ GROUP_SIZE = 32  # of the formats that are kept in 4 bits
 
 def read_gguf_config(file: GgufFile) -> ModelConfig:
     """Raises CheckpointError when the architecture or one of its settings is none that is computed here."""
-    from .config import parse_config
+    from ..config import parse_config
 
     path = file.path
     config = parse_config(_as_config_json(file), path)

@@ -8,7 +8,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .protocol.errors import RamiformError
+from ...protocol.errors import RamiformError
 
 if TYPE_CHECKING:
     import gguf

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import gguf
 
 if TYPE_CHECKING:
-    from .config import ModelConfig
+    from ..config import ModelConfig
 
 _EXPERT = re.compile(r"\.experts\.(\d+)\.")
 

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import torch
 
-from ..gguf_file import GgufFile, open_gguf
-from .config import ModelConfig
-from .errors import CheckpointError
-from .gguf_config import ROPE_FACTORS
-from .gguf_names import expert_of, gguf_name
-from .gguf_schemes import FOUR_BIT, READABLE, FourBit, dense, four_bit
-from .linear import Destination
-from .weights import Ignored, Progress, refuse_all
+from ..config import ModelConfig
+from ..errors import CheckpointError
+from ..linear import Destination
+from ..weights import Ignored, Progress, refuse_all
+from .block_formats import FOUR_BIT, READABLE, FourBit, dense, four_bit
+from .config import ROPE_FACTORS
+from .file import GgufFile, open_gguf
+from .tensor_names import expert_of, gguf_name
 
 
 def load_gguf_weights(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..fields import Fields
+from ..config_fields import Fields
 from .rounding import GROUP_SIZES
 from .scheme import Quantisation, Scheme
 

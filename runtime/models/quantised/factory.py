@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import torch
 
 from ..linear import DenseLinear, Linear
-from ..packed import PackedLinear, packs
-from .bytewise import BytewiseLinear
+from ..packed_linear import PackedLinear, packs
+from .eight_bit import BytewiseLinear
 from .int4 import Int4Linear
 from .rounding import GROUP_SIZES
 from .scheme import Quantisation

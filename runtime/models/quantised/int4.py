@@ -12,7 +12,7 @@ import torch.nn.functional as F
 
 from ....kernels.cpu import int4
 from ..linear import Destination, bias_piece, total_bytes
-from . import nibbles
+from . import int4_packing as nibbles
 from .rounding import int4_groups
 from .scheme import Scheme
 

@@ -10,10 +10,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ....kernels.cpu.draft import draft_chain
+from ....kernels.cpu.draft_chain import draft_chain
 from ...models.compiled_layers import held
+from .draft_memory import SCRATCH, DraftMemory
 from .head import EagleHead
-from .memory import SCRATCH, DraftMemory
 
 
 class CompiledHead:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ...models.config import ModelConfig
-from ...models.fields import Fields, read_object
+from ...models.config_fields import Fields, read_object
 from ...models.rope_config import RopeConfig, parse_rope
 
 HeadKind = Literal["eagle", "eagle3"]

@@ -20,7 +20,7 @@ from ...models.errors import CheckpointError
 from .config import HeadConfig, HeadKind, read_head_config
 from .head import EagleHead
 from .parameters import allocate, layout
-from .probe import check_probe
+from .target_probe import check_probe
 
 _FILES = ("model.safetensors", "pytorch_model.bin")
 _DERIVED = re.compile(r"(^|\.)rotary_emb\.inv_freq$|^t2d$|^hidden_state_norm\.weight$")

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from ...models.linear import DenseLinear, Linear
-from ...models.packed import pack
+from ...models.packed_linear import pack
 from .config import HeadConfig
 
 

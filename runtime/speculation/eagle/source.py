@@ -19,15 +19,15 @@ from numpy.typing import NDArray
 
 from ...engine.kv_pool import PAGE_SIZE
 from ...scheduler.plan import DraftWant, PageCopy, Row
-from ..ledger import SlotLedger
-from ..passed import PassedOver
-from ..source import DraftRow, DraftStep
+from ..draft_source import DraftRow, DraftStep
+from ..skipped_rows import PassedOver
+from ..slot_ledger import SlotLedger
 from ..tree import DraftTree
-from .compiled import CompiledHead
-from .growth import Front, GrownTrees, TreeShape, draft_temperature, grow
+from .compiled_chain import CompiledHead
+from .draft_memory import DraftMemory
 from .head import EagleHead
-from .memory import DraftMemory
 from .tree_attention import TreeAttention
+from .tree_growth import Front, GrownTrees, TreeShape, draft_temperature, grow
 
 _MAX_NEW = 16  # tokens that a row lacks, for its chain to begin with them; what is more is computed before
 _CHUNK = 512  # tokens of that at a time

@@ -8,7 +8,7 @@ import pytest
 
 from ramiform.constrained import JsonSchema, Matcher, PropertyOrder, Vocabulary, compile_constraint
 
-from .walks import EOS, TOKENS, allowed
+from ..walks import EOS, TOKENS, allowed
 
 PIECES: list[bytes | None] = [
     *TOKENS,

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 import ramiform
 from ramiform.cli import app
 from ramiform.constrained import GrammarError
-from ramiform.constrained.grammar_ambiguity import Overlap, ambiguous_terminals
+from ramiform.constrained.grammar.ambiguity import Overlap, ambiguous_terminals
 
 AMBIGUOUS = [
     "start: NAME | WORD\nNAME: /[a-z]+/\nWORD: /\\w+/",

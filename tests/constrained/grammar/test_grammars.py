@@ -11,12 +11,12 @@ from lark import Lark
 from lark.exceptions import LarkError
 
 from ramiform.constrained import CompiledGrammar, Grammar, GrammarError, compile_constraint
-from ramiform.constrained.earley import EarleySets
-from ramiform.constrained.grammar_gbnf import gbnf_grammar
-from ramiform.constrained.grammar_lark import lark_grammar
+from ramiform.constrained.grammar.earley import EarleySets
+from ramiform.constrained.grammar.gbnf import gbnf_grammar
+from ramiform.constrained.grammar.lark import lark_grammar
 
-from .grammar_texts import GBNF, LARK
-from .walks import TOKENS, accepts, allowed, shared_vocabulary
+from ..walks import TOKENS, accepts, allowed, shared_vocabulary
+from .texts import GBNF, LARK
 
 CASES = [("lark", name) for name in LARK] + [("gbnf", name) for name in GBNF]
 _compiled: dict[tuple[str, str], tuple[CompiledGrammar, Lark]] = {}

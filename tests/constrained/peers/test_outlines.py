@@ -22,7 +22,7 @@ from ramiform.constrained import (
 )
 from ramiform.constrained.backends import Compile, MatcherSource, OutputMatcher, WhitespacePolicy, backend
 
-from .walks import EOS, shared_vocabulary
+from ..walks import EOS, shared_vocabulary
 
 CLOSED = SchemaOptions("closed", "digits")  # the backend refuses objects that may have other members
 _backends: dict[WhitespacePolicy, Compile] = {}

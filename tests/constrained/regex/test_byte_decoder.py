@@ -7,9 +7,9 @@ import json
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from ramiform.constrained.alphabet import NO_CLASS, Alphabet, alphabet_of, common_alphabet
-from ramiform.constrained.charset import CharSet, charset, complement
-from ramiform.constrained.decoder import Decoder, Encoding, decoder
+from ramiform.constrained.regex.alphabet import NO_CLASS, Alphabet, alphabet_of, common_alphabet
+from ramiform.constrained.regex.byte_decoder import Decoder, Encoding, decoder
+from ramiform.constrained.regex.charset import CharSet, charset, complement
 
 SEAMS = [
     0,

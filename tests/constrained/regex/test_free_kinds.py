@@ -7,8 +7,8 @@ import pytest
 
 from ramiform.constrained import JsonSchema, Vocabulary, compile_constraint
 from ramiform.constrained.byte_kinds import KIND, NUM_KINDS
-from ramiform.constrained.dfa import DEAD, START, free_kinds
-from ramiform.constrained.string_dfas import pattern_dfa
+from ramiform.constrained.regex.dfa import DEAD, START, free_kinds
+from ramiform.constrained.schema.string_dfas import pattern_dfa
 
 PATTERNS = [
     "^[a-z]+$",

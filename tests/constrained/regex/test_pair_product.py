@@ -9,11 +9,12 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from numpy.typing import NDArray
 
-from ramiform.constrained import Vocabulary, product_kernel
+from ramiform.constrained import Vocabulary
 from ramiform.constrained.errors import GrammarError
-from ramiform.constrained.pair_product import Lives, pair_product
-from ramiform.constrained.schema_string_parts import StringPart
-from ramiform.constrained.string_regions import MANY, has_many_texts
+from ramiform.constrained.regex.pair_product import Lives, pair_product
+from ramiform.constrained.regex.parser import dfa_kernel as product_kernel
+from ramiform.constrained.schema.string_parts import StringPart
+from ramiform.constrained.schema.string_regions import MANY, has_many_texts
 
 Table = NDArray[np.int32]  # [S, C]
 

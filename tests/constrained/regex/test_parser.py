@@ -11,15 +11,15 @@ import pytest
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
-from ramiform.constrained.alphabet import alphabet_of
 from ramiform.constrained.budget import Budget
-from ramiform.constrained.char_dfa import CharDfa, trimmed_chars
-from ramiform.constrained.charset import charset, complement
-from ramiform.constrained.encode import encoded
 from ramiform.constrained.errors import GrammarError
-from ramiform.constrained.regex import parse_regex
-from ramiform.constrained.string_dfas import pattern_chars, pattern_dfa, regex_dfa
-from ramiform.constrained.subset import char_dfa
+from ramiform.constrained.regex.alphabet import alphabet_of
+from ramiform.constrained.regex.byte_dfa import encoded
+from ramiform.constrained.regex.char_dfa import CharDfa, trimmed_chars
+from ramiform.constrained.regex.charset import charset, complement
+from ramiform.constrained.regex.parser import parse_regex
+from ramiform.constrained.regex.subset import char_dfa
+from ramiform.constrained.schema.string_dfas import pattern_chars, pattern_dfa, regex_dfa
 
 ESCAPES = [r"\d", r"\w", r"\s", r"\D", r"\W", r"\S", r"\.", r"\n", r"\x41", r"\u00e9", r"\\", r"\-"]
 CLASSES = ["[abc]", "[^a]", "[a-c]", "[a-cé]", r"[\d_]", r"[^\w]", "[]a]", "[a-]", r"[\]\\^]", "[^\n]", "[東-鿿]"]

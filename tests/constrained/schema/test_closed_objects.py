@@ -22,7 +22,7 @@ from ramiform.constrained import (
     compile_constraint,
 )
 
-from .walks import accepts, allowed, compiled_or_none, sample, shared_vocabulary
+from ..walks import accepts, allowed, compiled_or_none, sample, shared_vocabulary
 
 CLOSED = SchemaOptions("closed", "digits")
 DIGITS = SchemaOptions("schema", "digits")

@@ -14,11 +14,11 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from ramiform.constrained import GrammarError, JsonSchema, SchemaOptions, WhitespacePolicy, compile_constraint
-from ramiform.constrained.automaton import Automaton
-from ramiform.constrained.schema import schema_start
+from ramiform.constrained.automaton.automaton import Automaton
+from ramiform.constrained.schema.compile import schema_start
 
+from ..walks import accepts, compiled_or_none, sample, shared_vocabulary
 from .schemas import SCHEMAS, instances
-from .walks import accepts, compiled_or_none, sample, shared_vocabulary
 
 CHECKER = jsonschema.Draft202012Validator.FORMAT_CHECKER
 

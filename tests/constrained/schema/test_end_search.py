@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 
 from ramiform.constrained import CompiledGrammar, JsonSchema, PropertyOrder, Vocabulary
 
-from .oracle_schemas import is_valid, judge
-from .walks import allowed, compiled_or_none
+from ..walks import allowed, compiled_or_none
+from .oracle_jsonschema import is_valid, judge
 
 LETTERS = '{}[]",:abc01.truefalsn'
 EOS = len(set(LETTERS))

@@ -17,10 +17,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jsonschema import FormatChecker
 
-from ramiform.constrained.char_dfa import START, CharDfa
-from ramiform.constrained.encode import encoded
-from ramiform.constrained.formats import PATTERNS
-from ramiform.constrained.string_dfas import format_chars
+from ramiform.constrained.regex.byte_dfa import encoded
+from ramiform.constrained.regex.char_dfa import START, CharDfa
+from ramiform.constrained.schema.formats import PATTERNS
+from ramiform.constrained.schema.string_dfas import format_chars
 
 JUDGED = sorted(set(PATTERNS) & set(FormatChecker.checkers) - {"time"})  # the time of draft 3 has no offset
 

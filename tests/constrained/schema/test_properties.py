@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from ramiform.constrained import CompiledGrammar, GrammarError, JsonSchema, Matcher, compile_constraint, fill_batch
 
-from .oracle_schemas import (
+from ..walks import EOS, allowed, shared_vocabulary
+from .oracle_jsonschema import (
     NAMES,
     Draft,
     Guesser,
@@ -26,7 +27,6 @@ from .oracle_schemas import (
     schemas,
     spelled,
 )
-from .walks import EOS, allowed, shared_vocabulary
 
 WHITESPACE = st.sampled_from(["compact", "bounded", "any"])
 DRAFTS = st.sampled_from(get_args(Draft))

@@ -14,9 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ramiform.constrained import CompiledGrammar, GrammarError, StructuralTag, compile_constraint
-from ramiform.constrained.schema_numbers import AFTER
+from ramiform.constrained.schema.number_states import AFTER
 
-from .walks import TOKENS, accepts, allowed, shared_vocabulary
+from ..walks import TOKENS, accepts, allowed, shared_vocabulary
 
 WEATHER = {
     "type": "object",

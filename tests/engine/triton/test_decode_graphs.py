@@ -12,7 +12,7 @@ import transformers
 
 from ramiform.runtime.engine import Engine, build_engine
 from ramiform.runtime.engine.decode_graphs import CudaCapture, DecodeGraphs, Forward, graph_sizes
-from ramiform.runtime.engine.sampled import NOTHING_SAMPLED
+from ramiform.runtime.engine.last_tokens import NOTHING_SAMPLED
 from ramiform.runtime.protocol.config import CoreConfig
 from ramiform.runtime.scheduler.plan import ForwardPlan, Row, RowResult, Sample, Score
 

@@ -13,12 +13,12 @@ from ramiform.kernels import for_device
 from ramiform.runtime.models.decoder import Decoder
 from ramiform.runtime.models.load import load_model
 from ramiform.runtime.scheduler.plan import DraftWant
+from ramiform.runtime.speculation.draft_source import DraftRow, DraftStep
 from ramiform.runtime.speculation.eagle import EagleSource, load_head
-from ramiform.runtime.speculation.eagle.probe import probe
 from ramiform.runtime.speculation.eagle.save import save_head
-from ramiform.runtime.speculation.source import DraftRow, DraftStep
+from ramiform.runtime.speculation.eagle.target_probe import probe
 from ramiform.runtime.train_draft.config import head_config
-from ramiform.runtime.train_draft.fresh import fresh_head
+from ramiform.runtime.train_draft.initial_head import fresh_head
 
 SHAPE = {
     "vocab_size": 90,

@@ -10,12 +10,12 @@ from typing import Any
 import httpx
 import pytest
 
-from ramiform.runtime.frontend.tools.formats import FORMATS
-from ramiform.runtime.frontend.tools.parser import CallParser
+from ramiform.runtime.frontend.chat.tools.formats import FORMATS
+from ramiform.runtime.frontend.chat.tools.parser import CallParser
 from ramiform.runtime.protocol.core import Generate
 from ramiform.runtime.protocol.errors import RequestError
 
-from .harness import House, house, run, shipped_tokenizer
+from ..harness import House, house, run, shipped_tokenizer
 
 TOKENIZER = shipped_tokenizer()
 CHAT = {"model": "fake", "messages": [{"role": "user", "content": "Hello"}]}

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ramiform.runtime.frontend.reasoning import ThoughtSplitter, thinks
-from ramiform.runtime.tokenizer.chat import ChatTemplate
+from ramiform.runtime.frontend.chat.reasoning import ThoughtSplitter, thinks
+from ramiform.runtime.tokenizer.chat_template import ChatTemplate
 
-from .harness import shipped_tokenizer
+from ..harness import shipped_tokenizer
 from .test_tools import cut
 
 

@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ramiform.runtime.frontend.chat.renderer import Messages
 from ramiform.runtime.frontend.http.openai.chat_messages import with_short_ids
-from ramiform.runtime.frontend.messages import Messages
-from ramiform.runtime.frontend.segments import Segment
+from ramiform.runtime.frontend.text.encoding import Segment
 from ramiform.runtime.protocol.errors import RequestError
-from ramiform.runtime.tokenizer.chat import ChatTemplate
+from ramiform.runtime.tokenizer.chat_template import ChatTemplate
 
-from . import templates
+from .. import templates
 
 NAMES = ("<s>", "</s>", "<|im_end|>", "<|im_start|>")
 

@@ -6,12 +6,12 @@ import asyncio
 
 import pytest
 
-from ramiform.runtime.frontend.schema_check import SchemaCheck
+from ramiform.runtime.frontend.chat.schema_check import SchemaCheck
 from ramiform.runtime.protocol.core import Generate
 from ramiform.runtime.protocol.errors import RamiformError, RequestError
 from ramiform.runtime.protocol.sampling import Constraint
 
-from .harness import house, run
+from ..harness import house, run
 
 BAD = RequestError("invalid json_schema: no", param="json_schema", code="invalid_grammar")
 SCHEMA = Constraint("json_schema", "{}")

@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ramiform.runtime.frontend.tools.calls import Call
-from ramiform.runtime.frontend.tools.detect import detect_format
-from ramiform.runtime.frontend.tools.formats import FORMATS
-from ramiform.runtime.frontend.tools.parser import CallParser
-from ramiform.runtime.tokenizer.chat import ChatTemplate
+from ramiform.runtime.frontend.chat.tools.calls import Call
+from ramiform.runtime.frontend.chat.tools.detect import detect_format
+from ramiform.runtime.frontend.chat.tools.formats import FORMATS
+from ramiform.runtime.frontend.chat.tools.parser import CallParser
+from ramiform.runtime.tokenizer.chat_template import ChatTemplate
 
-from . import templates
-from .harness import shipped_tokenizer
+from .. import templates
+from ..harness import shipped_tokenizer
 
 NAMES = ["get_weather", "add"]
 Written = list[tuple[str, dict[str, Any]]]

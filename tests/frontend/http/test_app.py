@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
-from ramiform.runtime.frontend.http.listening import listen
-from ramiform.runtime.frontend.http.openai.response_maker import ResponseMaker
-from ramiform.runtime.frontend.segments import LONG
+from ramiform.runtime.frontend.http.openai.responses.service import ResponseMaker
+from ramiform.runtime.frontend.http.transport.listener import listen
+from ramiform.runtime.frontend.text.encoding import LONG
 from ramiform.runtime.protocol.config import ServeConfig
 from ramiform.runtime.protocol.errors import RamiformError
 
-from .harness import run, shipped_tokenizer
-from .served import check_error, served
+from ..harness import run, shipped_tokenizer
+from ..served import check_error, served
 
 TOKENIZER = shipped_tokenizer()
 MAX_BODY_BYTES = ServeConfig(socket_dir="").max_body_mib << 20

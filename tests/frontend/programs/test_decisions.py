@@ -8,9 +8,9 @@ from collections.abc import Sequence
 
 import pytest
 
-from ramiform.runtime.frontend import decisions as module
-from ramiform.runtime.frontend.content import Content
-from ramiform.runtime.frontend.decisions import Decided, decide
+from ramiform.runtime.frontend.programs import decisions as module
+from ramiform.runtime.frontend.programs.content import Content
+from ramiform.runtime.frontend.programs.decisions import Decided, decide
 from ramiform.runtime.protocol.decisions import (
     Level,
     Option,
@@ -26,8 +26,8 @@ from ramiform.runtime.protocol.errors import RequestError
 from ramiform.runtime.protocol.sampling import SamplingParams
 from ramiform.runtime.protocol.session import Decide, Done, Failed, Gen, RoleBegin, RoleEnd, Text
 
-from .fake_core import logprob
-from .harness import House, house, run, shipped_tokenizer
+from ..fake_core import logprob
+from ..harness import House, house, run, shipped_tokenizer
 
 TOKENIZER = shipped_tokenizer()
 BOS = [TOKENIZER.bos_id] if TOKENIZER.adds_bos and TOKENIZER.bos_id is not None else []

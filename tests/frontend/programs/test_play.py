@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from ramiform.runtime.frontend import program as programs
+from ramiform.runtime.frontend.programs import running_program as programs
 from ramiform.runtime.protocol.core import Outlook
 from ramiform.runtime.protocol.errors import ErrorInfo
 from ramiform.runtime.protocol.sampling import LogprobParams, SamplingParams
@@ -30,7 +30,7 @@ from ramiform.runtime.protocol.session import (
     Text,
 )
 
-from .harness import House, house, run, says, shipped_tokenizer
+from ..harness import House, house, run, says, shipped_tokenizer
 
 SAMPLING = SamplingParams(temperature=0.0, max_new_tokens=8, seed=1)
 GEN = Gen(sampling=SAMPLING)

@@ -6,14 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ramiform.runtime.frontend.chat import Chat
-from ramiform.runtime.frontend.content import Content
-from ramiform.runtime.frontend.segments import Encoder
+from ramiform.runtime.frontend.programs.content import Content
+from ramiform.runtime.frontend.programs.roles import Chat
+from ramiform.runtime.frontend.text.encoding import Encoder
 from ramiform.runtime.protocol.errors import RequestError
 from ramiform.runtime.tokenizer import ChatTemplate
 
-from . import templates
-from .harness import run, shipped_tokenizer
+from .. import templates
+from ..harness import run, shipped_tokenizer
 
 contents = st.text("ab é{}\n<|[", min_size=1, max_size=12).map(str.strip).filter(bool)
 

@@ -10,7 +10,7 @@ import zmq
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ramiform.runtime.frontend.service import SILENCE
+from ramiform.runtime.frontend.programs.server import SILENCE
 from ramiform.runtime.protocol import wire
 from ramiform.runtime.protocol.errors import ErrorInfo, RequestError, RuntimeFailed
 from ramiform.runtime.protocol.sampling import SamplingParams
@@ -34,7 +34,7 @@ from ramiform.runtime.protocol.session import (
 )
 from ramiform.runtime.protocol.version import __version__
 
-from .harness import House, house, run
+from ..harness import House, house, run
 
 SAMPLING = SamplingParams(seed=1)
 

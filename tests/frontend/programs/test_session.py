@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from ramiform.runtime.frontend import session as session_module
+from ramiform.runtime.frontend.programs import session as session_module
 from ramiform.runtime.protocol.core import Generate
 from ramiform.runtime.protocol.errors import ErrorInfo
 from ramiform.runtime.protocol.sampling import LogprobParams, SamplingParams
@@ -32,8 +32,8 @@ from ramiform.runtime.protocol.session import (
     Text,
 )
 
-from .fake_core import BUSY, logprob
-from .harness import House, house, run, says, shipped_tokenizer
+from ..fake_core import BUSY, logprob
+from ..harness import House, house, run, says, shipped_tokenizer
 
 TOKENIZER = shipped_tokenizer()
 GREEDY = SamplingParams(temperature=0.0, max_new_tokens=16)

@@ -6,7 +6,7 @@ from ramiform.runtime.protocol.core import Claim, EndStates, Generate
 from ramiform.runtime.protocol.sampling import SamplingParams
 from ramiform.runtime.protocol.session import Close, Fork, Gen, Open, Select, Sync, Text
 
-from .harness import House, house, run, says, shipped_tokenizer
+from ..harness import House, house, run, says, shipped_tokenizer
 
 TOKENIZER = shipped_tokenizer()
 GREEDY = SamplingParams(temperature=0.0, max_new_tokens=16)

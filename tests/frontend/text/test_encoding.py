@@ -9,10 +9,10 @@ import sentencepiece
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ramiform.runtime.frontend.segments import Encoder, Segment
+from ramiform.runtime.frontend.text.encoding import Encoder, Segment
 from ramiform.runtime.tokenizer import load_tokenizer
 
-from .harness import shipped_tokenizer
+from ..harness import shipped_tokenizer
 
 TOKENIZER = shipped_tokenizer()
 ENCODER = Encoder(TOKENIZER)

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from ramiform.runtime.frontend.generation import Generated, Generator, Piece, Prompt
+from ramiform.runtime.frontend.text.generation import Generated, Generator, Piece, Prompt
 from ramiform.runtime.protocol import wire
 from ramiform.runtime.protocol.core import Finish, Generate
 from ramiform.runtime.protocol.errors import RequestError
 from ramiform.runtime.protocol.sampling import LogprobParams, SamplingParams, TokenLogprob
 
-from .fake_core import BUSY, entries, logprob
-from .harness import House, house, run, says, shipped_tokenizer
+from ..fake_core import BUSY, entries, logprob
+from ..harness import House, house, run, says, shipped_tokenizer
 
 TOKENIZER = shipped_tokenizer()
 EOS = TOKENIZER.eos_ids[0]

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from ramiform.runtime.frontend.aside import Cancellation, WorkCancelledError, aside, beside, in_turns, is_large
+from ramiform.runtime.frontend.text.offload import Cancellation, WorkCancelledError, aside, beside, in_turns, is_large
 
-from .harness import run
+from ..harness import run
 
 
 def test_the_caller_gets_the_result_or_the_error() -> None:

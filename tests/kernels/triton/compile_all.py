@@ -10,7 +10,8 @@ from collections.abc import Iterator
 import torch
 
 from ramiform.kernels.kv_cache import KvCache
-from ramiform.kernels.triton import experts, layers, logits, sampling, store, tables
+from ramiform.kernels.triton import experts, layers, logits, sampling, store
+from ramiform.kernels.triton import launch_configs as tables
 from ramiform.kernels.triton.chunk_attention import chunk_attention, query_tiles
 from ramiform.kernels.triton.paged_rows import PagedRows
 from ramiform.kernels.triton.split_attention import split_attention

@@ -11,10 +11,10 @@ import torch
 
 from ramiform.kernels.kv_cache import KvCache
 from ramiform.kernels.triton.chunk_attention import chunk_attention, query_tiles
+from ramiform.kernels.triton.launch_configs import chunk_tile
 from ramiform.kernels.triton.paged_rows import PagedRows
 from ramiform.kernels.triton.split_attention import num_seen, split_attention
 from ramiform.kernels.triton.splits import Splits, fixed_splits, make_splits
-from ramiform.kernels.triton.tables import chunk_tile
 
 PAGE_SIZE = 16
 QUANTISED = (torch.int8, torch.float8_e4m3fn)

@@ -10,10 +10,10 @@ from ramiform.kernels import KvCache, RowSpan, attention_layout, paged_attention
 from ramiform.kernels.reference.layers import apply_rope
 from ramiform.kernels.triton import store
 from ramiform.kernels.triton.chunk_attention import chunk_attention, query_tiles
+from ramiform.kernels.triton.launch_configs import chunk_tile
 from ramiform.kernels.triton.paged_rows import PagedRows
 from ramiform.kernels.triton.split_attention import split_attention
 from ramiform.kernels.triton.splits import make_splits
-from ramiform.kernels.triton.tables import chunk_tile
 
 PAGE_SIZE = 16
 H, K, D = 6, 2, 32

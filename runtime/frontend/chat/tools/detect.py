@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from ...protocol.errors import RequestError
-from ...tokenizer.interface import Tokenizer
+from ....protocol.errors import RequestError
+from ....tokenizer.interface import Tokenizer
 from .formats import FORMATS, ToolFormat
 
 _FUNCTION = {"name": "probe", "arguments": {"x": 1}}

@@ -16,7 +16,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from .errors import AdminKeyError, bug_message, error_response
+from ..errors import AdminKeyError, bug_message, error_response
 
 logger = logging.getLogger("ramiform.frontend")
 

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ...protocol.measures import FrontendMeasures
+from ....protocol.metrics import FrontendMeasures
 
 METHODS = frozenset({"GET", "POST", "PUT", "DELETE", "OPTIONS", "HEAD", "PATCH"})
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from .errors import error_response
-from .guard import KEY
+from ..errors import error_response
+from .auth import KEY
 
 MINUTE = 60.0
 

@@ -8,12 +8,12 @@ import msgspec
 from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
-from ...protocol.sampling import SamplingParams
-from ...protocol.version import __version__
-from ..generation import Generator, Prompt
-from .body_route import BodyRoute
-from .connection import json_response, unless_client_leaves
-from .guard import require_admin
+from ....protocol.sampling import SamplingParams
+from ....protocol.version import __version__
+from ...text.generation import Generator, Prompt
+from ..middleware.auth import require_admin
+from ..transport.body_route import BodyRoute
+from ..transport.streaming import json_response, unless_client_leaves
 
 
 class AdminApi:

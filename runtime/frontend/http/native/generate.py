@@ -14,19 +14,19 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from ...protocol.errors import RequestError
-from ..aside import in_turns
-from ..core_client import new_rid
-from ..generation import Generator, Prompt, Sample
-from ..siblings import Siblings
-from .answers import answer
-from .bodies import MAX_BATCH, AbortBody, GenerateBody, logprob_params
-from .body_route import BodyRoute
-from .connection import EventStream, json_response, unless_client_leaves
-from .errors import prompt_in
-from .guard import require_admin
-from .merge import merge
-from .openapi import STREAMS
+from ....protocol.errors import RequestError
+from ...core.client import new_rid
+from ...core.frontend_peers import Siblings
+from ...text.generation import Generator, Prompt, Sample
+from ...text.offload import in_turns
+from ..answers import answer
+from ..bodies import MAX_BATCH, AbortBody, GenerateBody, logprob_params
+from ..errors import prompt_in
+from ..middleware.auth import require_admin
+from ..openapi import STREAMS
+from ..transport.body_route import BodyRoute
+from ..transport.merge import merge
+from ..transport.streaming import EventStream, json_response, unless_client_leaves
 
 
 @dataclass(frozen=True)

@@ -6,11 +6,11 @@ from fastapi import APIRouter
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from starlette.responses import PlainTextResponse, Response
 
-from ...protocol.errors import RuntimeFailed
-from ..core_client import CoreClient
-from ..siblings import Siblings
-from .body_route import BodyRoute
-from .exposition import exposition
+from ....protocol.errors import RuntimeFailed
+from ...core.client import CoreClient
+from ...core.frontend_peers import Siblings
+from ..exposition import exposition
+from ..transport.body_route import BodyRoute
 
 
 class MetricsApi:

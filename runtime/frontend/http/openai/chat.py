@@ -10,18 +10,18 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from ....protocol.version import __version__
-from ...aside import beside
-from ...ask import Ask, CallDelta
-from ...core_client import new_rid
-from ...turn import Turn
-from ..body_route import BodyRoute
-from ..connection import EventStream, json_response, unless_client_leaves
-from ..merge import merge, together
+from ...chat.completion import Turn
+from ...chat.request import Ask, CallDelta
+from ...core.client import new_rid
+from ...text.offload import beside
 from ..openapi import STREAMS
+from ..transport.body_route import BodyRoute
+from ..transport.merge import merge, together
+from ..transport.streaming import EventStream, json_response, unless_client_leaves
 from .chat_body import ChatBody
 from .chat_messages import for_template
+from .chat_service import Conversations, Wish
 from .chunks import Chunks
-from .conversation import Conversations, Wish
 from .finish import finish_reason, stop_reason
 from .logprobs import TokenTexts, chat_logprobs
 from .usage import Stopwatch, Usage

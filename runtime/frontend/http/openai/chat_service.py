@@ -10,15 +10,15 @@ from typing import Any
 
 from ....protocol.errors import RequestError
 from ....protocol.sampling import Constraint, LogprobParams
-from ...ask import Ask, Calling
-from ...generation import Generator
-from ...messages import Messages
-from ...reasoning import CLOSE, OPEN, thinks
-from ...schema_check import SchemaCheck
-from ...tools.detect import detect_format
-from ...tools.formats import FORMATS, ToolFormat
-from ...turn import Turn
-from ..merge import together
+from ...chat.completion import Turn
+from ...chat.reasoning import CLOSE, OPEN, thinks
+from ...chat.renderer import Messages
+from ...chat.request import Ask, Calling
+from ...chat.schema_check import SchemaCheck
+from ...chat.tools.detect import detect_format
+from ...chat.tools.formats import FORMATS, ToolFormat
+from ...text.generation import Generator
+from ..transport.merge import together
 from .chat_messages import with_short_ids
 from .fields import GenerationFields, room_for
 from .finish import naming

@@ -8,7 +8,7 @@ from pydantic import Field
 
 from ....protocol.core import ModelInfo
 from ....protocol.errors import RequestError
-from ...generation import MAX_SAMPLES
+from ...text.generation import MAX_SAMPLES
 from ..bodies import MAX_BATCH, Many, Text, TokenIds, described, example
 from .fields import GenerationFields
 

@@ -15,14 +15,14 @@ from ....protocol.core import ModelInfo
 from ....protocol.errors import RequestError
 from ....protocol.sampling import LogprobParams
 from ....protocol.version import __version__
-from ...aside import in_turns
-from ...core_client import new_rid
-from ...generation import Generator, Piece, Prompt, Sample
+from ...core.client import new_rid
+from ...text.generation import Generator, Piece, Prompt, Sample
+from ...text.offload import in_turns
 from ..bodies import MAX_BATCH
-from ..body_route import BodyRoute
-from ..connection import EventStream, json_response, unless_client_leaves
-from ..merge import merge
 from ..openapi import STREAMS
+from ..transport.body_route import BodyRoute
+from ..transport.merge import merge
+from ..transport.streaming import EventStream, json_response, unless_client_leaves
 from .chunks import Chunks
 from .completion_body import CompletionBody
 from .fields import room_for

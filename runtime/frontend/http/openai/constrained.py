@@ -9,20 +9,20 @@ from fastapi import APIRouter, Request
 from pydantic import Field
 from starlette.responses import Response
 
-from ...protocol.core import ModelInfo
-from ...protocol.errors import RequestError
-from ...protocol.sampling import Constraint
-from ..aside import beside
-from ..core_client import new_rid
-from ..turn import Turn
-from .bodies import Many, Text, TokenIds, described, example
-from .body_route import BodyRoute
-from .connection import json_response, unless_client_leaves
-from .openai.chat_messages import Messages, for_template
-from .openai.constraints import ConstraintFields, Schema
-from .openai.conversation import Conversations, Wish
-from .openai.fields import GenerationFields
-from .openai.finish import finish_reason
+from ....protocol.core import ModelInfo
+from ....protocol.errors import RequestError
+from ....protocol.sampling import Constraint
+from ...chat.completion import Turn
+from ...core.client import new_rid
+from ...text.offload import beside
+from ..bodies import Many, Text, TokenIds, described, example
+from ..transport.body_route import BodyRoute
+from ..transport.streaming import json_response, unless_client_leaves
+from .chat_messages import Messages, for_template
+from .chat_service import Conversations, Wish
+from .constraints import ConstraintFields, Schema
+from .fields import GenerationFields
+from .finish import finish_reason
 
 DEFAULT_TOKENS = 1024
 

@@ -12,18 +12,18 @@ from starlette.responses import Response
 
 from ....protocol.decisions import MAX_LABELS, MAX_QUESTIONS, Question
 from ....protocol.errors import RequestError
-from ...aside import Cancellation, beside
-from ...content import Content
-from ...decisions import Decided, decide
-from ...generation import Generator
-from ...segments import Bound
+from ...programs.content import Content
+from ...programs.decisions import Decided, decide
+from ...text.encoding import Bound
+from ...text.generation import Generator
+from ...text.offload import Cancellation, beside
 from ..bodies import Body, Many, RequestBody, Text, described, example
-from ..body_route import BodyRoute
-from ..connection import json_response, unless_client_leaves
 from ..errors import prompt_in
+from ..transport.body_route import BodyRoute
+from ..transport.streaming import json_response, unless_client_leaves
 from .chat_messages import for_template
 from .fields import require_model
-from .response_items import InputItem, listed, messages_of
+from .responses.items import InputItem, listed, messages_of
 
 SAYS_SOMETHING = r"\S"
 Instructions = Annotated[Text, described(pattern=SAYS_SOMETHING)]

@@ -14,12 +14,12 @@ from starlette.responses import Response
 
 from ....protocol.core import ModelInfo, Pooling
 from ....protocol.errors import RequestError
-from ...embed import Embedded, embed, normalised
-from ...generation import Generator
+from ...text.embedding import Embedded, embed, normalised
+from ...text.generation import Generator
 from ..bodies import Many, Priority, RequestBody, Text, TokenIds, described, example
-from ..body_route import BodyRoute
-from ..connection import json_response, unless_client_leaves
 from ..errors import prompt_in
+from ..transport.body_route import BodyRoute
+from ..transport.streaming import json_response, unless_client_leaves
 from .fields import require_model
 
 MAX_INPUTS = 2048

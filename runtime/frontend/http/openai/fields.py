@@ -10,7 +10,7 @@ from pydantic import Field
 from ....protocol.core import ModelInfo
 from ....protocol.errors import RequestError, context_exceeded
 from ....protocol.sampling import Constraint, SamplingParams
-from ...generation import MAX_SAMPLES
+from ...text.generation import MAX_SAMPLES
 from ..bodies import (
     Body,
     FrequencyPenalty,

@@ -10,9 +10,9 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from ....protocol.core import ModelInfo
-from ...generation import Generator
-from ..body_route import BodyRoute
-from ..connection import json_response
+from ...text.generation import Generator
+from ..transport.body_route import BodyRoute
+from ..transport.streaming import json_response
 from .fields import require_model
 
 

@@ -8,14 +8,14 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from ...protocol.errors import RequestError
-from ..generation import Generator
-from ..prefix import common_prefix_length
-from ..scoring import Asker, Continuation, Scored, score
-from .bodies import Many, RequestBody, Text, TokenIds, described, example
-from .body_route import BodyRoute
-from .connection import json_response, unless_client_leaves
-from .openai.fields import require_model
+from ....protocol.errors import RequestError
+from ...text.common_prefix import common_prefix_length
+from ...text.generation import Generator
+from ...text.scoring import Asker, Continuation, Scored, score
+from ..bodies import Many, RequestBody, Text, TokenIds, described, example
+from ..transport.body_route import BodyRoute
+from ..transport.streaming import json_response, unless_client_leaves
+from .fields import require_model
 
 MAX_CONTINUATIONS = 1024
 

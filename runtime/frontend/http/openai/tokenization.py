@@ -11,19 +11,19 @@ from fastapi import APIRouter, Request
 from pydantic import Field
 from starlette.responses import Response
 
-from ...protocol.core import ModelInfo
-from ...protocol.errors import RequestError
-from ..aside import Cancellation, beside
-from ..generation import Generator
-from ..messages import Messages
-from ..segments import Bound
-from .bodies import MAX_BATCH, Many, RequestBody, Text, TokenIds, example
-from .body_route import BodyRoute
-from .connection import json_response, unless_client_leaves
-from .openai.chat_messages import Messages as ChatMessages
-from .openai.chat_messages import for_template
-from .openai.fields import require_model
-from .openai.tool_fields import Tool
+from ....protocol.core import ModelInfo
+from ....protocol.errors import RequestError
+from ...chat.renderer import Messages
+from ...text.encoding import Bound
+from ...text.generation import Generator
+from ...text.offload import Cancellation, beside
+from ..bodies import MAX_BATCH, Many, RequestBody, Text, TokenIds, example
+from ..transport.body_route import BodyRoute
+from ..transport.streaming import json_response, unless_client_leaves
+from .chat_messages import Messages as ChatMessages
+from .chat_messages import for_template
+from .fields import require_model
+from .tool_fields import Tool
 
 MOST_TOKENS = 1 << 16  # of one text, or of a chat; more where a prompt may have more
 

@@ -9,8 +9,8 @@ from pydantic import Field
 
 from ....protocol.errors import RequestError
 from ....protocol.sampling import AdditionalProperties, Constraint
-from ...ask import Calling
-from ...tools.formats import ToolFormat
+from ...chat.request import Calling
+from ...chat.tools.formats import ToolFormat
 from ..bodies import Body, Many, Text
 
 Name = Annotated[Text, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]

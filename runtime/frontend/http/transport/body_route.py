@@ -14,10 +14,10 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
-from ...protocol.errors import RequestError
-from ..aside import Cancellation, aside
-from .connection import ClientLeftError, unless_client_leaves
+from ....protocol.errors import RequestError
+from ...text.offload import Cancellation, aside
 from .large_json import LARGE, MAX_NUMBERS, read_json
+from .streaming import ClientLeftError, unless_client_leaves
 
 
 class BodyRoute(APIRoute):

@@ -11,8 +11,8 @@ from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from ...protocol.config import ServeConfig
-from ...protocol.errors import RequestError
+from ....protocol.config import ServeConfig
+from ....protocol.errors import RequestError
 
 DEFAULT_MOST = 4096  # connections, where the limit of open files allows as many
 SPARE = 64  # connections beyond the bound, which are told so, and by which supervisors still ask for /health

@@ -20,9 +20,9 @@ from uvicorn.server import ServerState
 from websockets.frames import Frame
 from websockets.http11 import Request
 
+from ..errors import error_body, error_response
+from ..middleware.auth import HEALTH
 from .connection_limits import Slot
-from .errors import error_body, error_response
-from .guard import HEALTH
 
 MAX_HEAD = 65_536  # bytes of a request line and its header fields
 MAX_URL = 32_768  # bytes of a request line's target

@@ -12,8 +12,8 @@ from json.decoder import JSONArray, JSONObject  # type: ignore[attr-defined]
 from json.scanner import py_make_scanner  # type: ignore[attr-defined]
 from typing import Any
 
-from ...protocol.errors import RequestError
-from ..aside import Cancellation
+from ....protocol.errors import RequestError
+from ...text.offload import Cancellation
 
 LARGE = 1 << 18  # bytes from which a document is read here
 MAX_ENTRIES = 1 << 19  # of one list that holds other things than numbers

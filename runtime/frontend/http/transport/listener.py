@@ -6,8 +6,8 @@ import os
 import socket
 import stat
 
-from ...protocol.config import ServeConfig
-from ...protocol.errors import RamiformError
+from ....protocol.config import ServeConfig
+from ....protocol.errors import RamiformError
 
 BACKLOG = 2048  # connections that the system keeps until we accept them
 

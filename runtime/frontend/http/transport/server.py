@@ -8,9 +8,9 @@ import socket
 import uvicorn
 from fastapi import FastAPI
 
-from ...pause import pause_until
-from ...protocol.config import ServeConfig
-from ...protocol.errors import RamiformError, RequestError
+from ....processes.bounded_sleep import pause_until
+from ....protocol.config import ServeConfig
+from ....protocol.errors import RamiformError, RequestError
 from .acceptor import Acceptor
 from .connection_limits import Slot, bounds, free_descriptors
 from .http_protocol import HttpProtocol, WebSocketProtocol

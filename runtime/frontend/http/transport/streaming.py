@@ -12,10 +12,10 @@ from fastapi import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from ...protocol.errors import RamiformError
-from .errors import error_event
-from .events import DONE, event, named_event
-from .metering import PARTS
+from ....protocol.errors import RamiformError
+from ..errors import error_event
+from ..middleware.metrics import PARTS
+from .sse import DONE, event, named_event
 
 logger = logging.getLogger("ramiform.frontend")
 

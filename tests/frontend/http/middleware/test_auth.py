@@ -13,8 +13,8 @@ from ramiform import RequestError
 from ramiform.lang.backends.http_runtime import HttpRuntime
 from ramiform.runtime.protocol.core import Generate
 
-from .harness import House, run, says
-from .served import check_error, served
+from ...harness import House, run, says
+from ...served import check_error, served
 
 ACTIONS: list[tuple[str, str, dict[str, Any] | None]] = [
     ("GET", "/flush_cache", None),

@@ -10,11 +10,11 @@ from typing import Any
 import httpx
 import pytest
 
-from ramiform.runtime.frontend.http import limits
+from ramiform.runtime.frontend.http.middleware import request_limits as limits
 from ramiform.runtime.frontend.http.openai.models import ModelsApi
 from ramiform.runtime.protocol.core import Generate
 
-from .harness import house, run, shipped_tokenizer
+from ...harness import house, run, shipped_tokenizer
 
 FINE = shipped_tokenizer().encode(" fine.", continues=True)
 BODY = {"model": "fake", "prompt": "a"}

@@ -15,9 +15,9 @@ from ramiform.runtime.protocol.core import Generate
 from ramiform.runtime.protocol.errors import RamiformError, RequestError, RuntimeFailed
 from ramiform.runtime.protocol.sampling import Constraint, LogprobParams
 
-from .fake_core import BUSY, logprob
-from .harness import run, says, shipped_tokenizer
-from .served import check_error, events, served
+from ...fake_core import BUSY, logprob
+from ...harness import run, says, shipped_tokenizer
+from ...served import check_error, events, served
 
 TOKENIZER = shipped_tokenizer()
 EOS = TOKENIZER.eos_ids[0]

@@ -16,13 +16,13 @@ import pytest
 import websockets
 from fastapi import FastAPI
 
-from ramiform.runtime.frontend.http import acceptor, connection_limits
-from ramiform.runtime.frontend.http.acceptor import RareLog
-from ramiform.runtime.frontend.http.listening import listen
-from ramiform.runtime.frontend.http.server import HttpServer
+from ramiform.runtime.frontend.http.transport import acceptor, connection_limits
+from ramiform.runtime.frontend.http.transport.acceptor import RareLog
+from ramiform.runtime.frontend.http.transport.listener import listen
+from ramiform.runtime.frontend.http.transport.server import HttpServer
 from ramiform.runtime.protocol.config import ServeConfig
 
-from .harness import house, run
+from ...harness import house, run
 from .peers import HEAD, WHOLE, Peer, connected, connections, until
 
 

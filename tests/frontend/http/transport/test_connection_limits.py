@@ -10,7 +10,15 @@ from typing import Any
 
 import pytest
 
-from ramiform.runtime.frontend.http.connection_limits import SETTLE, SPARE, Bounds, Pool, Slot, bounds, client_address
+from ramiform.runtime.frontend.http.transport.connection_limits import (
+    SETTLE,
+    SPARE,
+    Bounds,
+    Pool,
+    Slot,
+    bounds,
+    client_address,
+)
 from ramiform.runtime.protocol.config import ServeConfig
 from ramiform.runtime.protocol.errors import RequestError
 
@@ -172,7 +180,7 @@ def test_the_bounds_follow_from_the_limit_of_open_files() -> None:
 def test_a_server_raises_its_limit_of_open_files_to_the_hard_one() -> None:
     code = (
         "import resource\n"
-        "from ramiform.runtime.frontend.http.connection_limits import free_descriptors, raise_descriptor_limit\n"
+        "from ramiform.runtime.frontend.http.transport.connection_limits import free_descriptors, raise_descriptor_limit\n"
         "resource.setrlimit(resource.RLIMIT_NOFILE, (100, 500))\n"
         "before = free_descriptors()\n"
         "raise_descriptor_limit()\n"

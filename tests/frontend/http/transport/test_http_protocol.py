@@ -11,11 +11,11 @@ from collections.abc import AsyncIterator
 import pytest
 import websockets
 
-from ramiform.runtime.frontend.http import http_protocol
+from ramiform.runtime.frontend.http.transport import http_protocol
 
-from .harness import House, house, run
+from ...harness import House, house, run
+from ...served import check_error, served
 from .peers import HEAD, WHOLE, connected, connections, until
-from .served import check_error, served
 
 REFUSED = {
     "a header of 10 MB": ([HEAD + b"X: " + b"a" * 10_000_000 + b"\r\n\r\n"], 431),

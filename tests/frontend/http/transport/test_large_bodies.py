@@ -14,17 +14,17 @@ import httpx
 import pytest
 from websockets.asyncio.client import connect
 
-from ramiform.runtime.frontend.aside import Cancellation
-from ramiform.runtime.frontend.http import score
+from ramiform.runtime.frontend.http.openai import score
 from ramiform.runtime.frontend.http.openai.chat_messages import MAX_MESSAGES
-from ramiform.runtime.frontend.segments import LONG
+from ramiform.runtime.frontend.text.encoding import LONG
+from ramiform.runtime.frontend.text.offload import Cancellation
 from ramiform.runtime.protocol.sampling import SamplingParams
 from ramiform.runtime.protocol.session import Failed, Gen, RoleBegin, Select
 from ramiform.runtime.protocol.session import Text as TextOperation
-from ramiform.runtime.tokenizer.vocabulary import VocabularyTokenizer
+from ramiform.runtime.tokenizer.base import VocabularyTokenizer
 
-from .harness import house, run, says, shipped_tokenizer
-from .served import check_error, served
+from ...harness import house, run, says, shipped_tokenizer
+from ...served import check_error, served
 
 TOKENIZER = shipped_tokenizer()
 TEXT = "a b " * 100_000  # beyond 13 bytes for each token of the context; of each of 65,536 that /tokenize takes
@@ -340,7 +340,7 @@ def test_a_large_body_that_is_no_json_by_its_type_is_refused() -> None:
 
 
 def test_others_are_answered_while_a_large_body_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    from ramiform.runtime.frontend.http.body_route import BodyRoute
+    from ramiform.runtime.frontend.http.transport.body_route import BodyRoute
 
     entered, may_go_on = threading.Event(), threading.Event()
     validated = BodyRoute._validated

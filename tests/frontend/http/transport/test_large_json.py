@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ramiform.runtime.frontend.aside import Cancellation, WorkCancelledError
-from ramiform.runtime.frontend.http import large_json
-from ramiform.runtime.frontend.http.large_json import MAX_ENTRIES, MAX_VALUES, read_json
+from ramiform.runtime.frontend.http.transport import large_json
+from ramiform.runtime.frontend.http.transport.large_json import MAX_ENTRIES, MAX_VALUES, read_json
+from ramiform.runtime.frontend.text.offload import Cancellation, WorkCancelledError
 from ramiform.runtime.protocol.errors import RequestError
 
 numbers = st.integers() | st.floats(allow_nan=False)

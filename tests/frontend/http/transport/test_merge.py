@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 
-from ramiform.runtime.frontend.http.merge import merge
+from ramiform.runtime.frontend.http.transport.merge import merge
 
-from .harness import run
+from ...harness import run
 
 
 def test_a_slow_reader_keeps_the_sources_from_running_ahead() -> None:

@@ -11,11 +11,11 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
-from ramiform.runtime.frontend.http.listening import listen
-from ramiform.runtime.frontend.http.server import HttpServer
+from ramiform.runtime.frontend.http.transport.listener import listen
+from ramiform.runtime.frontend.http.transport.server import HttpServer
 from ramiform.runtime.protocol.config import ServeConfig
 
-from .harness import run
+from ...harness import run
 
 
 class Desk:

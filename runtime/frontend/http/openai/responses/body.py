@@ -6,15 +6,15 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from ....protocol.core import ModelInfo
-from ....protocol.errors import RequestError
-from ....protocol.sampling import Constraint, LogprobParams, PropertyOrder
-from ..bodies import Body, Many, Text, described, example
-from .chat_body import Effort
-from .constraints import JsonObjectFormat, Schema, TextFormat
-from .fields import GenerationFields
-from .response_items import InputItem
-from .tool_fields import AllowedChoice, AllowedTools, Function, FunctionName, Name, NamedChoice, Tool, ToolChoice
+from .....protocol.core import ModelInfo
+from .....protocol.errors import RequestError
+from .....protocol.sampling import Constraint, LogprobParams, PropertyOrder
+from ...bodies import Body, Many, Text, described, example
+from ..chat_body import Effort
+from ..constraints import JsonObjectFormat, Schema, TextFormat
+from ..fields import GenerationFields
+from ..tool_fields import AllowedChoice, AllowedTools, Function, FunctionName, Name, NamedChoice, Tool, ToolChoice
+from .items import InputItem
 
 INCLUDABLE = Literal["message.output_text.logprobs", "reasoning.encrypted_content"]
 

@@ -7,17 +7,17 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from ....protocol.core import ModelInfo
-from ....protocol.errors import RequestError
-from ...aside import beside
-from ..bodies import Many, Text, described, example
-from .chat_messages import for_template
-from .constraints import ConstraintFields
-from .conversation import Conversations, Wish
-from .fields import GenerationFields
-from .response_items import InputItem, listed, messages_of, packed
-from .response_maker import ResponseMaker, usage
-from .response_output import new_id
+from .....protocol.core import ModelInfo
+from .....protocol.errors import RequestError
+from ....text.offload import beside
+from ...bodies import Many, Text, described, example
+from ..chat_messages import for_template
+from ..chat_service import Conversations, Wish
+from ..constraints import ConstraintFields
+from ..fields import GenerationFields
+from .items import InputItem, listed, messages_of, packed
+from .output import new_id
+from .service import ResponseMaker, usage
 
 REQUEST = "Summarize this conversation so that you can go on with it: facts, decisions, and what is still to do."
 MAX_TOKENS = 512

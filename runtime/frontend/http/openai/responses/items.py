@@ -9,9 +9,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Tag
 
-from ....protocol.errors import RequestError
-from ..bodies import Body, Many, Text
-from .chat_messages import CalledFunction, Message, Part, PastCall, message_text
+from .....protocol.errors import RequestError
+from ...bodies import Body, Many, Text
+from ..chat_messages import CalledFunction, Message, Part, PastCall, message_text
 
 
 class MessageItem(Body):

@@ -6,8 +6,8 @@ import secrets
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from ....protocol.sampling import TokenLogprob
-from ...ask import CallDelta, Delta
+from .....protocol.sampling import TokenLogprob
+from ....chat.request import CallDelta, Delta
 
 Event = dict[str, Any]
 Logprobs = Callable[[list[TokenLogprob]], list[dict[str, Any]]]

@@ -11,21 +11,21 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Request, WebSocket
 from starlette.responses import Response
 
-from ....protocol.errors import RamiformError, RequestError, RuntimeFailed
-from ...ask import Ask
-from ...siblings import Siblings
-from ..body_route import BodyRoute
-from ..connection import EventStream, json_response, unless_client_leaves
-from ..errors import NotFoundError, bug_message
-from ..openapi import STREAMS
-from .conversation import Conversations
-from .response_body import ResponseBody
-from .response_compact import CompactBody, Compactor
-from .response_maker import ResponseMaker, fail
-from .response_output import Event, new_id
-from .response_sharing import SharedResponses
-from .response_socket import ResponseSocket
-from .response_store import Entry
+from .....protocol.errors import RamiformError, RequestError, RuntimeFailed
+from ....chat.request import Ask
+from ....core.frontend_peers import Siblings
+from ...errors import NotFoundError, bug_message
+from ...openapi import STREAMS
+from ...transport.body_route import BodyRoute
+from ...transport.streaming import EventStream, json_response, unless_client_leaves
+from ..chat_service import Conversations
+from .body import ResponseBody
+from .compact import CompactBody, Compactor
+from .output import Event, new_id
+from .service import ResponseMaker, fail
+from .shared_store import SharedResponses
+from .store import Entry
+from .websocket import ResponseSocket
 
 logger = logging.getLogger("ramiform.frontend")
 

@@ -10,18 +10,18 @@ from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing
 from typing import Any
 
-from ....protocol.errors import ErrorInfo, RamiformError, RequestError
-from ....protocol.sampling import TokenLogprob
-from ...aside import beside
-from ...ask import Ask
-from ...turn import Turn
-from .chat_messages import for_template
-from .conversation import Conversations, Wish
-from .logprobs import TokenTexts, chat_logprobs
-from .response_body import ResponseBody
-from .response_items import listed, messages_of
-from .response_output import Event, Output, new_id
-from .response_store import Entry, ResponseStore
+from .....protocol.errors import ErrorInfo, RamiformError, RequestError
+from .....protocol.sampling import TokenLogprob
+from ....chat.completion import Turn
+from ....chat.request import Ask
+from ....text.offload import beside
+from ..chat_messages import for_template
+from ..chat_service import Conversations, Wish
+from ..logprobs import TokenTexts, chat_logprobs
+from .body import ResponseBody
+from .items import listed, messages_of
+from .output import Event, Output, new_id
+from .store import Entry, ResponseStore
 
 
 class ResponseMaker:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from ...siblings import Siblings
-from .response_store import Entry, ResponseStore
+from ....core.frontend_peers import Siblings
+from .store import Entry, ResponseStore
 
 
 class SharedResponses:

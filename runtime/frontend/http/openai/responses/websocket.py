@@ -15,14 +15,14 @@ from fastapi.exceptions import RequestValidationError
 from pydantic import ValidationError
 from starlette.websockets import WebSocketDisconnect
 
-from ....protocol.errors import RamiformError, RequestError
-from ...aside import Cancellation, beside
-from ..errors import error_body, error_status, explain
-from ..large_json import LARGE, read_json
-from .response_body import ResponseBody
-from .response_maker import ResponseMaker
-from .response_sharing import SharedResponses
-from .response_store import Entry
+from .....protocol.errors import RamiformError, RequestError
+from ....text.offload import Cancellation, beside
+from ...errors import error_body, error_status, explain
+from ...transport.large_json import LARGE, read_json
+from .body import ResponseBody
+from .service import ResponseMaker
+from .shared_store import SharedResponses
+from .store import Entry
 
 MAX_RECENT = 16
 MAX_QUEUED = 16

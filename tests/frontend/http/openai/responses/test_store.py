@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ramiform.runtime.frontend.http.openai.response_store import Entry, ResponseStore
+from ramiform.runtime.frontend.http.openai.responses.store import Entry, ResponseStore
 
 
 def entry(name: str, previous: Entry | None = None, **response: Any) -> Entry:

@@ -1,0 +1,1 @@
+"""The lazy byte automaton, the token trie, masks and matchers."""

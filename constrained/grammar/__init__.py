@@ -1,0 +1,1 @@
+"""Context-free grammars in Lark and GBNF notation, parsed by Earley items."""

@@ -1,0 +1,1 @@
+"""Other projects' grammar engines behind the same interface."""

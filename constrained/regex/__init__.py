@@ -1,0 +1,1 @@
+"""Regular expressions, compiled to deterministic automata over bytes."""

@@ -1,0 +1,1 @@
+"""JSON Schema, compiled to lazily built automata."""

@@ -1,0 +1,1 @@
+"""The core process: message loop, scheduler and engine, metrics."""

@@ -1,0 +1,1 @@
+"""Chat completions: requests, prompts, reasoning, tool calls."""

@@ -1,0 +1,1 @@
+"""The connection to the core process: requests, metrics, tracing."""

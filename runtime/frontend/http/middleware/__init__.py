@@ -1,0 +1,1 @@
+"""Checks around every HTTP request: keys, sizes, rates, metrics."""

@@ -1,0 +1,1 @@
+"""The runtime's own HTTP routes."""

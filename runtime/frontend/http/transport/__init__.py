@@ -1,0 +1,1 @@
+"""Sockets, HTTP protocol, bodies and streams."""

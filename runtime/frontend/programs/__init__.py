@@ -1,0 +1,1 @@
+"""Programs: their states, sessions and operations in the frontend."""

@@ -1,0 +1,1 @@
+"""Processes of a runtime: entry points, launch, supervision, logs."""

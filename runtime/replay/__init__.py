@@ -1,0 +1,1 @@
+"""Replays recorded plans without a model."""
