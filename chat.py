@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.text import Text
 
 from .lang.backends.http_client import HttpClient
-from .lang.backends.model import Call
+from .lang.backends.model import ModelCall
 from .runtime.protocol.errors import RamiformError
 
 SETTINGS: dict[str, Callable[[str], float | int]] = {
@@ -164,7 +164,7 @@ class Chat:
                     self._console.print(Text(text), end="", soft_wrap=True)
 
         try:
-            self._client.stream("/v1/chat/completions", self.conversation.body(self._model), Call(), on_event)
+            self._client.stream("/v1/chat/completions", self.conversation.body(self._model), ModelCall(), on_event)
         except KeyboardInterrupt:
             self._console.print(Text(" [stopped]", style="dim"), end="")
         except RamiformError:

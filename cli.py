@@ -74,7 +74,7 @@ def serve(
 ) -> None:
     """Serve a model over HTTP and to programs, until Ctrl-C. SIGTERM lets what runs end first."""
     from .runtime.processes import logs
-    from .runtime.processes.frontend_main import Signals
+    from .runtime.processes.frontend_main import ShutdownSignals
     from .runtime.processes.frontend_main import serve as run_frontend
     from .runtime.processes.launch import make_config
     from .runtime.protocol.start_report import Started
@@ -83,7 +83,7 @@ def serve(
     if config.core.node_rank > 0:
         _serve_node(config)
         return
-    logs.set_up(config.serve, "frontend")
+    logs.set_up_logging(config.serve, "frontend")
     if config.core.nnodes > 1:
         print(
             f"waiting for {config.core.nnodes - 1} more of {config.core.nnodes} nodes at {config.core.master}",
@@ -101,7 +101,7 @@ def serve(
             print(f"from afar: ramiform run FILE --address {started.tcp_address} --keys FOLDER", flush=True)
 
     async def until_signalled() -> None:
-        signals = Signals()
+        signals = ShutdownSignals()
         signals.install()
         await run_frontend(config, signals, on_start)
 
@@ -113,7 +113,7 @@ def _serve_node(config: RuntimeConfig) -> None:
     from .runtime.processes import logs
 
     core = config.core
-    logs.set_up(config.serve, f"node {core.node_rank}")
+    logs.set_up_logging(config.serve, f"node {core.node_rank}")
 
     def on_start() -> None:
         ranks = f"{core.own_ranks.start} to {core.own_ranks[-1]} of {core.num_ranks}"

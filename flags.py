@@ -12,7 +12,7 @@ from typer.core import TyperCommand
 
 from .runtime.protocol.config import CoreConfig, ServeConfig
 from .runtime.protocol.errors import RequestError
-from .runtime.protocol.setting_aliases import known_elsewhere
+from .runtime.protocol.setting_aliases import setting_for_alias
 
 PANELS = {
     "Model": "served_model_name device kernels cuda_graphs deterministic dtype quantize context_length",
@@ -72,7 +72,7 @@ class TranslatingCommand(TyperCommand):
         own = {flag for parameter in self.params for flag in (*parameter.opts, *parameter.secondary_opts)}
         for flag in (argument.partition("=")[0] for argument in args):
             name = flag.removeprefix("--").replace("-", "_")
-            ours = "model" if name == "model" else known_elsewhere(name)
+            ours = "model" if name == "model" else setting_for_alias(name)
             if flag.startswith("--") and flag not in own and ours in shown:
                 raise RequestError(f"no such option: {flag}; here it is {shown[ours]}", param=name)
         return super().parse_args(ctx, args)

@@ -24,7 +24,7 @@ from ramiform.bench.grammar_cases import load_cases
 from ramiform.bench.grammar_tokens import find_tokenizer, load_tokens
 from ramiform.constrained import CompiledGrammar, GrammarError, JsonSchema, Vocabulary, compile_constraint
 from ramiform.constrained.automaton.automaton import Automaton
-from ramiform.constrained.automaton.masks import Walker
+from ramiform.constrained.automaton.masks import TokenWalker
 
 TEKKEN = "tekken_240911.json"
 clock = time.thread_time_ns
@@ -50,16 +50,16 @@ class Recorder:
     def __init__(self) -> None:
         self.now = Mask()
         self._depth, self._began = 0, 0
-        fill, follow, compute = Automaton.fill, Automaton.follow, Walker._compute
+        fill, follow, compute = Automaton.fill, Automaton.follow, TokenWalker._compute
         timed_fill, timed_follow = self._timed(fill), self._timed(follow)
 
-        def noted_compute(walker: Walker, *arguments: Any) -> Any:
+        def noted_compute(walker: TokenWalker, *arguments: Any) -> Any:
             self.now.is_remembered = False
             return compute(walker, *arguments)
 
         replaced: Any = Automaton
         replaced.fill, replaced.follow = timed_fill, timed_follow
-        walkers: Any = Walker
+        walkers: Any = TokenWalker
         walkers._compute = noted_compute
         gc.callbacks.append(self._collect)
 

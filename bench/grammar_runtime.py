@@ -27,7 +27,7 @@ from ramiform.bench.constrained_runs import Output, play, random_checkpoint
 from ramiform.bench.grammar_cases import Case, load_cases
 from ramiform.bench.grammar_judge import verdict
 from ramiform.bench.report import table
-from ramiform.runtime.core.main import load
+from ramiform.runtime.core.main import load_core
 from ramiform.runtime.protocol.config import CoreConfig
 from ramiform.runtime.protocol.core import Generate
 from ramiform.runtime.protocol.sampling import Constraint, SamplingParams
@@ -73,7 +73,9 @@ def run(
     data = tokenizer.token_bytes
     closing = [token for token, text in enumerate(data) if text and CLOSING.issuperset(text)]
     bias = dict.fromkeys(closing, favour) if favour else {}
-    core = load(CoreConfig(model=str(checkpoint), device="cpu", dtype="float32", num_pages=8192, max_running=at_once))
+    core = load_core(
+        CoreConfig(model=str(checkpoint), device="cpu", dtype="float32", num_pages=8192, max_running=at_once)
+    )
     torch.set_num_threads(1)
     assert isinstance(core.scheduler, Scheduler), "no plan log is asked for"
     prompt = tokenizer.encode("A value:", parse_special=False, continues=False)

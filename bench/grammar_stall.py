@@ -22,8 +22,8 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 
-from ramiform.runtime.core.grammar_cache import Grammars
-from ramiform.runtime.core.main import SWITCH_INTERVAL, load
+from ramiform.runtime.core.grammar_cache import GrammarCache
+from ramiform.runtime.core.main import SWITCH_INTERVAL, load_core
 from ramiform.runtime.protocol.config import CoreConfig
 from ramiform.runtime.protocol.core import Generate, Tokens
 from ramiform.runtime.protocol.errors import RequestError
@@ -79,7 +79,7 @@ class Stream:
     """One request after another on the model that ships, its tokens computed one step at a time."""
 
     def __init__(self) -> None:
-        self._core = load(CoreConfig(num_pages=256))
+        self._core = load_core(CoreConfig(num_pages=256))
         self._numbers = count()
         self._num_live = 0
 
@@ -99,7 +99,7 @@ class Stream:
 
 
 def run(stream: Stream, seconds: float, setting: Setting) -> Found:
-    grammars, sources = Grammars(TOKENS, [0]), hostile()
+    grammars, sources = GrammarCache(TOKENS, [0]), hostile()
     grammars.warm_up().result()
     before = sys.getswitchinterval()
     found = Found()

@@ -14,10 +14,10 @@ from pathlib import Path
 
 import tiktoken
 
-from ramiform.runtime.tokenizer.base import VocabularyTokenizer
+from ramiform.runtime.tokenizer.base import BaseTokenizer
 from ramiform.runtime.tokenizer.hf import HFTokenizer
 from ramiform.runtime.tokenizer.sentencepiece_model import SentencePieceTokenizer
-from ramiform.runtime.tokenizer.tokenizer_config import TokenizerFacts, read_facts
+from ramiform.runtime.tokenizer.tokenizer_config import TokenizerConfig, read_tokenizer_config
 
 TEKKEN_EOS = 2
 
@@ -54,11 +54,11 @@ def load_tokens(path: Path) -> Tokens:
     return _library(path, SentencePieceTokenizer(path, _facts(path)))
 
 
-def _facts(path: Path) -> TokenizerFacts:
-    return read_facts(path.parent)
+def _facts(path: Path) -> TokenizerConfig:
+    return read_tokenizer_config(path.parent)
 
 
-def _library(path: Path, tokenizer: VocabularyTokenizer) -> Tokens:
+def _library(path: Path, tokenizer: BaseTokenizer) -> Tokens:
     if not tokenizer.eos_ids:
         raise ValueError(f"{path} names no end of sequence")
     return Tokens(

@@ -26,14 +26,14 @@ from ramiform.bench.constrained_runs import Cost, Output, play
 from ramiform.bench.report import table
 from ramiform.constrained import Choices, JsonSchema, PropertyOrder, Regex, Vocabulary, compile_constraint
 from ramiform.constrained import Constraint as GrammarSource
-from ramiform.runtime.core.main import load
+from ramiform.runtime.core.main import load_core
 from ramiform.runtime.engine import Engine
 from ramiform.runtime.models.checkpoint import find_checkpoint
 from ramiform.runtime.protocol.config import CoreConfig
 from ramiform.runtime.protocol.core import FlushCache, Generate
 from ramiform.runtime.protocol.sampling import Constraint, SamplingParams
 from ramiform.runtime.scheduler.jump_forward import Retokeniser
-from ramiform.runtime.scheduler.scheduler import Scheduler, VocabularyFacts, make_cache
+from ramiform.runtime.scheduler.scheduler import Scheduler, VocabularyInfo, make_cache
 from ramiform.runtime.tokenizer import load_tokenizer
 
 PROMPT = "Question: What do we know about Ada Brown, number {}, who lives in Paris and keeps two spiders?\nAnswer: "
@@ -133,13 +133,13 @@ class Bench:
 
     def __init__(self, model: str | None) -> None:
         self.config = CoreConfig(model=model, device="cpu", dtype="float32", num_pages=1024)
-        core = load(self.config)
+        core = load_core(self.config)
         torch.set_num_threads(1)
         self.info = core.info
         self._engine: Engine = core.engine
         self._tokenizer = load_tokenizer(find_checkpoint(model))
         data = (self._tokenizer.token_bytes + [None] * core.info.vocab_size)[: core.info.vocab_size]
-        self._facts = VocabularyFacts(core.info.vocab_size, data, frozenset(self._tokenizer.eos_ids))
+        self._facts = VocabularyInfo(core.info.vocab_size, data, frozenset(self._tokenizer.eos_ids))
         vocabulary = Vocabulary.from_tokens(data, self._facts.eos_ids)
         orders: tuple[PropertyOrder, ...] = ("any", "schema")
         self._schedulers = {

@@ -30,7 +30,7 @@ from quantization_skills import SEED, Answers, Greedy, answers, change
 
 from ramiform.examples.demo_model import evaluate
 from ramiform.examples.demo_model.corpus.mix import SKILLS, cases, cases_of
-from ramiform.runtime.core.main import Core, load
+from ramiform.runtime.core.main import LoadedCore, load_core
 from ramiform.runtime.engine.kv_pool import PAGE_SIZE, bytes_per_page
 from ramiform.runtime.engine.kv_ranges import KvRanges, measure, random_texts, write_ranges
 from ramiform.runtime.models.checkpoint import SHIPPED_MODEL
@@ -88,7 +88,7 @@ def agreement(texts: list[str], exact: list[str]) -> tuple[float, float]:
 Rows = dict[str, list[str]]  # a cell for each kind
 
 
-def sizes(cores: dict[Kind, Core]) -> Rows:
+def sizes(cores: dict[Kind, LoadedCore]) -> Rows:
     config = read_config(SHIPPED_MODEL)
     per_token = [bytes_per_page(config, core.engine._device.pool.dtype) // PAGE_SIZE for core in cores.values()]
     return {
@@ -97,7 +97,7 @@ def sizes(cores: dict[Kind, Core]) -> Rows:
     }
 
 
-def quality(cores: dict[Kind, Core], num_cases: int, num_documents: int) -> Rows:
+def quality(cores: dict[Kind, LoadedCore], num_cases: int, num_documents: int) -> Rows:
     documents = [case.document for case in itertools.islice(cases(SEED, held_out=True, wide=True), num_documents)]
     encode = evaluate.AutoTokenizer.from_pretrained(SHIPPED_MODEL).encode
     tokens = [token for text in documents for token in encode(text, add_special_tokens=False)]
@@ -126,7 +126,7 @@ def quality(cores: dict[Kind, Core], num_cases: int, num_documents: int) -> Rows
     return rows
 
 
-def speeds(cores: dict[Kind, Core], repeat: int) -> Rows:
+def speeds(cores: dict[Kind, LoadedCore], repeat: int) -> Rows:
     rows: Rows = {}
     for scenario in SCENARIOS:
         batch = offline.prompts(scenario, read_config(SHIPPED_MODEL).vocab_size, 0)
@@ -146,13 +146,13 @@ def main(
     out: Annotated[Path | None, typer.Option(help="write the table there too")] = None,
 ) -> None:
     logging.getLogger("ramiform").setLevel(logging.ERROR)
-    cores: dict[Kind, Core] = {}
+    cores: dict[Kind, LoadedCore] = {}
     with tempfile.TemporaryDirectory() as folder:
         for name, measured in ranges(100).items():
             write_ranges(measured, Path(folder) / name)
         for kind in KINDS:
             scales = None if kind.scales is None else str(Path(folder) / kind.scales)
-            cores[kind] = load(
+            cores[kind] = load_core(
                 CoreConfig(device="cpu", dtype="float32", speculative="off", kv_dtype=kind.dtype, kv_scales=scales)
             )
     rows = sizes(cores)

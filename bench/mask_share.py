@@ -23,7 +23,7 @@ from ramiform.bench.jump import PERSON, Bench, tasks
 from ramiform.bench.report import table
 from ramiform.constrained import JsonSchema, Matcher, Vocabulary, compile_constraint, fill_batch
 from ramiform.runtime.models.checkpoint import SHIPPED_MODEL
-from ramiform.runtime.scheduler.sampling_inputs import next_mask
+from ramiform.runtime.scheduler.sampling_inputs import token_mask
 from ramiform.runtime.tokenizer import load_tokenizer
 
 STRIDE = 7  # tokens between the places of a batch's rows
@@ -56,7 +56,7 @@ def steps(matchers: list[Matcher], batch: int) -> list[list[Matcher]]:
 def row_by_row(rows: list[Matcher], vocab_size: int) -> float:
     began = time.perf_counter()
     for matcher in rows:
-        next_mask(matcher, (), vocab_size)
+        token_mask(matcher, (), vocab_size)
     return time.perf_counter() - began
 
 

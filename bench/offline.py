@@ -25,7 +25,7 @@ from rich.table import Table
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from ramiform.bench.random_model import qwen2_shaped
-from ramiform.runtime.core.main import load
+from ramiform.runtime.core.main import load_core
 from ramiform.runtime.engine import Engine
 from ramiform.runtime.models.checkpoint import find_checkpoint
 from ramiform.runtime.protocol.config import CoreConfig
@@ -133,7 +133,7 @@ def main(
     torch.set_num_threads(threads)
     with tempfile.TemporaryDirectory() as folder:
         path = find_checkpoint(model) if not half_billion else qwen2_shaped(Path(folder), 151936)
-        core = load(CoreConfig(model=str(path), speculative=None if speculative else "off"))
+        core = load_core(CoreConfig(model=str(path), speculative=None if speculative else "off"))
         engine, scheduler, info = core.engine, core.scheduler, core.info
         baseline = AutoModelForCausalLM.from_pretrained(path, dtype=DTYPES[info.dtype]).eval()
     rows = []

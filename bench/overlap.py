@@ -28,8 +28,8 @@ import torch
 import typer
 
 from ramiform.bench.report import table
-from ramiform.runtime.core.main import load
-from ramiform.runtime.core.pipeline import Launches, Pipeline
+from ramiform.runtime.core.main import load_core
+from ramiform.runtime.core.pipeline import Pipeline, StepLauncher
 from ramiform.runtime.protocol.config import CoreConfig
 from ramiform.runtime.protocol.core import FlushCache, FromCore, Generate, Tokens
 from ramiform.runtime.protocol.sampling import Constraint, SamplingParams
@@ -149,12 +149,12 @@ class Bench:
         """`device` None: the first CUDA device."""
         real = device is None
         config = CoreConfig(model=model, device="cuda" if real else "cpu", num_pages=2048, speculative="off")
-        self._core = load(config)
+        self._core = load_core(config)
         self.info = self._core.info
         self._device = device
         if device is not None:
             device.vocab_size = self.info.vocab_size
-        self._engine: Launches = self._core.engine if device is None else device
+        self._engine: StepLauncher = self._core.engine if device is None else device
         self._now = time.perf_counter if device is None else device.clock.now
 
     def run(self, kind: dict[str, Any], batch: int, *, ahead: bool) -> Figures:

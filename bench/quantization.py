@@ -37,7 +37,7 @@ import quantization_skills
 
 from ramiform.bench.random_model import qwen2_shaped
 from ramiform.examples.demo_model.corpus.mix import cases
-from ramiform.runtime.core.main import Core, load
+from ramiform.runtime.core.main import LoadedCore, load_core
 from ramiform.runtime.models.checkpoint import SHIPPED_MODEL
 from ramiform.runtime.models.load import load_model
 from ramiform.runtime.protocol.config import CoreConfig, QuantizeName
@@ -68,9 +68,9 @@ def rounded_while_loading(path: Path) -> Kinds:
     return dense | {method: Kind(path, quantize=method) for method in methods}
 
 
-def core_of(kind: Kind) -> Core:
+def core_of(kind: Kind) -> LoadedCore:
     config = CoreConfig(model=str(kind.path), device="cpu", dtype=kind.dtype, quantize=kind.quantize, speculative="off")
-    return load(config)
+    return load_core(config)
 
 
 def quality(kinds: Kinds, num_cases: int, num_documents: int) -> Rows:

@@ -11,7 +11,7 @@ import torch
 
 from ramiform.runtime.models.linear import Linear
 from ramiform.runtime.models.quantised.factory import make_linear
-from ramiform.runtime.models.quantised.scheme import while_loading
+from ramiform.runtime.models.quantised.scheme import quantise_while_loading
 from ramiform.runtime.protocol.config import QuantizeName
 
 OUTPUTS, INPUTS = 9728, 896  # gate and up of a model of 0.5B
@@ -33,7 +33,7 @@ def product_rows(kinds: dict[str, QuantizeName | None], baseline: str) -> list[t
 
 
 def _layers(quantize: QuantizeName | None) -> list[Linear]:
-    quantisation = None if quantize is None else while_loading(quantize, 128)
+    quantisation = None if quantize is None else quantise_while_loading(quantize, 128)
     made: list[Linear] = []
     while sum(layer.nbytes for layer in made) < BYTES:
         layer = make_linear(

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from ramiform.examples.demo_model import evaluate
 from ramiform.examples.demo_model.corpus.mix import SKILLS, cases_of
-from ramiform.runtime.core.main import Core
+from ramiform.runtime.core.main import LoadedCore
 from ramiform.runtime.models.checkpoint import SHIPPED_MODEL
 from ramiform.runtime.protocol.core import Generate, Tokens
 from ramiform.runtime.protocol.sampling import SamplingParams
@@ -26,7 +26,7 @@ Answers = dict[str, list[bool]]  # by skill: whether each case is right
 class Greedy(evaluate.Greedy):
     """The evaluation's generator, with our engine and scheduler in the place of transformers."""
 
-    def __init__(self, core: Core) -> None:
+    def __init__(self, core: LoadedCore) -> None:
         self.core = core
         self.tokenizer = evaluate.AutoTokenizer.from_pretrained(SHIPPED_MODEL)
         self.ends = self.tokenizer.convert_tokens_to_ids([evaluate.EOS, evaluate.END])
@@ -52,7 +52,7 @@ class Greedy(evaluate.Greedy):
         ]
 
 
-def answers(core: Core, num_cases: int) -> Answers:
+def answers(core: LoadedCore, num_cases: int) -> Answers:
     generate = Greedy(core)
     found = {}
     for skill in SKILLS:

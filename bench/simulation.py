@@ -15,15 +15,15 @@ from itertools import count
 
 from ramiform.radix.cache import PrefixCache
 from ramiform.runtime.protocol.config import CoreConfig
-from ramiform.runtime.protocol.core import Claim, EndStates, FromCore, Generate, RequestFailed, Tokens
+from ramiform.runtime.protocol.core import EndStates, FromCore, Generate, RequestFailed, SoftPin, Tokens
 from ramiform.runtime.protocol.sampling import SamplingParams
 from ramiform.runtime.scheduler.plan import ForwardPlan, ForwardResult, RowResult
-from ramiform.runtime.scheduler.scheduler import Scheduler, VocabularyFacts
+from ramiform.runtime.scheduler.scheduler import Scheduler, VocabularyInfo
 
 from .programs import States, Workload, play_all
 from .runs import Asked, Event, Run
 
-VOCABULARY = VocabularyFacts(32768, [b" word"] * 32768, frozenset())
+VOCABULARY = VocabularyInfo(32768, [b" word"] * 32768, frozenset())
 STEP_SECONDS, TOKEN_SECONDS = 2e-3, 1e-4
 
 
@@ -73,7 +73,7 @@ class Program(States):
                     max_new_tokens=num_tokens, ignore_eos=True, seed=zlib.crc32(f"{self._name} {state}".encode())
                 ),
                 program=self._name,
-                claims=[*(Claim(number, held) for number, held in unmoved), Claim(state)],
+                claims=[*(SoftPin(number, held) for number, held in unmoved), SoftPin(state)],
             ),
             finish,
         )

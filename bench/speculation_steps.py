@@ -22,17 +22,17 @@ from msgspec.structs import replace
 
 from ramiform.bench.report import table
 from ramiform.bench.speculation import bodies
-from ramiform.runtime.core.main import Core, load
+from ramiform.runtime.core.main import LoadedCore, load_core
 from ramiform.runtime.models.checkpoint import SHIPPED_MODEL
 from ramiform.runtime.protocol.config import CoreConfig, SpeculativeName
 from ramiform.runtime.protocol.core import Generate, Tokens
 from ramiform.runtime.protocol.sampling import SamplingParams
 from ramiform.runtime.scheduler.scheduler import Scheduler
-from ramiform.runtime.scheduler.speculation_budget import Guard
+from ramiform.runtime.scheduler.speculation_budget import SpeculationBudget
 from ramiform.runtime.tokenizer import load_tokenizer
 
 
-class Shut(Guard):
+class Shut(SpeculationBudget):
     """Measures, and lets nothing be guessed."""
 
     def is_open(self, num_rows: int) -> bool:
@@ -42,8 +42,8 @@ class Shut(Guard):
 class Decoding:
     """One core and the requests of a round, a step at a time."""
 
-    def __init__(self, speculative: SpeculativeName, guard: Guard | None = None) -> None:
-        self._core: Core = load(CoreConfig(model=None, speculative=speculative))
+    def __init__(self, speculative: SpeculativeName, guard: SpeculationBudget | None = None) -> None:
+        self._core: LoadedCore = load_core(CoreConfig(model=None, speculative=speculative))
         assert isinstance(self._core.scheduler, Scheduler)
         if guard is not None:
             self._core.scheduler._drafting._economy.guard = guard

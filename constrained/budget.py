@@ -12,7 +12,7 @@ GRAMMAR_CPU_SECONDS = 2.0  # of all terminals of one text: SQL's take a tenth
 MAX_STEP_SECONDS = 0.1  # that one step counts for
 
 
-class Budget:
+class CompileBudget:
     """One compilation's. CPU time of this thread, so that a busy machine refuses nothing more.
 
     A virtual machine that stands still may count that as time of whoever was running, and then all of it falls into

@@ -8,20 +8,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .automaton.actions import DEAD_END, FLAGS, FREE
-from .automaton.automaton import Automaton, State, WholeText
+from .automaton.automaton import Automaton, ControlState, DfaStart
 from .automaton.matcher import CompiledGrammar
 from .automaton.vocabulary import Vocabulary
-from .budget import Budget
+from .budget import CompileBudget
 from .constraint import Choices, Constraint, Grammar, JsonObject, JsonSchema, Regex, SchemaOptions, StructuralTag
 from .errors import GrammarError
 from .grammar.gbnf import gbnf_grammar
 from .grammar.lark import lark_grammar
 from .grammar.states import grammar_start
-from .regex.dfa import DEAD, START, Dfa, trimmed
-from .regex.expression import choice, literal
+from .regex.dfa import DEAD, START, Dfa, trimmed_dfa
+from .regex.expression import alternation, literal
 from .schema.compile import schema_start
 from .schema.string_dfas import expression_dfa, regex_dfa
-from .tags.build import Options, tags_start
+from .tags.build import SchemaStyle, tags_start
 from .tags.spec import read_tags
 
 WhitespacePolicy = Literal["compact", "bounded", "any"]
@@ -44,7 +44,7 @@ def compile_constraint(
     match constraint:
         case JsonSchema(schema=schema, options=options):
             automaton = Automaton()
-            start: State = schema_start(schema, whitespace, order, automaton, options)
+            start: ControlState = schema_start(schema, whitespace, order, automaton, options)
             return CompiledGrammar(automaton, start, vocabulary)
         case JsonObject():
             automaton = Automaton()
@@ -56,7 +56,7 @@ def compile_constraint(
             return CompiledGrammar(Automaton(), grammar_start(rules), vocabulary)
         case StructuralTag(spec=spec, options=options):
             automaton = Automaton()
-            start = tags_start(read_tags(spec), Options(whitespace, order, options), automaton)
+            start = tags_start(read_tags(spec), SchemaStyle(whitespace, order, options), automaton)
             return CompiledGrammar(automaton, start, vocabulary)
         case Regex() | Choices():
             return _finite_automaton(constraint, vocabulary)
@@ -70,15 +70,15 @@ def _finite_automaton(constraint: Regex | Choices, vocabulary: Vocabulary) -> Co
             for value in values:
                 if any(0xD800 <= ord(character) <= 0xDFFF for character in value):
                     raise GrammarError(f"the choice {value!r} holds half a surrogate pair")
-            dfa = expression_dfa(choice(literal(value) for value in values))
+            dfa = expression_dfa(alternation(literal(value) for value in values))
     used, single = _bytes(vocabulary)
     dfa = _spellable(dfa, used)
     if dfa.is_empty:
         raise GrammarError("no text at all satisfies the constraint")
-    automaton, start = Automaton(), WholeText(dfa)
+    automaton, start = Automaton(), DfaStart(dfa)
     grammar = CompiledGrammar(automaton, start, vocabulary)
     if not used <= single:
-        alive = _alive(dfa, vocabulary, Budget())
+        alive = _alive(dfa, vocabulary, CompileBudget())
         if not alive[START]:
             raise GrammarError("the tokens of the vocabulary cannot spell any text that satisfies the constraint")
         base = start.base(automaton)
@@ -103,10 +103,10 @@ def _spellable(dfa: Dfa, used: set[int]) -> Dfa:
         return dfa
     table = dfa.table[:, dfa.class_of]
     table[:, missing] = DEAD
-    return trimmed(table, np.arange(256, dtype=np.uint8), dfa.accepting)
+    return trimmed_dfa(table, np.arange(256, dtype=np.uint8), dfa.accepting)
 
 
-def _alive(dfa: Dfa, vocabulary: Vocabulary, budget: Budget) -> NDArray[np.bool_]:
+def _alive(dfa: Dfa, vocabulary: Vocabulary, budget: CompileBudget) -> NDArray[np.bool_]:
     """From which states the tokens of the vocabulary can spell a way to the end."""
     different: dict[bytes, NDArray[np.int32]] = {}  # where a token leads from each state: most lead nowhere
     for data in filter(None, vocabulary.tokens):

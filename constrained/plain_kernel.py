@@ -18,7 +18,7 @@ Bools = NDArray[np.bool_]
 
 
 @compiled()
-def _labels(class_of: NDArray[np.uint8], data: NDArray[np.uint8]) -> NDArray[np.int64]:
+def _classes_of(class_of: NDArray[np.uint8], data: NDArray[np.uint8]) -> NDArray[np.int64]:
     """The classes of some bytes."""
     has = np.zeros(256, np.bool_)
     for byte in data:
@@ -27,13 +27,13 @@ def _labels(class_of: NDArray[np.uint8], data: NDArray[np.uint8]) -> NDArray[np.
 
 
 @compiled()
-def _range(class_of: NDArray[np.uint8], first: int, last: int) -> NDArray[np.int64]:
+def _classes_of_range(class_of: NDArray[np.uint8], first: int, last: int) -> NDArray[np.int64]:
     """The classes of the bytes from one to another."""
-    return _labels(class_of, np.arange(first, last + 1).astype(np.uint8))
+    return _classes_of(class_of, np.arange(first, last + 1).astype(np.uint8))
 
 
 @compiled()
-def _all(table: Ints, state: int, labels: NDArray[np.int64], wanted: Bools) -> bool:
+def _all_lead_to(table: Ints, state: int, labels: NDArray[np.int64], wanted: Bools) -> bool:
     """Whether all labels lead from a state to wanted ones."""
     for label in labels:
         if not wanted[table[state, label]]:
@@ -42,7 +42,7 @@ def _all(table: Ints, state: int, labels: NDArray[np.int64], wanted: Bools) -> b
 
 
 @compiled()
-def _all_several(
+def _all_multibyte_lead_to(
     table: Ints, class_of: NDArray[np.uint8], state: int, several: Ints, wanted: Bools, one_more: Bools, two_more: Bools
 ) -> bool:
     """Whether all characters of several bytes lead from a state to wanted ones."""
@@ -67,20 +67,20 @@ def _all_several(
 def plain_states(table: Ints, class_of: NDArray[np.uint8], single: NDArray[np.uint8], several: Ints) -> Bools:
     """From which states every plain text leads on, to states of which the same is true."""
     num_states = len(table)
-    labels, inner = _labels(class_of, single), _range(class_of, 0x80, 0xBF)
+    labels, inner = _classes_of(class_of, single), _classes_of_range(class_of, 0x80, 0xBF)
     plain = np.ones(num_states, np.bool_)
     one_more, two_more = np.zeros(num_states, np.bool_), np.zeros(num_states, np.bool_)
     plain[0] = False
     while True:
         for state in range(1, num_states):
-            one_more[state] = _all(table, state, inner, plain)
+            one_more[state] = _all_lead_to(table, state, inner, plain)
         for state in range(1, num_states):
-            two_more[state] = _all(table, state, inner, one_more)
+            two_more[state] = _all_lead_to(table, state, inner, one_more)
         changed = False
         for state in range(num_states - 1, 0, -1):  # what is later is farther from the start
             if plain[state] and not (
-                _all(table, state, labels, plain)
-                and _all_several(table, class_of, state, several, plain, one_more, two_more)
+                _all_lead_to(table, state, labels, plain)
+                and _all_multibyte_lead_to(table, class_of, state, several, plain, one_more, two_more)
             ):
                 plain[state] = False
                 changed = True
@@ -94,17 +94,17 @@ def looping_states(
 ) -> Bools:
     """Those of the plain states from which every plain character leads back to the very state."""
     num_states = len(table)
-    labels, inner = _labels(class_of, single), _range(class_of, 0x80, 0xBF)
+    labels, inner = _classes_of(class_of, single), _classes_of_range(class_of, 0x80, 0xBF)
     loops = np.zeros(num_states, np.bool_)
     here = np.zeros(num_states, np.bool_)
     one_more, two_more = np.zeros(num_states, np.bool_), np.zeros(num_states, np.bool_)
     for state in range(1, num_states):
         here[state] = True
-        if plain[state] and _all(table, state, labels, here):
+        if plain[state] and _all_lead_to(table, state, labels, here):
             for other in range(1, num_states):
-                one_more[other] = _all(table, other, inner, here)
+                one_more[other] = _all_lead_to(table, other, inner, here)
             for other in range(1, num_states):
-                two_more[other] = _all(table, other, inner, one_more)
-            loops[state] = _all_several(table, class_of, state, several, here, one_more, two_more)
+                two_more[other] = _all_lead_to(table, other, inner, one_more)
+            loops[state] = _all_multibyte_lead_to(table, class_of, state, several, here, one_more, two_more)
         here[state] = False
     return loops

@@ -10,9 +10,9 @@ from functools import cache, lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from .budget import Budget
+from .budget import CompileBudget
 from .errors import GrammarError
-from .regex.byte_dfa import encoded
+from .regex.byte_dfa import byte_dfa
 from .regex.charset import ALL
 from .regex.dfa import DEAD, START, Dfa
 from .regex.expression import Chars, repeat
@@ -41,7 +41,7 @@ _UTF8 = np.array(
 @cache
 def any_string() -> Dfa:
     """The content of any JSON string. It accepts between characters, and nowhere else."""
-    return encoded(char_dfa(repeat(Chars(ALL), 0, None), Budget()), "json_string")
+    return byte_dfa(char_dfa(repeat(Chars(ALL), 0, None), CompileBudget()), "json_string")
 
 
 @lru_cache(maxsize=2048)
@@ -81,7 +81,7 @@ def length_dfa(least: int, most: int | None) -> Dfa:
 
 
 @dataclass(frozen=True, eq=False)
-class Product:
+class DfaProduct:
     """Several automata side by side: S states, the dead one first, in which the universe goes on."""
 
     table: NDArray[np.int32]  # [S, C]
@@ -91,7 +91,7 @@ class Product:
 
 
 @lru_cache(maxsize=256)
-def _product(machines: tuple[Dfa, ...]) -> Product:
+def _product(machines: tuple[Dfa, ...]) -> DfaProduct:
     columns, inverse = np.unique(np.stack([m.class_of for m in machines]), axis=1, return_inverse=True)
     tables = [m.table[:, column] for m, column in zip(machines, columns, strict=True)]
     # One after another beside the universe, without which nothing lives; states[n] are those of the automata.
@@ -105,7 +105,7 @@ def _product(machines: tuple[Dfa, ...]) -> Product:
     for number, (ended, *accepted) in enumerate(zip(*accepting, strict=True)):
         if ended:
             ends[number] = combinations.setdefault(tuple(accepted), len(combinations))
-    return Product(table, inverse.reshape(-1).astype(np.uint8), ends, tuple(combinations))
+    return DfaProduct(table, inverse.reshape(-1).astype(np.uint8), ends, tuple(combinations))
 
 
 def _check_product(number: int) -> None:

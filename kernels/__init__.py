@@ -12,21 +12,21 @@ from .kv_cache import KvCache
 from .ops import Attention, Ops
 from .reference.attention import paged_attention, store_kv
 from .reference.attention_layout import AttentionLayout, RowSpan, attention_layout
-from .reference.experts import choose_experts, combine_experts, group_by_expert, grouped_matmul, groups
+from .reference.experts import choose_experts, combine_experts, expert_ranges, group_by_expert, grouped_matmul
 from .reference.layers import add_rms_norm, apply_rope, rms_norm, silu_and_mul
 from .reference.logits import apply_penalties, apply_token_bitmask
-from .reference.quantise import LARGEST
+from .reference.quantise import QUANTISED_MAX
 from .reference.sampling import draw_tokens, sampling_weights, token_logprobs
 from .reference.trees import compact_kv, walk_trees
-from .transfer import Later, to_device, to_host
+from .transfer import Deferred, to_device, to_host
 
 __all__ = [
-    "LARGEST",
+    "QUANTISED_MAX",
     "Attention",
     "AttentionLayout",
+    "Deferred",
     "KernelsName",
     "KvCache",
-    "Later",
     "Ops",
     "RowSpan",
     "add_rms_norm",
@@ -38,10 +38,10 @@ __all__ = [
     "combine_experts",
     "compact_kv",
     "draw_tokens",
+    "expert_ranges",
     "for_device",
     "group_by_expert",
     "grouped_matmul",
-    "groups",
     "paged_attention",
     "rms_norm",
     "sampling_weights",

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 T = TypeVar("T")
-Later = Callable[[], T]  # what is under way: the call waits for it
+Deferred = Callable[[], T]  # what is under way: the call waits for it
 
 _ALIGNMENT = 16  # bytes; what kernels load at once
 
@@ -26,7 +26,7 @@ def to_device(arrays: Sequence[np.ndarray], device: torch.device) -> list[torch.
     return unpack(arrays, host.to(device, non_blocking=True))
 
 
-def to_host(tensors: Sequence[torch.Tensor]) -> Later[list[np.ndarray]]:
+def to_host(tensors: Sequence[torch.Tensor]) -> Deferred[list[np.ndarray]]:
     """The tensors, all of one device, as arrays. From a CUDA device they are copied behind what computes them; only the
     call of the result waits."""
     device = tensors[0].device

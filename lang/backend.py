@@ -75,9 +75,9 @@ class RuntimeEndpoint:
         with self._lock:
             if self._reached is None:
                 if self.address.startswith("http"):
-                    from .backends.connect_url import reach
+                    from .backends.connect_url import connect_url
 
-                    self._reached = reach(self.address, self.api_key)
+                    self._reached = connect_url(self.address, self.api_key)
                 else:
                     connection = connected(self.address, self.keys)
                     self._reached = connection, connection.close

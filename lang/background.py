@@ -7,19 +7,19 @@ from collections.abc import Callable, Coroutine
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
-from .operation_log import Log
+from .operation_log import OperationLog
 
 if TYPE_CHECKING:
     from asyncio import Task
 
-_inside: ContextVar[Background | None] = ContextVar("ramiform_body", default=None)  # whose body this code is part of
+_inside: ContextVar[BackgroundRun | None] = ContextVar("ramiform_body", default=None)  # whose body this code is part of
 
 
-class Background:
+class BackgroundRun:
     """A body that has been started, and `abandon` for what it raises. `log` changes when it is over, so that readers
     wake. Start it by `in_thread` or `in_loop`."""
 
-    def __init__(self, abandon: Callable[[BaseException], None], log: Log) -> None:
+    def __init__(self, abandon: Callable[[BaseException], None], log: OperationLog) -> None:
         self.ended = False
         self.failure: BaseException | None = None
         self._abandon: Callable[[BaseException], None] | None = abandon  # holds the state

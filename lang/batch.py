@@ -19,12 +19,12 @@ MAX_THREADS = 128  # "auto": programs wait for the runtime, not for the processo
 MAX_AT_ONCE = 1024  # "auto", branches counted, where a program takes no thread: a queue of the runtime is bounded
 
 NumThreads = int | Literal["auto"]
-Begin = Callable[[int], tuple[ProgramState, Callable[[], None]]]  # a new state, and what brings it to its end
-Outcomes = Iterator[Callable[[], ProgramState]]  # in order; each waits for a program and raises what ended it
+StartProgram = Callable[[int], tuple[ProgramState, Callable[[], None]]]  # a new state, and what brings it to its end
+ProgramResults = Iterator[Callable[[], ProgramState]]  # in order; each waits for a program and raises what ended it
 
 
 def run_in_threads(
-    begin: Begin, size: int, num_threads: NumThreads, progress_bar: bool, return_exceptions: bool, in_order: bool
+    begin: StartProgram, size: int, num_threads: NumThreads, progress_bar: bool, return_exceptions: bool, in_order: bool
 ) -> Iterator[Any]:
     """The states in order; see `Program.run_batch`. `in_order`: errors are raised in their place, not at the end.
 
@@ -48,7 +48,7 @@ def run_in_loop(
 
 
 def run_recorded(
-    begin: Begin,
+    begin: StartProgram,
     width: int,
     size: int,
     num_threads: NumThreads,
@@ -63,7 +63,7 @@ def run_recorded(
 
 
 def _results(
-    outcomes: Outcomes, size: int, progress_bar: bool, return_exceptions: bool, in_order: bool
+    outcomes: ProgramResults, size: int, progress_bar: bool, return_exceptions: bool, in_order: bool
 ) -> Iterator[Any]:
     first_error: Exception | None = None
     with contextlib.closing(outcomes), _progress(size, progress_bar) as advance:  # type: ignore[type-var]
@@ -81,7 +81,7 @@ def _results(
         raise first_error
 
 
-def _threaded(begin: Begin, size: int, num_threads: int) -> Outcomes:
+def _threaded(begin: StartProgram, size: int, num_threads: int) -> ProgramResults:
     running: dict[int, ProgramState] = {}
     lock = threading.Lock()
     ended_early = False
@@ -112,7 +112,7 @@ def _threaded(begin: Begin, size: int, num_threads: int) -> Outcomes:
         executor.shutdown(cancel_futures=True)
 
 
-def _looped(run: Callable[[int], Coroutine[Any, Any, ProgramState]], size: int, at_once: int) -> Outcomes:
+def _looped(run: Callable[[int], Coroutine[Any, Any, ProgramState]], size: int, at_once: int) -> ProgramResults:
     import asyncio  # programs that are not async do without
 
     loop = asyncio.new_event_loop()
@@ -146,7 +146,7 @@ async def _cancel_all() -> None:
     await asyncio.get_running_loop().shutdown_asyncgens()
 
 
-def _recorded(begin: Begin, size: int, window: int) -> Outcomes:
+def _recorded(begin: StartProgram, size: int, window: int) -> ProgramResults:
     running: dict[int, ProgramState] = {}
     waiting: deque[Callable[[], ProgramState]] = deque()
 

@@ -16,14 +16,14 @@ from typing import Any
 from ..runtime.protocol.errors import ErrorInfo, RamiformError, RequestError
 from ..runtime.protocol.session import Done, Supply
 from .execution import Execution
-from .operation_log import Log
+from .operation_log import OperationLog
 
 MAX_THREADS = 32  # of functions at work in the whole process; more wait their turn
 
 Callback = Callable[[Done], str | Coroutine[Any, Any, str]]  # what an operation answered -> the text that goes on
 
 
-def ask_when_answered(execution: Execution, state: int, log: Log, operation: int, callback: Callback) -> None:
+def ask_when_answered(execution: Execution, state: int, log: OperationLog, operation: int, callback: Callback) -> None:
     """Call back with the answer to `operation`, and supply the Ask that follows it. What it raises fails the state."""
 
     def answered() -> None:

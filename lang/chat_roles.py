@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from .expr import Concat, Expr, RoleBegin, RoleEnd, parts_of
+from .expr import Concat, Expr, RoleBeginExpr, RoleEndExpr, parts_of
 
 
 def role(name: str, expr: Expr | str | None) -> Concat:
     """A whole chat message, of any role that the model's chat template knows: "tool", "developer"."""
-    return Concat((RoleBegin(name), *(() if expr is None else parts_of(expr)), RoleEnd(name)))
+    return Concat((RoleBeginExpr(name), *(() if expr is None else parts_of(expr)), RoleEndExpr(name)))
 
 
 def system(expr: Expr | str | None = None) -> Concat:
@@ -22,25 +22,25 @@ def assistant(expr: Expr | str | None = None) -> Concat:
     return role("assistant", expr)
 
 
-def system_begin() -> RoleBegin:
-    return RoleBegin("system")
+def system_begin() -> RoleBeginExpr:
+    return RoleBeginExpr("system")
 
 
-def system_end() -> RoleEnd:
-    return RoleEnd("system")
+def system_end() -> RoleEndExpr:
+    return RoleEndExpr("system")
 
 
-def user_begin() -> RoleBegin:
-    return RoleBegin("user")
+def user_begin() -> RoleBeginExpr:
+    return RoleBeginExpr("user")
 
 
-def user_end() -> RoleEnd:
-    return RoleEnd("user")
+def user_end() -> RoleEndExpr:
+    return RoleEndExpr("user")
 
 
-def assistant_begin() -> RoleBegin:
-    return RoleBegin("assistant")
+def assistant_begin() -> RoleBeginExpr:
+    return RoleBeginExpr("assistant")
 
 
-def assistant_end() -> RoleEnd:
-    return RoleEnd("assistant")
+def assistant_end() -> RoleEndExpr:
+    return RoleEndExpr("assistant")

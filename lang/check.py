@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from ..runtime.protocol import session
 from ..runtime.protocol.errors import RequestError
 from ..runtime.protocol.sampling import Constraint
-from .operation_log import Log
+from .operation_log import OperationLog
 
 
-def check(logs: Sequence[Log], *, is_whole: bool = True) -> None:
+def check_recorded(logs: Sequence[OperationLog], *, is_whole: bool = True) -> None:
     """Raises RequestError for a variable made twice by one state, a pattern, schema or grammar that is none, and, in
     a program that is whole, a message that is not ended."""
     for log in logs:
@@ -24,7 +24,7 @@ def check(logs: Sequence[Log], *, is_whole: bool = True) -> None:
             _check_roles(log)
 
 
-def _check_names(log: Log) -> None:
+def _check_names(log: OperationLog) -> None:
     first: dict[str, int] = {}
     for op, name in log.names.items():
         if name in first and log.places[first[name]] == log.places[op]:
@@ -35,7 +35,7 @@ def _check_names(log: Log) -> None:
         first[name] = op
 
 
-def _check_roles(log: Log) -> None:
+def _check_roles(log: OperationLog) -> None:
     open_at: int | None = None
     for op, operation in enumerate(log.operations):
         if isinstance(operation, session.RoleBegin):

@@ -47,7 +47,7 @@ class ChoicesSamplingMethod:
         raise NotImplementedError
 
 
-class BuiltIn(ChoicesSamplingMethod):
+class BuiltInMethod(ChoicesSamplingMethod):
     """A method that the runtime knows: it decides there, without a round trip. Called here it decides the same."""
 
     def __init__(self, name: session.ChoicesMethod) -> None:
@@ -71,9 +71,9 @@ class BuiltIn(ChoicesSamplingMethod):
         return ChoicesDecision(choices[methods.decide(scores)], {"scores": scores})
 
 
-token_length_normalized = BuiltIn("token_length_normalized")
-greedy_token_selection = BuiltIn("greedy_token_selection")
-unconditional_likelihood_normalized = BuiltIn("unconditional_likelihood_normalized")
+token_length_normalized = BuiltInMethod("token_length_normalized")
+greedy_token_selection = BuiltInMethod("greedy_token_selection")
+unconditional_likelihood_normalized = BuiltInMethod("unconditional_likelihood_normalized")
 
 _BY_NAME = {
     method.name: method
@@ -96,7 +96,7 @@ def method_of(given: Any) -> Method:
 
 
 @dataclass(frozen=True)
-class Deciding:
+class ChoiceCallback:
     """Asks a method of the user's own what it decides on the scores that the runtime has computed."""
 
     choices: tuple[str, ...]

@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING
 from ..runtime.protocol.errors import ErrorInfo, RamiformError, RequestError
 from ..runtime.protocol.session import Append, Budget, Close, Open, Play, Supply
 from .backend import Channel
-from .operation_log import Log
+from .operation_log import OperationLog
 from .recording import Recording
-from .source_location import blame, program_place
+from .source_location import program_location, with_location
 
 if TYPE_CHECKING:
     from asyncio import AbstractEventLoop, Task
 
 
-class Waits(BaseException):
+class ValueNeeded(BaseException):
     """The program needs a value that only a run can give, at this place; not an Exception, so that it catches none."""
 
     def __init__(self, place: str) -> None:
@@ -32,7 +32,7 @@ class Waits(BaseException):
 class Execution:
     """`deferred`: keep what is said until `flush`, which sends it as one message; the first wait flushes too.
 
-    Without `may_wait` a wait raises `Waits` instead, and nothing has been sent.
+    Without `may_wait` a wait raises `ValueNeeded` instead, and nothing has been sent.
     """
 
     def __init__(
@@ -46,15 +46,15 @@ class Execution:
     ) -> None:
         self.loop: AbstractEventLoop | None = None  # of an async program: nothing may block it
         self.may_wait = may_wait
-        self.attached: list[tuple[int, Log]] = []  # in order; forgotten once sent
+        self.attached: list[tuple[int, OperationLog]] = []  # in order; forgotten once sent
         self.recording = recording
         self._channel = channel
         self._budget = budget
         self._program: int | None = None
-        self._kept: list[tuple[Open | Append, Log]] | None = [] if deferred else None
+        self._kept: list[tuple[Open | Append, OperationLog]] | None = [] if deferred else None
         self._saying = threading.RLock()  # guards `_kept`: threads of a program may speak while another one flushes
         self._detached: list[int] = []
-        self._logs: weakref.WeakSet[Log] = weakref.WeakSet()
+        self._logs: weakref.WeakSet[OperationLog] = weakref.WeakSet()
         self._lock = threading.Lock()
         self._tasks: set[Task[None]] = set()
 
@@ -62,7 +62,7 @@ class Execution:
     def sent_nothing(self) -> bool:
         return self._kept is not None
 
-    def attach(self, log: Log) -> int:
+    def attach(self, log: OperationLog) -> int:
         number = self._channel.attach(log)
         with self._lock:
             self._logs.add(log)
@@ -78,12 +78,12 @@ class Execution:
         if self._kept is None:  # else: after what is kept, which may need it
             self._let_go()
 
-    def open(self, number: int, log: Log) -> None:
+    def open(self, number: int, log: OperationLog) -> None:
         """The state that begins the program, which takes its number."""
         self._program = number
         self._say(Open(number, number, self._budget), log)
 
-    def append(self, message: Append, log: Log) -> None:
+    def append(self, message: Append, log: OperationLog) -> None:
         """Raises RamiformError when it cannot be sent."""
         self._say(message, log)
 
@@ -115,13 +115,13 @@ class Execution:
         self._let_go()
 
     def about_to_wait(self, blocking: bool) -> None:
-        """Raises `Waits` where waiting is not allowed, RequestError where it would block the program's event loop."""
+        """Raises `ValueNeeded` where waiting is not allowed, RequestError where it would block the program's event loop."""
         if not self.may_wait:
-            raise Waits(program_place())
+            raise ValueNeeded(program_location())
         self.flush()
         if blocking and self.loop is not None and _running_loop() is self.loop:
             raise RequestError(
-                f"{program_place()}: reading waits, and would block the event loop of an async program; "
+                f"{program_location()}: reading waits, and would block the event loop of an async program; "
                 "use `await s.get(name)`, `await s.wait()` or `async for ... in s.text_async_iter()` first",
                 code="would_block",
             )
@@ -150,7 +150,7 @@ class Execution:
                 with contextlib.suppress(RuntimeError):  # the loop is closed, and its tasks with it
                     self.loop.call_soon_threadsafe(task.cancel)
 
-    def _say(self, message: Open | Append, log: Log) -> None:
+    def _say(self, message: Open | Append, log: OperationLog) -> None:
         with self._saying:
             if self._kept is None:
                 self._channel.send(message)
@@ -165,12 +165,12 @@ class Execution:
                 return
             self._channel.detach(number)
 
-    def _send_blaming(self, message: Open | Append, log: Log) -> None:
+    def _send_blaming(self, message: Open | Append, log: OperationLog) -> None:
         try:
             self._channel.send(message)
         except RamiformError as error:
-            place = log.places[message.first] if isinstance(message, Append) else program_place()
-            raise blame(ErrorInfo.of(error), place).to_exception() from None
+            place = log.places[message.first] if isinstance(message, Append) else program_location()
+            raise with_location(ErrorInfo.of(error), place).to_exception() from None
 
 
 def _running_loop() -> AbstractEventLoop | None:

@@ -38,17 +38,17 @@ class Constant(Expr):
 
 
 @dataclass(frozen=True, slots=True)
-class RoleBegin(Expr):
+class RoleBeginExpr(Expr):
     role: str
 
 
 @dataclass(frozen=True, slots=True)
-class RoleEnd(Expr):
+class RoleEndExpr(Expr):
     role: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Gen(Expr):
+class GenExpr(Expr):
     """Generated text. What is None is taken from the arguments of `run`, then from the defaults."""
 
     name: str | None = None
@@ -85,7 +85,7 @@ class Gen(Expr):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Select(Expr):
+class SelectExpr(Expr):
     """One of the choices. At temperature 0 the likeliest by `method`, else drawn among them."""
 
     name: str | None

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ..runtime.protocol.errors import RequestError
 from .expr import Expr
-from .variables import Gathered, Value
+from .variables import GatheredVariable, Variable
 
 if TYPE_CHECKING:
     from .state import ProgramState
@@ -64,19 +64,19 @@ class ForkGroup:
         match mode:
             case "gather_variable":
                 for name, values in self._added().items():
-                    self._source._reader.define(name, Gathered(tuple(values)))
+                    self._source._reader.define(name, GatheredVariable(tuple(values)))
                 self._source._note_join(self._branches)
             case "concate_and_append":
                 self._source._concatenate(self._branches)
             case _:
                 raise RequestError(f"join knows 'gather_variable' and 'concate_and_append', got {mode!r}", param="mode")
 
-    def _added(self) -> dict[str, list[Value]]:
+    def _added(self) -> dict[str, list[Variable]]:
         """New variables by name. One that the source has from an earlier join counts as new when set again."""
-        added: dict[str, list[Value]] = {}
+        added: dict[str, list[Variable]] = {}
         for branch, inherited in zip(self._branches, self._inherited, strict=True):
             for name, value in branch._reader.snapshot().items():
                 before = inherited.get(name)
-                if before is None or (isinstance(before, Gathered) and before is not value):
+                if before is None or (isinstance(before, GatheredVariable) and before is not value):
                     added.setdefault(name, []).append(value)
         return added

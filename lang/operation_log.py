@@ -12,10 +12,10 @@ from collections.abc import Callable, Mapping, Sequence
 
 from ..runtime.protocol.errors import ErrorInfo, RamiformError
 from ..runtime.protocol.session import Delta, Done, Failed, Operation
-from .source_location import blame
+from .source_location import with_location
 
 
-class Log:
+class OperationLog:
     """Operations in order, and the answers to the first `len(done)` of them. `Done` comes in order within a state.
 
     `changed` guards every field; `version` grows with every change, so that who looked and then waits misses nothing.
@@ -33,8 +33,10 @@ class Log:
         self.error: ErrorInfo | None = None  # names the program's line when an operation was waiting
         self.places: list[str] = []  # of the operations in the program
         self.names: dict[int, str] = {}  # of the variables that operations make
-        self.joins: list[tuple[int, tuple[Log, ...], str]] = []  # before which operation whose variables, and where
-        self._branches: list[tuple[int, weakref.ref[Log]]] = []  # which operation forked, and the child's log
+        self.joins: list[
+            tuple[int, tuple[OperationLog, ...], str]
+        ] = []  # before which operation whose variables, and where
+        self._branches: list[tuple[int, weakref.ref[OperationLog]]] = []  # which operation forked, and the child's log
         self._watchers: list[Callable[[], None]] = []
         self._due: list[tuple[int, Callable[[], None]]] = []
 
@@ -47,7 +49,7 @@ class Log:
         self.places.extend([place] * len(operations))
         self.touch()
 
-    def add_branch(self, operation: int, child: Log) -> None:
+    def add_branch(self, operation: int, child: OperationLog) -> None:
         """Call with `changed` held. A child whose fork fails never comes to be, and fails likewise."""
         self._branches.append((operation, weakref.ref(child)))
 
@@ -129,7 +131,7 @@ class Log:
                 return
             failed = len(self.done)
             if failed < len(self.operations):
-                error = blame(error, self.places[failed])
+                error = with_location(error, self.places[failed])
             self.error = error
             self.touch()
             self._call_back(None)
@@ -138,7 +140,7 @@ class Log:
             if (child := orphans.pop()) is not None:
                 orphans += child._inherit_failure(error)
 
-    def _inherit_failure(self, error: ErrorInfo) -> list[Log | None]:
+    def _inherit_failure(self, error: ErrorInfo) -> list[OperationLog | None]:
         """The state this one was to be forked from failed before; the error names the line already. Returns those
         that were to be forked from this one."""
         with self.changed:

@@ -11,21 +11,21 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any, Literal
 
 from ..runtime.protocol import session
-from .operation_log import Log
+from .operation_log import OperationLog
 from .symbols import shown
 
 if TYPE_CHECKING:
     from .state import ProgramState
 
-Kind = Literal["text", "role", "gen", "select", "ask", "decide", "fork", "join", "gather"]
+StepKind = Literal["text", "role", "gen", "select", "ask", "decide", "fork", "join", "gather"]
 _GENERATIONS = ("gen", "select", "decide")
 
 
 @dataclass(frozen=True)
-class Step:
+class PlannedStep:
     """`name` is the variable that it makes; `states` are those that it forks or joins, by their number in the plan."""
 
-    kind: Kind
+    kind: StepKind
     label: str
     place: str  # file:line
     operation: session.Operation | None = None  # None for what does not travel: variables gathered
@@ -37,7 +37,7 @@ class Step:
 class PlannedState:
     number: int
     parent: int | None
-    steps: tuple[Step, ...]
+    steps: tuple[PlannedStep, ...]
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ class Plan:
                     break
         return tuple(operations)
 
-    def steps(self) -> Iterator[Step]:
+    def steps(self) -> Iterator[PlannedStep]:
         for state in self.states:
             yield from state.steps
 
@@ -153,14 +153,14 @@ class Plan:
                     yield from self._tree(child, below + ("   " if child == step.states[-1] else "│  "))
 
 
-def states_of(recorded: Sequence[tuple[int, Log]]) -> tuple[PlannedState, ...]:
+def states_of(recorded: Sequence[tuple[int, OperationLog]]) -> tuple[PlannedState, ...]:
     """What was recorded, with states numbered from 0 in the order in which they came to be."""
     index = {number: place for place, (number, _) in enumerate(recorded)}
     of_log = {id(log): place for place, (_, log) in enumerate(recorded)}
     parents: dict[int, int] = {}
     planned = []
     for place, (_, log) in enumerate(recorded):
-        steps: list[Step] = []
+        steps: list[PlannedStep] = []
         joins = list(log.joins)
         for op, operation in enumerate(log.operations):
             steps += _gathered(joins, op, of_log)
@@ -173,48 +173,50 @@ def states_of(recorded: Sequence[tuple[int, Log]]) -> tuple[PlannedState, ...]:
     return tuple(PlannedState(place, parents.get(place), tuple(steps)) for place, steps in planned)
 
 
-def _line(step: Step) -> tuple[str, Kind | None, tuple[int, ...]]:
+def _line(step: PlannedStep) -> tuple[str, StepKind | None, tuple[int, ...]]:
     return step.place, step.kind if step.states else None, step.states  # what forks or joins stands alone
 
 
-def _gathered(joins: list[tuple[int, tuple[Log, ...], str]], op: int, of_log: dict[int, int]) -> list[Step]:
+def _gathered(
+    joins: list[tuple[int, tuple[OperationLog, ...], str]], op: int, of_log: dict[int, int]
+) -> list[PlannedStep]:
     """The joins that come before operation `op`, taken from `joins`."""
     steps = []
     while joins and joins[0][0] <= op:
         _, logs, place = joins.pop(0)
-        steps.append(Step("gather", f"join x{len(logs)}", place, states=tuple(of_log[id(log)] for log in logs)))
+        steps.append(PlannedStep("gather", f"join x{len(logs)}", place, states=tuple(of_log[id(log)] for log in logs)))
     return steps
 
 
-def _step(operation: session.Operation, place: str, name: str | None, index: dict[int, int]) -> Step:
+def _step(operation: session.Operation, place: str, name: str | None, index: dict[int, int]) -> PlannedStep:
     called = "" if name is None else f" {name}"
     match operation:
         case session.Text(text=text):
-            return Step("text", f"text {shown(text)!r}", place, operation)
+            return PlannedStep("text", f"text {shown(text)!r}", place, operation)
         case session.RoleBegin(role=role):
-            return Step("role", f"{role}:", place, operation)
+            return PlannedStep("role", f"{role}:", place, operation)
         case session.RoleEnd():
-            return Step("role", "end", place, operation)
+            return PlannedStep("role", "end", place, operation)
         case session.Gen(sampling=sampling, n=n):
             options = [f"max_tokens={sampling.max_new_tokens}", f"temperature={sampling.temperature:g}"]
             options += [f"n={n}"] * (n > 1)
             if sampling.constraint is not None:
                 options.append(f"{sampling.constraint.kind}={_short(shown(sampling.constraint.source))}")
-            return Step("gen", f"gen{called} ({', '.join(options)})", place, operation, name)
+            return PlannedStep("gen", f"gen{called} ({', '.join(options)})", place, operation, name)
         case session.Select(choices=choices):
-            return Step("select", f"select{called} {shown(_short(repr(list(choices))))}", place, operation, name)
+            return PlannedStep("select", f"select{called} {shown(_short(repr(list(choices))))}", place, operation, name)
         case session.Decide(questions=questions):
-            return Step("decide", f"decide {name} ({len(questions)} questions)", place, operation, name)
+            return PlannedStep("decide", f"decide {name} ({len(questions)} questions)", place, operation, name)
         case session.Ask():
-            return Step("ask", "call of the program's own function", place, operation)
+            return PlannedStep("ask", "call of the program's own function", place, operation)
         case session.Fork(children=children):
             states = tuple(index[child] for child in children)
-            return Step("fork", f"fork x{len(children)}", place, operation, states=states)
+            return PlannedStep("fork", f"fork x{len(children)}", place, operation, states=states)
         case session.Concatenate(children=children):
             states = tuple(index[child] for child in children)
-            return Step("join", f"join x{len(children)}, appended", place, operation, states=states)
+            return PlannedStep("join", f"join x{len(children)}, appended", place, operation, states=states)
         case session.Sync():
-            return Step("ask", "sync", place, operation)
+            return PlannedStep("ask", "sync", place, operation)
 
 
 def _short(text: str) -> str:

@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from ..runtime.protocol.errors import RamiformError, RequestError
 from ..runtime.protocol.session import ToFrontend
-from .check import check
-from .execution import Execution, Waits
-from .expr import Gen
-from .operation_log import Log
+from .check import check_recorded
+from .execution import Execution, ValueNeeded
+from .expr import GenExpr
+from .operation_log import OperationLog
 from .plan import PlannedState, states_of
 from .reader import UndefinedVariable
-from .source_location import place_of
+from .source_location import traceback_location
 from .state import ProgramState
-from .state_handle import Recorder
+from .state_handle import StateHandle
 from .symbols import substituted, symbol
 
 if TYPE_CHECKING:
@@ -27,14 +27,14 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Recorded:
+class RecordedCall:
     """`stops_at`: where the function read what only a run can give; None: it ended."""
 
-    logs: list[tuple[int, Log]]
+    logs: list[tuple[int, OperationLog]]
     stops_at: str | None
 
 
-class Nowhere:
+class NullChannel:
     """A channel on which nothing is ever sent."""
 
     def __init__(self) -> None:
@@ -53,8 +53,8 @@ class Nowhere:
         raise RequestError("a program that is traced has no runtime to ask", param=method)
 
 
-def trace(
-    function: Callable[..., Any], arguments: Mapping[str, Any], missing: frozenset[str], defaults: Gen
+def plan_call(
+    function: Callable[..., Any], arguments: Mapping[str, Any], missing: frozenset[str], defaults: GenExpr
 ) -> tuple[tuple[PlannedState, ...], str | None]:
     """The states of a call, and where it stops to be known.
 
@@ -64,7 +64,7 @@ def trace(
     """
     symbols = {name: symbol(name) for name in missing}
     recorded = _recorded(function, {**arguments, **symbols}, missing, defaults)
-    check([log for _, log in recorded.logs], is_whole=recorded.stops_at is None)
+    check_recorded([log for _, log in recorded.logs], is_whole=recorded.stops_at is None)
     texts = {name: value for name, value in arguments.items() if isinstance(value, str)}
     if texts:
         try:
@@ -102,20 +102,20 @@ def run_coroutine(coroutine: Coroutine[Any, Any, Any]) -> Any:
 
 
 def _recorded(
-    function: Callable[..., Any], arguments: Mapping[str, Any], missing: frozenset[str], defaults: Gen
-) -> Recorded:
-    execution = Execution(Nowhere(), deferred=True, may_wait=False)
-    state = ProgramState(Recorder.open(execution), defaults=defaults)
+    function: Callable[..., Any], arguments: Mapping[str, Any], missing: frozenset[str], defaults: GenExpr
+) -> RecordedCall:
+    execution = Execution(NullChannel(), deferred=True, may_wait=False)
+    state = ProgramState(StateHandle.open(execution), defaults=defaults)
     stops_at: str | None = None
     try:
         result = function(state, **arguments)
         if inspect.iscoroutine(result):
             run_coroutine(result)
-    except Waits as wait:
+    except ValueNeeded as wait:
         stops_at = wait.place
     except UndefinedVariable as error:
         raise RequestError(
-            f"{place_of(error.__traceback__)}: {error.args[0]}", param=error.name, code="invalid_program"
+            f"{traceback_location(error.__traceback__)}: {error.args[0]}", param=error.name, code="invalid_program"
         ) from None
     except RamiformError:
         raise
@@ -123,14 +123,14 @@ def _recorded(
         if not missing:
             raise
         raise RequestError(
-            f"{place_of(error.__traceback__)}: {type(error).__name__}: {error}; the program looks into an argument: "
+            f"{traceback_location(error.__traceback__)}: {type(error).__name__}: {error}; the program looks into an argument: "
             f"give an example of {', '.join(sorted(missing))}",
             code="invalid_program",
         ) from error
-    return Recorded(list(execution.attached), stops_at)
+    return RecordedCall(list(execution.attached), stops_at)
 
 
-def _agree(abstract: Recorded, concrete: Recorded, values: Mapping[str, str]) -> bool:
+def _agree(abstract: RecordedCall, concrete: RecordedCall, values: Mapping[str, str]) -> bool:
     if abstract.stops_at != concrete.stops_at or len(abstract.logs) != len(concrete.logs):
         return False
     return all(

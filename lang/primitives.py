@@ -8,8 +8,8 @@ from typing import Any, get_args
 
 from ..runtime.protocol.errors import RequestError
 from ..runtime.protocol.sampling import AdditionalProperties
-from .choices import BuiltIn, Method, method_of, token_length_normalized
-from .expr import RESULT, Concat, Expr, Gen, Select, StringOrMany, parts_of
+from .choices import BuiltInMethod, Method, method_of, token_length_normalized
+from .expr import RESULT, Concat, Expr, GenExpr, SelectExpr, StringOrMany, parts_of
 from .reasoning import reasoning_format
 from .tools import OnError, Tool, tool_set
 
@@ -47,7 +47,7 @@ def gen(
     tool_errors: OnError = "text",
     tool_result: str = RESULT,
     additional_properties: AdditionalProperties | None = None,
-) -> Gen | Select:
+) -> GenExpr | SelectExpr:
     """Generate text and, when named, keep it as the variable `name`.
 
     At most one of `dtype`, `choices`, `regex`, `json_schema`, `grammar`, `schema` and `tools` says what the text must
@@ -80,7 +80,7 @@ def gen(
         return replace(selected, seed=seed)
     if tool_errors not in ("text", "raise"):
         raise RequestError(f"tool_errors must be 'text' or 'raise', got {tool_errors!r}", param="tool_errors")
-    return Gen(
+    return GenExpr(
         name=_checked_name(name),
         max_tokens=max_tokens,
         min_tokens=min_tokens,
@@ -114,12 +114,12 @@ def gen(
     )
 
 
-def gen_int(name: str | None = None, max_tokens: int | None = None, **options: Any) -> Gen | Select:
+def gen_int(name: str | None = None, max_tokens: int | None = None, **options: Any) -> GenExpr | SelectExpr:
     """`gen` with dtype=int."""
     return gen(name, max_tokens, dtype=int, **options)
 
 
-def gen_string(name: str | None = None, max_tokens: int | None = None, **options: Any) -> Gen | Select:
+def gen_string(name: str | None = None, max_tokens: int | None = None, **options: Any) -> GenExpr | SelectExpr:
     """`gen` with dtype=str: a quoted string; the variable is what is between the quotes."""
     return gen(name, max_tokens, dtype=str, **options)
 
@@ -129,7 +129,7 @@ def select(
     choices: Sequence[str] | None = None,
     temperature: float = 0.0,
     choices_method: Method | str = token_length_normalized,
-) -> Select:
+) -> SelectExpr:
     """Score every choice as a continuation, append one, and keep it as the variable `name`.
 
     `choices_method` is one of the three that the runtime knows, by object or name, or a callable of one's own: see
@@ -140,11 +140,11 @@ def select(
     method = method_of(choices_method)
     if not 0.0 <= temperature <= 100.0:
         raise RequestError(f"temperature must be between 0.0 and 100.0, got {temperature}", param="temperature")
-    if temperature and not isinstance(method, BuiltIn):
+    if temperature and not isinstance(method, BuiltInMethod):
         raise RequestError(
             "a choices method of one's own decides by itself: temperature must be 0", param="temperature"
         )
-    return Select(name=_checked_name(name), choices=tuple(choices), temperature=temperature, method=method)
+    return SelectExpr(name=_checked_name(name), choices=tuple(choices), temperature=temperature, method=method)
 
 
 def separate_reasoning(expr: Expr | str | None = None, model_type: str = "qwen3") -> Concat:
@@ -155,7 +155,7 @@ def separate_reasoning(expr: Expr | str | None = None, model_type: str = "qwen3"
     """
     reasoning = reasoning_format(model_type)
     parts = () if expr is None else parts_of(expr)
-    return Concat(tuple(replace(part, reasoning=reasoning) if isinstance(part, Gen) else part for part in parts))
+    return Concat(tuple(replace(part, reasoning=reasoning) if isinstance(part, GenExpr) else part for part in parts))
 
 
 def _checked_name(name: str | None) -> str | None:

@@ -15,13 +15,13 @@ from ..runtime.protocol.sampling import SamplingParams
 from .backend import Backend, channel_of
 from .batch import run_in_loop, run_in_threads, run_recorded
 from .execution import Execution
-from .expr import Gen
+from .expr import GenExpr
 from .plan import Plan
-from .planning import trace
-from .runner import Call, begin, begin_recorded, body, body_async, new_state, play, run_async
+from .planning import plan_call
+from .runner import ProgramCall, begin, begin_recorded, body, body_async, new_state, play, run_async
 from .sampling import NO_DEFAULTS, RUN_NAMES, defaults_of
 from .state import ProgramState
-from .state_handle import Recorder
+from .state_handle import StateHandle
 
 _BUDGETS = {"timeout": "seconds", "max_total_tokens": "tokens"}
 
@@ -81,7 +81,7 @@ class Program:
         required = [p for p in list(self._signature.parameters.values())[1:] if p.default is p.empty]
         named = [p for p in required if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
         missing = frozenset(p.name for p in named if p.name not in given)
-        states, stops_at = trace(self.function, given, missing, defaults)
+        states, stops_at = plan_call(self.function, given, missing, defaults)
         title = f"{self.function.__name__}({', '.join(self.parameters)})"
         return Plan(title, states, stops_at, self.run, self.run_batch)
 
@@ -96,7 +96,7 @@ class Program:
         prefix = self.trace(**example).static_prefix
         if not prefix:
             return
-        state = ProgramState(Recorder.open(Execution(channel_of(backend))), defaults=NO_DEFAULTS)
+        state = ProgramState(StateHandle.open(Execution(channel_of(backend))), defaults=NO_DEFAULTS)
         nothing = SamplingParams(max_new_tokens=0, temperature=0.0, seed=0)
         state._recorder.append([*prefix, session.Gen(sampling=nothing)])
         state.sync()
@@ -211,7 +211,7 @@ class Program:
 
     # Arguments
 
-    def _call(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], traced: bool) -> Call:
+    def _call(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], traced: bool) -> ProgramCall:
         defaults, own = self._split(kwargs)
         budget = _budget(own, self.parameters)
         return self._make_call(args, own, defaults, budget, traced)
@@ -220,19 +220,19 @@ class Program:
         self,
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
-        defaults: Gen,
+        defaults: GenExpr,
         budget: session.Budget | None,
         traced: bool,
-    ) -> Call:
+    ) -> ProgramCall:
         """Raises TypeError, as calling the function would, before anything starts."""
         given = {**self._bound, **kwargs}
         self._signature.bind(None, *args, **given)
         is_whole = self.plan is not None and self.plan.is_whole
-        return Call(
+        return ProgramCall(
             self.function, self.is_async, args, given, defaults, budget, self.plan is not None, is_whole, traced
         )
 
-    def _split(self, kwargs: Mapping[str, Any]) -> tuple[Gen, dict[str, Any]]:
+    def _split(self, kwargs: Mapping[str, Any]) -> tuple[GenExpr, dict[str, Any]]:
         """Sampling arguments, and the function's own."""
         sampling = {n: v for n, v in kwargs.items() if n in RUN_NAMES and n not in self.parameters}
         return defaults_of(sampling), {name: value for name, value in kwargs.items() if name not in sampling}

@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from ..runtime.protocol.errors import RamiformError, RequestError
-from .background import Background
-from .operation_log import Log
-from .state_handle import Recorder
-from .stream import Span, Wait, answered, changed, pieces
-from .variables import Value
+from .background import BackgroundRun
+from .operation_log import OperationLog
+from .state_handle import StateHandle
+from .stream import Span, WaitForChange, text_pieces, until_answered, until_changed
+from .variables import Variable
 
 
 class UndefinedVariable(KeyError):
@@ -21,28 +21,28 @@ class UndefinedVariable(KeyError):
         self.name = name
 
 
-class Reader:
+class StateReader:
     """Waits for what may still come: what is not answered yet and, for a program in the background, not yet said."""
 
-    def __init__(self, recorder: Recorder, variables: dict[str, Value]) -> None:
+    def __init__(self, recorder: StateHandle, variables: dict[str, Variable]) -> None:
         self.variables = variables
-        self.background: Background | None = None
+        self.background: BackgroundRun | None = None
         self._recorder = recorder
-        self._log: Log = recorder.log
+        self._log: OperationLog = recorder.log
 
-    def define(self, name: str, value: Value) -> None:
+    def define(self, name: str, value: Variable) -> None:
         """The latest definition of a name is the one that is read."""
         with self._log.changed:
             self.variables[name] = value
             self._log.touch()
 
-    def snapshot(self) -> dict[str, Value]:
+    def snapshot(self) -> dict[str, Variable]:
         with self._log.changed:
             return dict(self.variables)
 
-    def value(self, name: str) -> Value:
+    def value(self, name: str) -> Variable:
         """Wait until the variable is defined. Raises KeyError, or what ended the program, when it will not be."""
-        while isinstance(found := self._find(name), Wait):
+        while isinstance(found := self._find(name), WaitForChange):
             found.log.wait_for_change(found.version)
         return found
 
@@ -57,19 +57,19 @@ class Reader:
 
     async def get_async(self, name: str) -> Any:
         """`get` for event loops."""
-        while isinstance(found := self._find(name), Wait):
-            await changed(found.log, found.version)
+        while isinstance(found := self._find(name), WaitForChange):
+            await until_changed(found.log, found.version)
         for log, end in found.needs():
-            await answered(log, end)
+            await until_answered(log, end)
         return self.get(name)
 
     async def wait_for_all(self) -> None:
         """Until all that was recorded is answered, or will not be, and every variable can be read without waiting."""
         for log, end in self._recorder.segments():
-            await answered(log, end)
+            await until_answered(log, end)
         for value in self.snapshot().values():
             for log, end in value.needs():
-                await answered(log, end)
+                await until_answered(log, end)
 
     async def wait_for_end_async(self) -> None:
         """`wait_for_end` for event loops."""
@@ -78,7 +78,7 @@ class Reader:
                 version = self._log.version
                 if not self._is_followed():
                     break
-            await changed(self._log, version)
+            await until_changed(self._log, version)
         self._raise_failure()
 
     def wait_for_end(self) -> None:
@@ -89,7 +89,7 @@ class Reader:
                 self._log.changed.wait()
         self._raise_failure()
 
-    def follow(self, var: str | None) -> Iterator[str | Wait]:
+    def follow(self, var: str | None) -> Iterator[str | WaitForChange]:
         """The text of a variable, or all of it: to the end of a program in the background, else as recorded now."""
         try:
             yield from self._follow(var)
@@ -109,27 +109,27 @@ class Reader:
             return None
         return value.meta() or {}
 
-    def _follow(self, var: str | None) -> Iterator[str | Wait]:
+    def _follow(self, var: str | None) -> Iterator[str | WaitForChange]:
         if var is None:
-            yield from pieces(self._whole())
+            yield from text_pieces(self._whole())
             return
-        while isinstance(found := self._find(var), Wait):
+        while isinstance(found := self._find(var), WaitForChange):
             yield found
         spans = found.spans()
         if spans:
-            yield from pieces((log, first, _fixed(end)) for log, first, end in spans)
+            yield from text_pieces((log, first, _fixed(end)) for log, first, end in spans)
             return
         value = found.get()
         if not isinstance(value, str):
             raise RequestError(f"the variable {var!r} is not one piece of text: {value!r}", param="var")
         yield value
 
-    def _find(self, name: str) -> Value | Wait:
+    def _find(self, name: str) -> Variable | WaitForChange:
         with self._log.changed:
             if (value := self.variables.get(name)) is not None:
                 return value
             if self._is_followed():
-                return Wait(self._log, self._log.version)
+                return WaitForChange(self._log, self._log.version)
             self._raise_failure()
             if self._log.error is not None:
                 raise self._log.error.to_exception()

@@ -26,7 +26,7 @@ class ReasoningFormat:
         return thought.strip(), (before + said).strip()
 
 
-FORMATS = {
+REASONING_FORMATS = {
     "deepseek-r1": ReasoningFormat("<think>", "</think>", begins_inside=True),
     "deepseek-v3": ReasoningFormat("<think>", "</think>"),
     "qwen3": ReasoningFormat("<think>", "</think>"),
@@ -40,8 +40,8 @@ FORMATS = {
 def reasoning_format(model_type: str) -> ReasoningFormat:
     """Raises RequestError for a model type that is not known."""
     try:
-        return FORMATS[model_type.lower()]
+        return REASONING_FORMATS[model_type.lower()]
     except (KeyError, AttributeError):
         raise RequestError(
-            f"model_type must be one of {', '.join(FORMATS)}, got {model_type!r}", param="model_type"
+            f"model_type must be one of {', '.join(REASONING_FORMATS)}, got {model_type!r}", param="model_type"
         ) from None

@@ -10,13 +10,13 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from .operation_log import Log
+from .operation_log import OperationLog
 
 _all: list[Recording] | None = None
 
 
 @dataclass
-class Times:
+class OperationTimes:
     """Seconds since the run began, of a state's operations in order."""
 
     said: list[float] = field(default_factory=list)
@@ -30,14 +30,14 @@ class Recording:
     def __init__(self, title: str) -> None:
         self.title = title
         self.began_at = time.time()  # seconds since the epoch
-        self.logs: list[tuple[int, Log]] = []  # by their states' numbers, in order
-        self.times: list[Times] = []
+        self.logs: list[tuple[int, OperationLog]] = []  # by their states' numbers, in order
+        self.times: list[OperationTimes] = []
         self._began = time.perf_counter()
         if _all is not None:
             _all.append(self)
 
-    def add(self, number: int, log: Log) -> None:
-        times = Times()
+    def add(self, number: int, log: OperationLog) -> None:
+        times = OperationTimes()
 
         def note() -> None:
             now = time.perf_counter() - self._began

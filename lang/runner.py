@@ -14,26 +14,26 @@ from typing import Any
 from ..runtime.protocol.errors import RequestError
 from ..runtime.protocol.session import Budget
 from .backend import Channel
-from .check import check
-from .execution import Execution, Waits
-from .expr import Gen
+from .check import check_recorded
+from .execution import Execution, ValueNeeded
+from .expr import GenExpr
 from .recording import Recording, is_recording_all
-from .source_location import place_of
+from .source_location import traceback_location
 from .state import ProgramState
-from .state_handle import Recorder
+from .state_handle import StateHandle
 
 MAX_THREADS = 128  # of sync programs that event loops run
 
 
 @dataclass(frozen=True)
-class Call:
+class ProgramCall:
     """A run, said and not begun. `compiled`: it is sent when it first reads; `is_whole`: its example never did."""
 
     function: Callable[..., Any]
     is_async: bool
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
-    defaults: Gen
+    defaults: GenExpr
     budget: Budget | None = None
     compiled: bool = False
     is_whole: bool = False
@@ -43,19 +43,19 @@ class Call:
         return self.function(state, *self.args, **self.kwargs)
 
 
-def new_state(channel: Channel, call: Call, *, stream: bool = False) -> ProgramState:
+def new_state(channel: Channel, call: ProgramCall, *, stream: bool = False) -> ProgramState:
     """A streamed one is sent as it is said."""
     recording = Recording(call.function.__name__) if call.traced or is_recording_all() else None
     execution = Execution(channel, budget=call.budget, deferred=call.compiled and not stream, recording=recording)
-    return ProgramState(Recorder.open(execution), defaults=call.defaults, stream=stream)
+    return ProgramState(StateHandle.open(execution), defaults=call.defaults, stream=stream)
 
 
-def play(state: ProgramState, call: Call) -> None:
+def play(state: ProgramState, call: ProgramCall) -> None:
     """The program from its first line to its last answer. Raising ends it in the runtime too."""
     _guarded(state, functools.partial(body, state, call))
 
 
-def body(state: ProgramState, call: Call) -> None:
+def body(state: ProgramState, call: ProgramCall) -> None:
     """`play` for who ends it himself when it raises."""
     if call.is_async:
         _run_coroutine(body_async(state, call))
@@ -65,7 +65,7 @@ def body(state: ProgramState, call: Call) -> None:
     state._finish()
 
 
-async def body_async(state: ProgramState, call: Call) -> None:
+async def body_async(state: ProgramState, call: ProgramCall) -> None:
     """The same of an async program, in the running loop."""
     import asyncio
 
@@ -79,12 +79,12 @@ async def body_async(state: ProgramState, call: Call) -> None:
     except TimeoutError as error:
         if not limit.expired():
             raise
-        where = "" if error.__cause__ is None else place_of(error.__cause__.__traceback__, outermost=True)
+        where = "" if error.__cause__ is None else traceback_location(error.__cause__.__traceback__, outermost=True)
         message = f"the program did not end within its {seconds:g} s (timeout)"
         raise RequestError(": ".join(filter(None, (where, message))), param="timeout", code="timeout") from None
 
 
-async def run_async(channel: Channel, call: Call) -> ProgramState:
+async def run_async(channel: Channel, call: ProgramCall) -> ProgramState:
     """To the end, in the running loop; a sync program that is not compiled to its end gets a thread."""
     if call.is_async:
         state = new_state(channel, call)
@@ -96,14 +96,14 @@ async def run_async(channel: Channel, call: Call) -> ProgramState:
     return await _run_in_thread(new_state(channel, call), call)
 
 
-def record(channel: Channel, call: Call) -> ProgramState | None:
+def record(channel: Channel, call: ProgramCall) -> ProgramState | None:
     """Call the function and send what it does. None, and nothing was sent, when it needs a generated value."""
     state = new_state(channel, call)
     execution = state._recorder.execution
     execution.may_wait = False
     try:
         state.ret_value = call.apply(state)
-    except Waits as wait:
+    except ValueNeeded as wait:
         state._abandon(wait)
         if execution.recording is not None:
             execution.recording.discard()  # nothing of it was sent; it is played from the beginning
@@ -116,19 +116,19 @@ def record(channel: Channel, call: Call) -> ProgramState | None:
     return state
 
 
-def begin(channel: Channel, call: Call) -> tuple[ProgramState, Callable[[], None]]:
+def begin(channel: Channel, call: ProgramCall) -> tuple[ProgramState, Callable[[], None]]:
     """A state, and what plays it."""
     state = new_state(channel, call)
     return state, functools.partial(play, state, call)
 
 
-def begin_recorded(channel: Channel, call: Call) -> tuple[ProgramState, Callable[[], None]]:
+def begin_recorded(channel: Channel, call: ProgramCall) -> tuple[ProgramState, Callable[[], None]]:
     """A state that runs already, and what waits for its end; played there when its arguments lead where it reads."""
     state = record(channel, call)
     return begin(channel, call) if state is None else (state, functools.partial(_guarded, state, state._finish))
 
 
-async def _run_in_thread(state: ProgramState, call: Call) -> ProgramState:
+async def _run_in_thread(state: ProgramState, call: ProgramCall) -> ProgramState:
     import asyncio
 
     playing = asyncio.get_running_loop().run_in_executor(_threads(), play, state, call)
@@ -144,7 +144,7 @@ async def _run_in_thread(state: ProgramState, call: Call) -> ProgramState:
 def _send(execution: Execution) -> None:
     """At the end of a function: what it has said and not sent is all that it says."""
     if execution.sent_nothing:
-        check([log for _, log in execution.attached])
+        check_recorded([log for _, log in execution.attached])
         execution.flush(complete=True)
 
 

@@ -13,8 +13,8 @@ import msgspec
 from ..runtime.protocol import session
 from ..runtime.protocol.errors import RequestError
 from ..runtime.protocol.sampling import Constraint, LogprobParams, SamplingParams
-from .choices import BuiltIn
-from .expr import Gen, Select
+from .choices import BuiltInMethod
+from .expr import GenExpr, SelectExpr
 from .result_types import TEXT, ResultType, json_schema_text, of_dtype, of_schema
 
 T = TypeVar("T")
@@ -48,15 +48,15 @@ RUN_NAMES = {
         "return_text_in_logprobs",
     )
 }
-NO_DEFAULTS = Gen()
+NO_DEFAULTS = GenExpr()
 
 
-def defaults_of(run_arguments: Mapping[str, Any]) -> Gen:
+def defaults_of(run_arguments: Mapping[str, Any]) -> GenExpr:
     """The sampling arguments of `run`, by either name, as the `Gen` that others fall back on."""
-    return Gen(**{RUN_NAMES[name]: value for name, value in run_arguments.items()})
+    return GenExpr(**{RUN_NAMES[name]: value for name, value in run_arguments.items()})
 
 
-def lower_gen(gen: Gen, defaults: Gen, stream: bool) -> tuple[session.Gen, ResultType]:
+def gen_operation(gen: GenExpr, defaults: GenExpr, stream: bool) -> tuple[session.Gen, ResultType]:
     """The operation, and how its result is read.
 
     Raises RequestError naming the parameter that is out of range, of the wrong type, or not supported.
@@ -101,10 +101,10 @@ def lower_gen(gen: Gen, defaults: Gen, stream: bool) -> tuple[session.Gen, Resul
     return session.Gen(sampling=sampling, logprobs=logprobs, n=n, stream=stream, token_texts=texts), result
 
 
-def lower_select(select: Select, defaults: Gen) -> session.Select:
+def select_operation(select: SelectExpr, defaults: GenExpr) -> session.Select:
     """One that only scores, for a method that the runtime does not know."""
     method: session.ChoicesMethod = "token_length_normalized"
-    if isinstance(select.method, BuiltIn):
+    if isinstance(select.method, BuiltInMethod):
         method = select.method.name
     elif getattr(select.method, "requires_unconditional_logprobs", False):
         method = "unconditional_likelihood_normalized"
@@ -113,14 +113,14 @@ def lower_select(select: Select, defaults: Gen) -> session.Select:
         {
             "choices": select.choices,
             "method": method,
-            "append": isinstance(select.method, BuiltIn),
+            "append": isinstance(select.method, BuiltInMethod),
             "temperature": select.temperature,
             "seed": defaults.seed if select.seed is None else select.seed,
         },
     )
 
 
-def _constraint_of(gen: Gen) -> tuple[Constraint | None, ResultType]:
+def _constraint_of(gen: GenExpr) -> tuple[Constraint | None, ResultType]:
     if gen.dtype is not None:
         result = of_dtype(gen.dtype)
         return result.constraint, result

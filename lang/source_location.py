@@ -14,7 +14,7 @@ from ..runtime.protocol.errors import ErrorInfo
 _OURS = (os.path.dirname(os.path.abspath(__file__)) + os.sep, contextlib.__file__)
 
 
-def program_place() -> str:
+def program_location() -> str:
     """`file:line` of the innermost frame outside the language: the line of the program that is to blame."""
     frame = sys._getframe(1)
     while frame.f_back is not None and frame.f_code.co_filename.startswith(_OURS):
@@ -22,12 +22,12 @@ def program_place() -> str:
     return f"{frame.f_code.co_filename}:{frame.f_lineno}"
 
 
-def blame(error: ErrorInfo, place: str, what: str = "") -> ErrorInfo:
+def with_location(error: ErrorInfo, place: str, what: str = "") -> ErrorInfo:
     """The error, with the program's line and what was asked there before its message."""
     return msgspec.structs.replace(error, message=": ".join(filter(None, (place, what, error.message))))
 
 
-def place_of(trace: TracebackType | None, *, outermost: bool = False) -> str:
+def traceback_location(trace: TracebackType | None, *, outermost: bool = False) -> str:
     """`file:line` of the innermost, or outermost, frame outside the language in a traceback."""
     found = ""
     while trace is not None and not (found and outermost):

@@ -13,21 +13,21 @@ from typing import TYPE_CHECKING, Any
 from ..runtime.protocol import session
 from ..runtime.protocol.decisions import Question
 from ..runtime.protocol.errors import RequestError
-from .background import Background
+from .background import BackgroundRun
 from .callbacks import ask_when_answered
 from .chat_roles import role
 from .decide import questions_of
-from .expr import Expr, Gen, RoleBegin, RoleEnd, parts_of
+from .expr import Expr, GenExpr, RoleBeginExpr, RoleEndExpr, parts_of
 from .fork import ForkGroup
 from .lowering import lower
 from .meta_info import Segment, segment_of
 from .primitives import gen
-from .reader import Reader
-from .source_location import program_place
-from .state_handle import Recorder
+from .reader import StateReader
+from .source_location import program_location
+from .state_handle import StateHandle
 from .stream import drive, drive_async
 from .tools import OnError, Tool
-from .variables import Answered, Given, Scope, Value, value_of
+from .variables import AssignedVariable, DecisionVariable, ScopeVariable, Variable, variable_of
 
 if TYPE_CHECKING:
     from .trace import Trace
@@ -42,21 +42,21 @@ class ProgramState:
 
     def __init__(
         self,
-        recorder: Recorder,
+        recorder: StateHandle,
         *,
-        defaults: Gen,
+        defaults: GenExpr,
         stream: bool = False,
-        variables: dict[str, Value] | None = None,
+        variables: dict[str, Variable] | None = None,
         open_role: str | None = None,
     ) -> None:
         self.ret_value: Any = None  # what the program's function returned
         self._recorder = recorder
         self._log = recorder.log
-        self._reader = Reader(recorder, {} if variables is None else variables)
+        self._reader = StateReader(recorder, {} if variables is None else variables)
         self._defaults = defaults
         self._stream = stream
         self._open_role = open_role
-        self._concatenated: list[Recorder] = []  # to be kept until they are appended
+        self._concatenated: list[StateHandle] = []  # to be kept until they are appended
         self._error_seen = False
 
     def __repr__(self) -> str:
@@ -84,7 +84,7 @@ class ProgramState:
         """The text appended inside becomes the variable `name`."""
         first = len(self._log.operations)
         yield
-        self._reader.define(name, Scope(self._recorder, first, len(self._log.operations)))
+        self._reader.define(name, ScopeVariable(self._recorder, first, len(self._log.operations)))
 
     def tool(
         self, name: str | None = None, tools: Sequence[Tool] = (), *, errors: OnError = "text", **options: Any
@@ -101,7 +101,7 @@ class ProgramState:
         with self._log.changed:
             operation = self._recorder.append([session.Decide(asked)], {0: ", ".join(questions)})
             for index, name in enumerate(questions):
-                self._reader.define(name, Answered(self._recorder, operation, index))
+                self._reader.define(name, DecisionVariable(self._recorder, operation, index))
 
     # Branching
 
@@ -150,7 +150,7 @@ class ProgramState:
         return await self._reader.get_async(name)
 
     def set_var(self, name: str, value: Any) -> None:
-        self._reader.define(name, Given(value))
+        self._reader.define(name, AssignedVariable(value))
 
     def get_meta_info(self, name: str) -> Any:
         """How it was generated: a dict; a list of dicts for n > 1 or a joined variable; None for one that was set."""
@@ -248,9 +248,9 @@ class ProgramState:
 
     # For the language's other modules
 
-    def _in_background(self) -> Background:
+    def _in_background(self) -> BackgroundRun:
         """For the program's body: whoever reads from elsewhere follows it."""
-        self._reader.background = Background(self._abandon, self._log)
+        self._reader.background = BackgroundRun(self._abandon, self._log)
         return self._reader.background
 
     def _abandon(self, error: BaseException) -> None:
@@ -274,7 +274,7 @@ class ProgramState:
     def _note_join(self, children: Sequence[ProgramState]) -> None:
         """For whoever draws the program: gathering variables is nothing that travels."""
         joined = tuple(child._log for child in children)
-        self._log.joins.append((len(self._log.operations), joined, program_place()))
+        self._log.joins.append((len(self._log.operations), joined, program_location()))
 
     def _concatenate(self, children: Sequence[ProgramState]) -> None:
         recorders = [child._recorder for child in children]
@@ -291,7 +291,7 @@ class ProgramState:
             )
             self._open_role = lowered.open_role
             for binding in lowered.bindings:
-                self._reader.define(binding.name, value_of(binding, self._recorder, first, program_place()))
+                self._reader.define(binding.name, variable_of(binding, self._recorder, first, program_location()))
         for index, callback in lowered.callbacks:
             recorder = self._recorder
             ask_when_answered(recorder.execution, recorder.number, self._log, first + index, callback)
@@ -304,6 +304,6 @@ class ProgramState:
 
     @contextmanager
     def _open_message(self, name: str) -> Iterator[None]:
-        self._append([RoleBegin(name)])
+        self._append([RoleBeginExpr(name)])
         yield
-        self._append([RoleEnd(name)])
+        self._append([RoleEndExpr(name)])

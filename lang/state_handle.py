@@ -8,19 +8,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from ..runtime.protocol.errors import ErrorInfo, RamiformError, RuntimeFailed
 from ..runtime.protocol.session import Append, Concatenate, Done, Fork, Operation
 from .execution import Execution
-from .operation_log import Log
-from .source_location import blame, program_place
+from .operation_log import OperationLog
+from .source_location import program_location, with_location
 
 
-class Recorder:
+class StateHandle:
     """Says what is appended and never waits for it. The runtime forgets the state when nobody holds this.
 
     A fork holds its parent, which thereby lives until the fork has been played and as long as its text is of use.
     """
 
-    def __init__(self, execution: Execution, parent: Recorder | None = None) -> None:
+    def __init__(self, execution: Execution, parent: StateHandle | None = None) -> None:
         self.execution = execution
-        self.log = Log(execution.about_to_wait)
+        self.log = OperationLog(execution.about_to_wait)
         self.number = execution.attach(self.log)
         self._parent = parent
         self._forked_at = 0  # how many of the parent's operations this state begins with
@@ -28,7 +28,7 @@ class Recorder:
         self._forget.atexit = False  # the connection says goodbye for all its states at once
 
     @classmethod
-    def open(cls, execution: Execution) -> Recorder:
+    def open(cls, execution: Execution) -> StateHandle:
         """A new, empty state: the first of a program."""
         recorder = cls(execution)
         execution.open(recorder.number, recorder.log)
@@ -39,18 +39,18 @@ class Recorder:
         with self.log.changed:
             return self._append(list(operations), names)
 
-    def fork(self, size: int) -> list[Recorder]:
+    def fork(self, size: int) -> list[StateHandle]:
         """`size` states that begin as this one is now."""
         with self.log.changed:
-            self._raise_if_failed(program_place())
-            children = [Recorder(self.execution, parent=self) for _ in range(size)]
+            self._raise_if_failed(program_location())
+            children = [StateHandle(self.execution, parent=self) for _ in range(size)]
             operation = self._append([Fork(tuple(child.number for child in children))])
             for child in children:
                 child._forked_at = operation
                 self.log.add_branch(operation, child.log)
         return children
 
-    def concatenate(self, children: Sequence[Recorder]) -> None:
+    def concatenate(self, children: Sequence[StateHandle]) -> None:
         """Append what each child appended since its fork. The caller keeps the children until that is done."""
         self.append([Concatenate(tuple(child.number for child in children))])
 
@@ -62,7 +62,7 @@ class Recorder:
         self._forget()
         self.log.fail(error)
 
-    def segments(self) -> list[tuple[Log, int]]:
+    def segments(self) -> list[tuple[OperationLog, int]]:
         """The logs this state's text is made of, oldest first, each with how many of its operations belong to it."""
         segments = [(self.log, len(self.log.operations))]
         recorder = self
@@ -96,13 +96,13 @@ class Recorder:
         return None
 
     def _append(self, operations: list[Operation], names: Mapping[int, str] | None = None) -> int:
-        place = program_place()
+        place = program_location()
         self._raise_if_failed(place)
         first = len(self.log.operations)
         try:
             self.execution.append(Append(self.number, first, operations), self.log)
         except RamiformError as error:
-            raise blame(ErrorInfo.of(error), place).to_exception() from None
+            raise with_location(ErrorInfo.of(error), place).to_exception() from None
         self.log.record(operations, place, names or {})
         return first
 
@@ -111,4 +111,4 @@ class Recorder:
         if log.error is None:
             return
         all_answered = len(log.done) == len(log.operations)  # then it is this line that finds the runtime gone
-        raise (blame(log.error, place) if all_answered else log.error).to_exception()
+        raise (with_location(log.error, place) if all_answered else log.error).to_exception()

@@ -10,21 +10,21 @@ import contextlib
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from dataclasses import dataclass
 
-from .operation_log import Log
+from .operation_log import OperationLog
 
 # Whose operations, from which, to before which; the end may still be unknown: None as long as it is.
-Span = tuple[Log, int, Callable[[], int | None]]
+Span = tuple[OperationLog, int, Callable[[], int | None]]
 
 
 @dataclass(frozen=True, slots=True)
-class Wait:
+class WaitForChange:
     """Nothing new in `log` since its `version`."""
 
-    log: Log
+    log: OperationLog
     version: int
 
 
-def pieces(spans: Iterable[Span]) -> Iterator[str | Wait]:
+def text_pieces(spans: Iterable[Span]) -> Iterator[str | WaitForChange]:
     """The text of the spans in order. Raises the state's error once what came before it has been given."""
     for log, index, end_of in spans:
         given = 0  # characters of operation `index` given already
@@ -47,26 +47,26 @@ def pieces(spans: Iterable[Span]) -> Iterator[str | Wait]:
             elif not new:
                 if error is not None and expected:
                     raise error.to_exception()
-                yield Wait(log, version)
+                yield WaitForChange(log, version)
 
 
-def drive(steps: Iterator[str | Wait]) -> Iterator[str]:
+def drive(steps: Iterator[str | WaitForChange]) -> Iterator[str]:
     for step in steps:
-        if isinstance(step, Wait):
+        if isinstance(step, WaitForChange):
             step.log.wait_for_change(step.version)
         else:
             yield step
 
 
-async def drive_async(steps: Iterator[str | Wait]) -> AsyncIterator[str]:
+async def drive_async(steps: Iterator[str | WaitForChange]) -> AsyncIterator[str]:
     for step in steps:
-        if isinstance(step, Wait):
-            await changed(step.log, step.version)
+        if isinstance(step, WaitForChange):
+            await until_changed(step.log, step.version)
         else:
             yield step
 
 
-async def answered(log: Log, end: int) -> None:
+async def until_answered(log: OperationLog, end: int) -> None:
     """Wait until the first `end` operations are answered or will not all be."""
     import asyncio
 
@@ -89,7 +89,7 @@ async def answered(log: Log, end: int) -> None:
     await arrived
 
 
-async def changed(log: Log, version: int) -> None:
+async def until_changed(log: OperationLog, version: int) -> None:
     """Wait until something is newer than `version`."""
     import asyncio  # who is here has it loaded; the language alone does without
 

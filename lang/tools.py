@@ -28,7 +28,7 @@ _ARGUMENT = re.compile(r"^\s*(?::param\s+)?(\w+)\s*(?:\([^)]*\))?\s*:\s+(.+)$")
 
 
 @dataclass
-class Outcome:
+class ToolOutcome:
     """What became of one call; complete once the runtime has gone on with its text."""
 
     name: str | None = None
@@ -77,13 +77,13 @@ _tool_set = functools.lru_cache(256)(ToolSet)
 
 
 @dataclass(frozen=True)
-class Calling:
+class ToolCallback:
     """Makes the call that was generated; gives the text that goes on: `template` with the result in it."""
 
     tools: ToolSet
     on_error: OnError
     template: str
-    outcome: Outcome
+    outcome: ToolOutcome
 
     def __call__(self, done: session.Done) -> Any:
         outcome = self.outcome

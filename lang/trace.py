@@ -17,9 +17,9 @@ import msgspec
 from ..runtime.protocol.core import Timings
 from ..runtime.protocol.errors import RequestError
 from ..runtime.protocol.session import Done
-from .operation_log import Log
-from .plan import Kind, Step, states_of
-from .recording import Recording, Times
+from .operation_log import OperationLog
+from .plan import PlannedStep, StepKind, states_of
+from .recording import OperationTimes, Recording
 
 if TYPE_CHECKING:
     from rich.tree import Tree
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 WIDTH = 160  # where there is no terminal
 
 
-class Tokens(msgspec.Struct, frozen=True):
+class TokenCounts(msgspec.Struct, frozen=True):
     """`cached` of the prompt's were in the cache: the others were computed. Samples and choices count together."""
 
     prompt: int
@@ -38,14 +38,14 @@ class Tokens(msgspec.Struct, frozen=True):
 class Event(msgspec.Struct, frozen=True, kw_only=True):
     """One operation of a state. `states` are those that it forks or joins."""
 
-    kind: Kind
+    kind: StepKind
     label: str
     place: str  # file:line of the program
     name: str | None = None  # of the variable that it makes
     states: tuple[int, ...] = ()
     text: str | None = None  # that it appended; None: it has not been answered
     samples: list[str] | None = None  # with n > 1
-    tokens: Tokens | None = None
+    tokens: TokenCounts | None = None
     seconds: float | None = None
     timings: Timings | None = None  # of the sample that took longest
     finish: str | None = None
@@ -77,10 +77,10 @@ class Trace(msgspec.Struct, frozen=True, kw_only=True):
         return max((event.end or 0.0 for event in self.events), default=0.0)
 
     @property
-    def tokens(self) -> Tokens:
+    def tokens(self) -> TokenCounts:
         """Of all generations together."""
         parts = [event.tokens for event in self.events if event.tokens is not None]
-        return Tokens(sum(p.prompt for p in parts), sum(p.cached for p in parts), sum(p.completion for p in parts))
+        return TokenCounts(sum(p.prompt for p in parts), sum(p.cached for p in parts), sum(p.completion for p in parts))
 
     @property
     def variables(self) -> dict[str, list[str]]:
@@ -112,7 +112,7 @@ class Trace(msgspec.Struct, frozen=True, kw_only=True):
         save([self], path)
 
 
-class _File(msgspec.Struct):
+class TraceFile(msgspec.Struct):
     ramiform: list[Trace]
 
 
@@ -142,12 +142,12 @@ def save(traces: list[Trace], path: str | os.PathLike[str]) -> None:
 def load(path: str | os.PathLike[str]) -> list[Trace]:
     """What `save` has written. Raises RequestError for anything else."""
     try:
-        return msgspec.json.decode(Path(path).read_bytes(), type=_File).ramiform
+        return msgspec.json.decode(Path(path).read_bytes(), type=TraceFile).ramiform
     except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
         raise RequestError(f"{os.fspath(path)!r} is no trace that ramiform has saved: {error}", param="path") from None
 
 
-def _events(steps: tuple[Step, ...], log: Log, times: Times, begin: float) -> Iterator[Event]:
+def _events(steps: tuple[PlannedStep, ...], log: OperationLog, times: OperationTimes, begin: float) -> Iterator[Event]:
     op = 0
     for step in steps:
         if step.operation is None:  # variables gathered: nothing that travels
@@ -177,7 +177,7 @@ def _told(done: Done) -> dict[str, Any]:
     told: dict[str, Any] = {"text": done.text}
     if done.sequences:
         parts = done.sequences
-        told["tokens"] = Tokens(
+        told["tokens"] = TokenCounts(
             sum(part.prompt_tokens for part in parts),
             sum(part.cached_tokens for part in parts),
             sum(part.completion_tokens for part in parts),
@@ -188,7 +188,7 @@ def _told(done: Done) -> dict[str, Any]:
         if len(parts) > 1:
             told["samples"] = [part.text for part in parts]
     elif done.choice is not None:
-        told["tokens"] = Tokens(done.choice.prompt_tokens, done.choice.cached_tokens, 0)
+        told["tokens"] = TokenCounts(done.choice.prompt_tokens, done.choice.cached_tokens, 0)
     elif done.answers is not None:
         told["text"] = ", ".join(msgspec.json.encode(answer).decode() for answer in done.answers)
     return told

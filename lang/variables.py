@@ -13,14 +13,14 @@ from ..runtime.protocol.decisions import DecisionAnswer
 from ..runtime.protocol.errors import ErrorInfo, RequestError
 from .lowering import Binding
 from .meta_info import meta_of_choice, meta_of_sequence
-from .operation_log import Log
+from .operation_log import OperationLog
 from .result_types import ResultType
-from .source_location import blame
-from .state_handle import Recorder
-from .tools import Outcome
+from .source_location import with_location
+from .state_handle import StateHandle
+from .tools import ToolOutcome
 
 
-class Value(Protocol):
+class Variable(Protocol):
     def get(self) -> Any:
         """Wait for the value. Raises what kept it from coming."""
         ...
@@ -29,29 +29,29 @@ class Value(Protocol):
         """How it was generated: a dict, a list of such, or None."""
         ...
 
-    def spans(self) -> Sequence[tuple[Log, int, int]]:
+    def spans(self) -> Sequence[tuple[OperationLog, int, int]]:
         """Whose operations, from which to before which, make up its text; none when it is not text of a state."""
         ...
 
-    def needs(self) -> Sequence[tuple[Log, int]]:
+    def needs(self) -> Sequence[tuple[OperationLog, int]]:
         """Whose operations, before which, must be answered before it can be read without waiting."""
         ...
 
 
-class _OfText:
+class _TextVariable:
     """A value that is there when its text is."""
 
     __slots__ = ()
 
-    def spans(self) -> Sequence[tuple[Log, int, int]]:
+    def spans(self) -> Sequence[tuple[OperationLog, int, int]]:
         raise NotImplementedError
 
-    def needs(self) -> Sequence[tuple[Log, int]]:
+    def needs(self) -> Sequence[tuple[OperationLog, int]]:
         return [(log, end) for log, _, end in self.spans()]
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
+class AssignedVariable:
     """Set by the program."""
 
     value: Any
@@ -62,18 +62,18 @@ class Given:
     def meta(self) -> None:
         return None
 
-    def spans(self) -> Sequence[tuple[Log, int, int]]:
+    def spans(self) -> Sequence[tuple[OperationLog, int, int]]:
         return ()
 
-    def needs(self) -> Sequence[tuple[Log, int]]:
+    def needs(self) -> Sequence[tuple[OperationLog, int]]:
         return ()
 
 
 @dataclass(slots=True)
-class Generated(_OfText):
+class GeneratedVariable(_TextVariable):
     """What a Gen will have generated: one value, or a list for n > 1. Parsed once, by whoever reads it first."""
 
-    recorder: Recorder  # held, so that the runtime keeps the state
+    recorder: StateHandle  # held, so that the runtime keeps the state
     operation: int
     name: str
     result: ResultType
@@ -90,7 +90,7 @@ class Generated(_OfText):
         metas = [meta_of_sequence(sequence) for sequence in self._sequences()]
         return metas if self.num_samples > 1 else metas[0]
 
-    def spans(self) -> Sequence[tuple[Log, int, int]]:
+    def spans(self) -> Sequence[tuple[OperationLog, int, int]]:
         return ((self.recorder.log, self.operation, self.operation + 1),)
 
     def _sequences(self) -> list[session.Sequence]:
@@ -105,12 +105,12 @@ class Generated(_OfText):
             cut = ", cut off at max_tokens," if sequence.finish.type == "length" else ""
             message = f"the text {sequence.text!r}{cut} is not of type {self.result.name}: {error}"
             info = ErrorInfo.of(RequestError(message, param=self.name, code="invalid_result"))
-            raise blame(info, self.place, f"gen {self.name!r}").to_exception() from error
+            raise with_location(info, self.place, f"gen {self.name!r}").to_exception() from error
 
 
 @dataclass(frozen=True, slots=True)
-class Selected(_OfText):
-    recorder: Recorder
+class SelectedVariable(_TextVariable):
+    recorder: StateHandle
     operation: int
 
     def get(self) -> str:
@@ -119,7 +119,7 @@ class Selected(_OfText):
     def meta(self) -> dict[str, Any]:
         return meta_of_choice(self._choice())
 
-    def spans(self) -> Sequence[tuple[Log, int, int]]:
+    def spans(self) -> Sequence[tuple[OperationLog, int, int]]:
         return ((self.recorder.log, self.operation, self.operation + 1),)
 
     def _choice(self) -> session.Choice:
@@ -129,10 +129,10 @@ class Selected(_OfText):
 
 
 @dataclass(frozen=True, slots=True)
-class SelectedHere(_OfText):
+class CustomSelectedVariable(_TextVariable):
     """What a choices method of the user's own decided, on the scores of the operation before."""
 
-    recorder: Recorder
+    recorder: StateHandle
     operation: int
     decision: dict[str, Any]
 
@@ -145,17 +145,17 @@ class SelectedHere(_OfText):
         assert choice is not None
         return meta_of_choice(choice) | self.decision
 
-    def spans(self) -> Sequence[tuple[Log, int, int]]:
+    def spans(self) -> Sequence[tuple[OperationLog, int, int]]:
         return ((self.recorder.log, self.operation + 1, self.operation + 2),)
 
 
 @dataclass(frozen=True, slots=True)
-class Called:
+class ToolVariable:
     """What a tool returned. Its text is the call."""
 
-    recorder: Recorder
+    recorder: StateHandle
     operation: int
-    outcome: Outcome
+    outcome: ToolOutcome
 
     def get(self) -> Any:
         self.recorder.log.wait_for(self.operation + 1)
@@ -167,18 +167,18 @@ class Called:
         assert sequences is not None
         return meta_of_sequence(sequences[0]) | {"tool_call": self.outcome.meta()}
 
-    def spans(self) -> Sequence[tuple[Log, int, int]]:
+    def spans(self) -> Sequence[tuple[OperationLog, int, int]]:
         return ((self.recorder.log, self.operation, self.operation + 1),)
 
-    def needs(self) -> Sequence[tuple[Log, int]]:
+    def needs(self) -> Sequence[tuple[OperationLog, int]]:
         return ((self.recorder.log, self.operation + 2),)
 
 
 @dataclass(frozen=True, slots=True)
-class Answered:
+class DecisionVariable:
     """The answer to one of the questions of an operation."""
 
-    recorder: Recorder
+    recorder: StateHandle
     operation: int
     index: int
 
@@ -190,18 +190,18 @@ class Answered:
     def meta(self) -> dict[str, Any]:
         return msgspec.structs.asdict(self.get())
 
-    def spans(self) -> Sequence[tuple[Log, int, int]]:
+    def spans(self) -> Sequence[tuple[OperationLog, int, int]]:
         return ()
 
-    def needs(self) -> Sequence[tuple[Log, int]]:
+    def needs(self) -> Sequence[tuple[OperationLog, int]]:
         return ((self.recorder.log, self.operation + 1),)
 
 
 @dataclass(frozen=True, slots=True)
-class Scope(_OfText):
+class ScopeVariable(_TextVariable):
     """The text that was appended inside a `with s.var_scope(name)`."""
 
-    recorder: Recorder
+    recorder: StateHandle
     first: int
     end: int
 
@@ -211,15 +211,15 @@ class Scope(_OfText):
     def meta(self) -> None:
         return None
 
-    def spans(self) -> Sequence[tuple[Log, int, int]]:
+    def spans(self) -> Sequence[tuple[OperationLog, int, int]]:
         return ((self.recorder.log, self.first, self.end),)
 
 
 @dataclass(frozen=True, slots=True)
-class Gathered:
+class GatheredVariable:
     """The branches' values of one name, in the branches' order."""
 
-    values: tuple[Value, ...]
+    values: tuple[Variable, ...]
 
     def get(self) -> list[Any]:
         return [value.get() for value in self.values]
@@ -227,20 +227,20 @@ class Gathered:
     def meta(self) -> list[Any]:
         return [value.meta() for value in self.values]
 
-    def spans(self) -> Sequence[tuple[Log, int, int]]:
+    def spans(self) -> Sequence[tuple[OperationLog, int, int]]:
         return ()
 
-    def needs(self) -> Sequence[tuple[Log, int]]:
+    def needs(self) -> Sequence[tuple[OperationLog, int]]:
         return [need for value in self.values for need in value.needs()]
 
 
-def value_of(binding: Binding, recorder: Recorder, first: int, place: str) -> Value:
+def variable_of(binding: Binding, recorder: StateHandle, first: int, place: str) -> Variable:
     """The variable that a binding makes, of operations recorded as `first` and on."""
     operation = first + binding.index
     if binding.outcome is not None:
-        return Called(recorder, operation, binding.outcome)
+        return ToolVariable(recorder, operation, binding.outcome)
     if binding.meta is not None:
-        return SelectedHere(recorder, operation, binding.meta)
+        return CustomSelectedVariable(recorder, operation, binding.meta)
     if binding.result is None:
-        return Selected(recorder, operation)
-    return Generated(recorder, operation, binding.name, binding.result, place, binding.num_samples)
+        return SelectedVariable(recorder, operation)
+    return GeneratedVariable(recorder, operation, binding.name, binding.result, place, binding.num_samples)

@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 
-from .child_index import Branch
-from .events import Event, EventLog
+from .child_index import ParentNode
+from .events import CacheEvent, EventLog
 from .lease import Lease
-from .packed_tokens import num_common, pack
+from .packed_tokens import common_prefix_length, pack
 from .strategies import STRATEGIES, StrategyName
 from .tiers import CacheStats, Copy, Tiers
-from .tree import Match, Node, RadixTree
+from .tree import PrefixMatch, RadixTree, TreeNode
 
 __all__ = ["CacheStats", "Copy", "Lease", "PrefixCache"]
 
@@ -138,7 +138,7 @@ class PrefixCache:
         copies, self.tiers.copies = self.tiers.copies, []
         return copies
 
-    def take_events(self) -> list[Event]:
+    def take_events(self) -> list[CacheEvent]:
         """What was stored and removed since the last call, in this order. Empty without `events`."""
         return [] if self._events is None else self._events.take()
 
@@ -185,7 +185,7 @@ class PrefixCache:
             self.tiers.offer(node)
         # What was split for somebody who is gone is one again, now that it has one age.
         branch = node.parent
-        while isinstance(branch, Node) and not branch.holds:
+        while isinstance(branch, TreeNode) and not branch.holds:
             self.tiers.join(branch)
             branch = branch.parent
 
@@ -204,7 +204,7 @@ class PrefixCache:
         assert node is not None
         first = self.pages_for(lease.num_published) - len(node.pages)
         while first >= num_pages:
-            assert isinstance(node.parent, Node)
+            assert isinstance(node.parent, TreeNode)
             node = node.parent
             first -= len(node.pages)
         if num_pages - first < len(node.pages):
@@ -228,12 +228,12 @@ class PrefixCache:
             self._events.cleared()
         return num_flushed
 
-    def _match(self, tokens: Sequence[int], namespace: str, limit: int | None) -> Match:
+    def _match(self, tokens: Sequence[int], namespace: str, limit: int | None) -> PrefixMatch:
         if not self.enabled:
-            return Match([], None, 0, 0, 0)
+            return PrefixMatch([], None, 0, 0, 0)
         return self.tree.match(tokens, namespace, len(tokens) if limit is None else min(limit, len(tokens)))
 
-    def _num_needed(self, found: Match, num_tokens: int, spare: int) -> int | None:
+    def _num_needed(self, found: PrefixMatch, num_tokens: int, spare: int) -> int | None:
         """How many device pages a lease takes beside those it finds there, or None if they cannot be had."""
         num_on_host, num_pinned = _count_pages(found)
         num_matched = found.num_tokens // self.page_size
@@ -248,7 +248,7 @@ class PrefixCache:
                 return None
         return num_needed
 
-    def _pin(self, lease: Lease, found: Match) -> None:
+    def _pin(self, lease: Lease, found: PrefixMatch) -> None:
         nodes = found.nodes
         if found.num_last_pages:
             # What lies behind is not pinned.
@@ -288,7 +288,7 @@ class PrefixCache:
         """Publish from a page boundary on: along what others published, then what is new."""
         size = self.page_size
         while (start := lease.num_published) < len(tokens):
-            branch: Branch[Node] = lease.node or self.tree.root(lease.namespace)
+            branch: ParentNode[TreeNode] = lease.node or self.tree.root(lease.namespace)
             first = pack(tokens[start : start + size])
             covering = branch.covering(first)
             if covering is None:
@@ -298,9 +298,9 @@ class PrefixCache:
                 return
             else:
                 run = first + pack(tokens[start + size : start + covering.num_tokens])
-                self._move_over(lease, covering, num_common(run, covering.run) // size)
+                self._move_over(lease, covering, common_prefix_length(run, covering.run) // size)
 
-    def _publish_new(self, lease: Lease, branch: Branch[Node], first: bytes, tokens: Sequence[int]) -> None:
+    def _publish_new(self, lease: Lease, branch: ParentNode[TreeNode], first: bytes, tokens: Sequence[int]) -> None:
         for node in self.tree.covered(branch, first):
             self.tiers.forget(node)
         if lease.may_grow_leaf:
@@ -308,7 +308,7 @@ class PrefixCache:
         else:
             self._insert(lease, branch, tokens)
 
-    def _move_over(self, lease: Lease, node: Node, num_pages: int) -> None:
+    def _move_over(self, lease: Lease, node: TreeNode, num_pages: int) -> None:
         """The lease's next pages are a node's first `num_pages`, published by somebody else: use theirs."""
         if num_pages < len(node.pages):
             node = self.tiers.split(node, num_pages)
@@ -335,7 +335,7 @@ class PrefixCache:
         if self._events is not None:
             self._events.stored(leaf)
 
-    def _insert(self, lease: Lease, branch: Branch[Node], tokens: Sequence[int]) -> None:
+    def _insert(self, lease: Lease, branch: ParentNode[TreeNode], tokens: Sequence[int]) -> None:
         """Publish what is new in a leaf of its own."""
         start = lease.num_published
         pages = lease.pages[start // self.page_size : self.pages_for(len(tokens))]
@@ -353,22 +353,22 @@ class PrefixCache:
         node = lease.node
         assert node is not None
         parent = node.parent
-        if isinstance(parent, Node):
+        if isinstance(parent, TreeNode):
             self.tree.hold(parent)
         self.tree.let_go(node, self._clock)
         self.tiers.claims.leave(node, parent)
         self.tree.remove(node)
-        lease.node = parent if isinstance(parent, Node) else None
+        lease.node = parent if isinstance(parent, TreeNode) else None
         lease.num_published -= node.num_tokens
 
-    def _hold_instead(self, lease: Lease, node: Node) -> None:
+    def _hold_instead(self, lease: Lease, node: TreeNode) -> None:
         self.tree.hold(node)
         if lease.node is not None:
             self.tree.let_go(lease.node, self._clock)
         lease.node = node
 
 
-def _count_pages(found: Match) -> tuple[int, int]:
+def _count_pages(found: PrefixMatch) -> tuple[int, int]:
     """Of the whole pages matched: those on the host, and those on the device that nobody holds yet."""
     num_on_host = num_unheld = 0
     last = found.last
@@ -386,7 +386,7 @@ def _count_pages(found: Match) -> tuple[int, int]:
     return num_on_host, num_unheld
 
 
-def _num_host_tokens(found: Match) -> int:
+def _num_host_tokens(found: PrefixMatch) -> int:
     num_whole = sum(node.num_tokens for node in found.nodes)
     num_tokens = sum(node.num_tokens for node in found.nodes if node.on_host)
     if found.last is not None and found.last.on_host:

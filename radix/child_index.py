@@ -10,33 +10,33 @@ from bisect import bisect_left, insort
 from operator import itemgetter
 from typing import Generic, Protocol, TypeVar
 
-from .packed_tokens import num_common
+from .packed_tokens import common_prefix_length
 
-_CHUNK = 512  # keys; what an insertion or a removal among very many siblings moves in memory
-_last = itemgetter(-1)
+_MAX_CHUNK_KEYS = 512  # keys; what an insertion or a removal among very many siblings moves in memory
+_last_key = itemgetter(-1)
 
 
-class Child(Protocol):
+class IndexedChild(Protocol):
     """What is asked of a node."""
 
     key: bytes
     on_host: bool
 
 
-C = TypeVar("C", bound=Child)
+ChildT = TypeVar("C", bound=IndexedChild)
 
 
-class Branch(Generic[C]):
+class ParentNode(Generic[ChildT]):
     """What nodes hang from: a node, or the root of a namespace."""
 
     __slots__ = ("_chunks", "children", "num_device_children")
 
     def __init__(self) -> None:
-        self.children: dict[bytes, C] = {}
+        self.children: dict[bytes, ChildT] = {}
         self.num_device_children = 0  # children whose pages are on the device
         self._chunks: list[list[bytes]] = []  # the children's keys in order, none of the lists empty
 
-    def attach(self, child: C) -> None:
+    def attach(self, child: ChildT) -> None:
         key = child.key
         assert key not in self.children
         self.children[key] = child
@@ -48,11 +48,11 @@ class Branch(Generic[C]):
         at = min(self._chunk_of(key), len(chunks) - 1)
         chunk = chunks[at]
         insort(chunk, key)
-        if len(chunk) > _CHUNK:
+        if len(chunk) > _MAX_CHUNK_KEYS:
             half = len(chunk) // 2
             chunks[at : at + 1] = [chunk[:half], chunk[half:]]
 
-    def detach(self, child: C) -> None:
+    def detach(self, child: ChildT) -> None:
         del self.children[child.key]
         self.num_device_children -= not child.on_host
         at = self._chunk_of(child.key)
@@ -61,22 +61,22 @@ class Branch(Generic[C]):
         if not chunk:
             del self._chunks[at]
 
-    def replace(self, child: C, other: C) -> None:
+    def replace(self, child: ChildT, other: ChildT) -> None:
         """Put `other` in the place of `child`; their keys and their tiers are the same."""
         assert child.key == other.key
         assert child.on_host == other.on_host
         self.children[child.key] = other
 
-    def nearest(self, key: bytes) -> tuple[C | None, int]:
+    def nearest(self, key: bytes) -> tuple[ChildT | None, int]:
         """The child that shares most of the key's first tokens, and how many."""
         best: bytes | None = None
         most = 0
         for neighbour in (self.before(key), self.from_(key)):
-            if neighbour is not None and (shared := num_common(key, neighbour)) > most:
+            if neighbour is not None and (shared := common_prefix_length(key, neighbour)) > most:
                 best, most = neighbour, shared
         return (None, 0) if best is None else (self.children[best], most)
 
-    def covering(self, key: bytes) -> C | None:
+    def covering(self, key: bytes) -> ChildT | None:
         """A child whose key starts with `key`, itself included."""
         following = self.from_(key)
         return self.children[following] if following is not None and following.startswith(key) else None
@@ -110,4 +110,4 @@ class Branch(Generic[C]):
         chunks = self._chunks
         if len(chunks) == 1:
             return int(chunks[0][-1] < key)
-        return bisect_left(chunks, key, key=_last)
+        return bisect_left(chunks, key, key=_last_key)

@@ -9,19 +9,19 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 
-from .child_index import Branch
-from .tree import Node
+from .child_index import ParentNode
+from .tree import TreeNode
 
 
-class Claims:
+class SoftPins:
     def __init__(self) -> None:
-        self._nodes: dict[Hashable, set[Node]] = {}
+        self._nodes: dict[Hashable, set[TreeNode]] = {}
 
-    def add(self, claimant: Hashable, node: Node, rank: int) -> None:
+    def add(self, claimant: Hashable, node: TreeNode, rank: int) -> None:
         self._nodes[claimant] = {node}
         self._note(node, claimant, rank)
 
-    def drop(self, claimant: Hashable) -> set[Node]:
+    def drop(self, claimant: Hashable) -> set[TreeNode]:
         """Returns the nodes it was noted on; their keys may have fallen."""
         nodes = self._nodes.pop(claimant, set())
         for node in nodes:
@@ -31,15 +31,15 @@ class Claims:
                 node.claims = None
         return nodes
 
-    def share(self, node: Node, heir: Branch[Node]) -> None:
+    def share(self, node: TreeNode, heir: ParentNode[TreeNode]) -> None:
         """Note the node's claims on `heir` as well, unless that is a root."""
-        if not node.claims or not isinstance(heir, Node):
+        if not node.claims or not isinstance(heir, TreeNode):
             return
         for claimant, rank in node.claims.items():
             self._nodes[claimant].add(heir)
             self._note(heir, claimant, rank)
 
-    def leave(self, node: Node, heir: Branch[Node]) -> None:
+    def leave(self, node: TreeNode, heir: ParentNode[TreeNode]) -> None:
         """The node is gone, and `heir` gets its claims. At a root they end."""
         self.share(node, heir)
         for claimant in node.claims or ():
@@ -49,14 +49,14 @@ class Claims:
                 del self._nodes[claimant]
         node.claims = None
 
-    def of(self, claimant: Hashable) -> frozenset[Node]:
+    def of(self, claimant: Hashable) -> frozenset[TreeNode]:
         return frozenset(self._nodes.get(claimant, ()))
 
     def claimants(self) -> list[Hashable]:
         return list(self._nodes)
 
     @staticmethod
-    def _note(node: Node, claimant: Hashable, rank: int) -> None:
+    def _note(node: TreeNode, claimant: Hashable, rank: int) -> None:
         if node.claims is None:
             node.claims = {}
         node.claims[claimant] = rank

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Literal
 
-from .child_index import Branch
+from .child_index import ParentNode
 from .packed_tokens import TOKEN_BYTES, unpack
-from .tree import Node, Root
+from .tree import TreeNode, TreeRoot
 
 TierName = Literal["device", "host"]
 
@@ -41,7 +41,7 @@ class Cleared:
     """Nothing is cached any more, in any namespace, on any tier."""
 
 
-Event = Stored | Removed | Cleared
+CacheEvent = Stored | Removed | Cleared
 
 
 def page_hash(parent: int | None, tokens: bytes | bytearray, namespace: str) -> int:
@@ -58,60 +58,60 @@ class EventLog:
 
     def __init__(self, page_size: int) -> None:
         self._page_bytes = page_size * TOKEN_BYTES
-        self._events: list[Event] = []
+        self._events: list[CacheEvent] = []
 
-    def take(self) -> list[Event]:
+    def take(self) -> list[CacheEvent]:
         events, self._events = self._events, []
         return events
 
-    def stored(self, node: Node) -> None:
+    def stored(self, node: TreeNode) -> None:
         """Tell the node's whole pages that are not told yet."""
         first = len(node.hashes)
         num_whole = len(node.run) // self._page_bytes
         if first == num_whole:
             return
-        namespace = _namespace(node)
-        parent = _before(node) if first == 0 else node.hashes[-1]
+        namespace = _namespace_of(node)
+        parent = _parent_hash(node) if first == 0 else node.hashes[-1]
         above = parent
         for at in range(first * self._page_bytes, num_whole * self._page_bytes, self._page_bytes):
             above = page_hash(above, node.run[at : at + self._page_bytes], namespace)
             node.hashes.append(above)
         self._store(node, namespace, parent, first)
 
-    def removed(self, node: Node, num_pages: int) -> None:
+    def removed(self, node: TreeNode, num_pages: int) -> None:
         """Tell that the node's last `num_pages` pages go, before they do."""
         at = len(node.pages) - num_pages
         hashes = node.hashes[at:]
         del node.hashes[at:]
         if hashes:
-            self._events.append(Removed(hashes, _tier(node.on_host)))
+            self._events.append(Removed(hashes, _tier_name(node.on_host)))
 
-    def moved(self, node: Node) -> None:
+    def moved(self, node: TreeNode) -> None:
         """Tell that the node has changed its tier."""
         if node.hashes:
-            self._store(node, _namespace(node), _before(node), 0)
-            self._events.append(Removed(list(node.hashes), _tier(not node.on_host)))
+            self._store(node, _namespace_of(node), _parent_hash(node), 0)
+            self._events.append(Removed(list(node.hashes), _tier_name(not node.on_host)))
 
     def cleared(self) -> None:
         """Tell that everything is gone; what has not been taken yet does not matter any more."""
         self._events = [Cleared()]
 
-    def _store(self, node: Node, namespace: str, parent: int | None, first: int) -> None:
+    def _store(self, node: TreeNode, namespace: str, parent: int | None, first: int) -> None:
         tokens = unpack(node.run[first * self._page_bytes : len(node.hashes) * self._page_bytes])
-        self._events.append(Stored(namespace, parent, node.hashes[first:], tokens, _tier(node.on_host)))
+        self._events.append(Stored(namespace, parent, node.hashes[first:], tokens, _tier_name(node.on_host)))
 
 
-def _tier(on_host: bool) -> TierName:
+def _tier_name(on_host: bool) -> TierName:
     return "host" if on_host else "device"
 
 
-def _before(node: Node) -> int | None:
-    return node.parent.hashes[-1] if isinstance(node.parent, Node) else None
+def _parent_hash(node: TreeNode) -> int | None:
+    return node.parent.hashes[-1] if isinstance(node.parent, TreeNode) else None
 
 
-def _namespace(node: Node) -> str:
-    branch: Branch[Node] = node
-    while isinstance(branch, Node):
+def _namespace_of(node: TreeNode) -> str:
+    branch: ParentNode[TreeNode] = node
+    while isinstance(branch, TreeNode):
         branch = branch.parent
-    assert isinstance(branch, Root)
+    assert isinstance(branch, TreeRoot)
     return branch.namespace

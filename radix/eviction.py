@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from heapq import heapify, heappop, heappush
 
-from .strategies import Strategy
-from .tree import Node
+from .strategies import EvictionStrategy
+from .tree import TreeNode
 
 
 class EvictionHeap:
@@ -16,17 +16,17 @@ class EvictionHeap:
     node's key, so keys that grew are put right when they come up; one that fell is offered, and queued, again.
     """
 
-    def __init__(self, strategy: Strategy, tickets: Iterator[int]) -> None:
+    def __init__(self, strategy: EvictionStrategy, tickets: Iterator[int]) -> None:
         """`tickets` never repeat, also not in another heap that a node may move to."""
         self._key = strategy.key
-        self._entries: list[tuple[tuple[int, ...], int, Node]] = []
+        self._entries: list[tuple[tuple[int, ...], int, TreeNode]] = []
         self._tickets = tickets  # they break ties too, so that nodes are never compared
         self._compact_at = 64
 
     def __len__(self) -> int:
         return len(self._entries)
 
-    def offer(self, node: Node) -> None:
+    def offer(self, node: TreeNode) -> None:
         """Call when a node may have become evictable, or its key smaller."""
         if not node.evictable:
             return
@@ -37,11 +37,11 @@ class EvictionHeap:
         if len(self._entries) > self._compact_at:
             self._compact()
 
-    def withdraw(self, node: Node) -> None:
+    def withdraw(self, node: TreeNode) -> None:
         """Forget a node that leaves this tier."""
         node.ticket = None
 
-    def pop(self) -> Node | None:
+    def pop(self) -> TreeNode | None:
         """The evictable leaf with the smallest key, or None. Offer it again if it stays."""
         while self._entries:
             queued_as, ticket, node = heappop(self._entries)
@@ -56,7 +56,7 @@ class EvictionHeap:
             self._push(node, key)
         return None
 
-    def _push(self, node: Node, key: tuple[int, ...]) -> None:
+    def _push(self, node: TreeNode, key: tuple[int, ...]) -> None:
         node.ticket = next(self._tickets)
         node.queued_as = key
         heappush(self._entries, (key, node.ticket, node))

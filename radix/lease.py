@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .tree import Node
+from .tree import TreeNode
 
 
 @dataclass(eq=False, slots=True)
@@ -18,9 +18,9 @@ class Lease:
     priority: int
     matched: int  # tokens at the start whose KV was there, or is once the copies are made
     pages: list[int]
-    node: Node | None
+    node: TreeNode | None
     num_published: int  # tokens
-    leaf: Node | None = None  # what we last put into the tree; as long as it is a leaf and only ours, it grows
+    leaf: TreeNode | None = None  # what we last put into the tree; as long as it is a leaf and only ours, it grows
     live: bool = True
 
     @property

@@ -26,7 +26,7 @@ def unpack(run: bytes | bytearray) -> list[int]:
     return packed.tolist()
 
 
-def num_common(run: bytes, other: bytes | bytearray, at: int = 0) -> int:
+def common_prefix_length(run: bytes, other: bytes | bytearray, at: int = 0) -> int:
     """How many tokens at the start of `run` are those of `other[at:]`; `at` counts bytes. Found by halving."""
     high = min(len(run), len(other) - at) // TOKEN_BYTES
     if other.startswith(run[: high * TOKEN_BYTES], at):

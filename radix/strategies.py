@@ -6,32 +6,32 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from .tree import Node
+from .tree import TreeNode
 
 StrategyName = Literal["lru", "lfu", "priority", "program"]
 
 
 @dataclass(frozen=True)
-class Strategy:
+class EvictionStrategy:
     """`key` never falls but by a dropped claim, and a node's is never below its children's: parents go later."""
 
-    key: Callable[[Node], tuple[int, ...]]
+    key: Callable[[TreeNode], tuple[int, ...]]
     heeds_claims: bool = False
 
 
-def _lru(node: Node) -> tuple[int, ...]:
+def _lru(node: TreeNode) -> tuple[int, ...]:
     return (node.last_used,)
 
 
-def _lfu(node: Node) -> tuple[int, ...]:
+def _lfu(node: TreeNode) -> tuple[int, ...]:
     return (node.num_hits, node.last_used)
 
 
-def _priority(node: Node) -> tuple[int, ...]:
+def _priority(node: TreeNode) -> tuple[int, ...]:
     return (node.priority, node.last_used)
 
 
-def _program(node: Node) -> tuple[int, ...]:
+def _program(node: TreeNode) -> tuple[int, ...]:
     """First what only one family used and nobody claims: the state that it belonged to has ended. Last what is
     claimed, and of that first what the least senior claimant needs. In between, everything else by age."""
     if node.claims:
@@ -39,9 +39,9 @@ def _program(node: Node) -> tuple[int, ...]:
     return (1 if node.family is None else 0, 0, node.last_used)
 
 
-STRATEGIES: dict[StrategyName, Strategy] = {
-    "lru": Strategy(_lru),
-    "lfu": Strategy(_lfu),
-    "priority": Strategy(_priority),
-    "program": Strategy(_program, heeds_claims=True),
+STRATEGIES: dict[StrategyName, EvictionStrategy] = {
+    "lru": EvictionStrategy(_lru),
+    "lfu": EvictionStrategy(_lfu),
+    "priority": EvictionStrategy(_priority),
+    "program": EvictionStrategy(_program, heeds_claims=True),
 }

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from itertools import count
 from typing import NamedTuple
 
-from .claims import Claims
+from .claims import SoftPins
 from .events import EventLog
 from .eviction import EvictionHeap
 from .pool import PagePool
-from .strategies import Strategy
-from .tree import Node, RadixTree
+from .strategies import EvictionStrategy
+from .tree import RadixTree, TreeNode
 
 
 class Copy(NamedTuple):
@@ -51,7 +51,7 @@ class Tiers:
         tree: RadixTree,
         num_pages: int,
         num_host_pages: int,
-        strategy: Strategy,
+        strategy: EvictionStrategy,
         stats: CacheStats,
         events: EventLog | None,
     ) -> None:
@@ -60,7 +60,7 @@ class Tiers:
         tickets = count()
         self.device_heap = EvictionHeap(strategy, tickets)
         self.host_heap = EvictionHeap(strategy, tickets)
-        self.claims = Claims()
+        self.claims = SoftPins()
         self.copies: list[Copy] = []
         self._tree = tree
         self._key = strategy.key
@@ -75,7 +75,7 @@ class Tiers:
     def take(self, num_pages: int, keep: int | None = None) -> list[int]:
         """Device pages, with whatever has to leave for them. `keep` is a page, the first of a node, that stays."""
         num_missing = num_pages - self.device.num_free
-        kept: Node | None = None
+        kept: TreeNode | None = None
         while num_missing > 0:
             node = self.device_heap.pop()
             assert node is not None, "there are unpinned pages, but no evictable leaf"
@@ -92,28 +92,28 @@ class Tiers:
             self.device_heap.offer(kept)
         return self.device.take(num_pages)
 
-    def promote(self, node: Node, pages: list[int]) -> None:
+    def promote(self, node: TreeNode, pages: list[int]) -> None:
         """Copy a held node up, to device pages. Its parent is there."""
         page_size = self._tree.page_size
         self.copies += [Copy(low, high, page_size) for low, high in zip(node.pages, pages, strict=True)]
         self._stats.num_promoted_pages += len(pages)
         self.move_up(node, pages)
 
-    def move_up(self, node: Node, pages: list[int]) -> None:
+    def move_up(self, node: TreeNode, pages: list[int]) -> None:
         """The node's content is in these device pages, or will be: no need for the host's."""
         self.host_heap.withdraw(node)
         self.host.give_back(self._tree.move(node, pages))
         if self._events is not None:
             self._events.moved(node)
 
-    def split(self, node: Node, num_pages: int) -> Node:
+    def split(self, node: TreeNode, num_pages: int) -> TreeNode:
         upper = self._tree.split(node, num_pages)
         if node.on_host:
             # What the device has of this path is claimed through its deepest node.
             self.claims.share(node, upper)
         return upper
 
-    def join(self, node: Node) -> None:
+    def join(self, node: TreeNode) -> None:
         """Undo a split of what nobody holds, where no decision can tell the parts apart."""
         if len(node.children) != 1 or node.holds:
             return
@@ -128,20 +128,20 @@ class Tiers:
             self.claims.leave(child, node)
             self.offer(node)
 
-    def offer(self, node: Node) -> None:
+    def offer(self, node: TreeNode) -> None:
         (self.host_heap if node.on_host else self.device_heap).offer(node)
 
-    def forget(self, leaf: Node) -> None:
+    def forget(self, leaf: TreeNode) -> None:
         """Remove a leaf, and free its pages."""
         parent = leaf.parent
         self.claims.leave(leaf, parent)
         if self._events is not None:
             self._events.removed(leaf, len(leaf.pages))
         (self.host if leaf.on_host else self.device).give_back(self._tree.remove(leaf))
-        if isinstance(parent, Node):
+        if isinstance(parent, TreeNode):
             self.offer(parent)
 
-    def _demote(self, node: Node, num_pages: int, keep: int | None) -> None:
+    def _demote(self, node: TreeNode, num_pages: int, keep: int | None) -> None:
         """The node's last `num_pages` pages leave the device: down, as far as there is room, or for good."""
         num_lost = num_pages - self._host_room(num_pages, self._key(node), keep)
         if num_lost:
@@ -149,16 +149,16 @@ class Tiers:
         num_down = num_pages - num_lost
         if not num_down:
             return
-        upper: Node | None = None
+        upper: TreeNode | None = None
         if num_down < len(node.pages):
             upper = self.split(node, len(node.pages) - num_down)
         self._move_down(node)
         if upper is not None:
             self.offer(upper)
-        elif isinstance(node.parent, Node):
+        elif isinstance(node.parent, TreeNode):
             self.offer(node.parent)
 
-    def _move_down(self, node: Node) -> None:
+    def _move_down(self, node: TreeNode) -> None:
         pages = self.host.take(len(node.pages))
         page_size = self._tree.page_size
         self.copies += [Copy(high, low, page_size) for high, low in zip(node.pages, pages, strict=True)]
@@ -177,7 +177,7 @@ class Tiers:
 
     def _host_room(self, num_pages: int, key: tuple[int, ...], keep: int | None) -> int:
         """How many host pages, at most `num_pages`, can be had of those that are free or go before `key` does."""
-        kept: list[Node] = []
+        kept: list[TreeNode] = []
         while self.host.num_free < num_pages and (leaf := self.host_heap.pop()) is not None:
             num_given = min(num_pages - self.host.num_free, len(leaf.pages) - (leaf.pages[0] == keep))
             if self._key(leaf) > key or num_given == 0:
@@ -190,7 +190,7 @@ class Tiers:
             self.host_heap.offer(leaf)
         return min(num_pages, self.host.num_free)
 
-    def _drop(self, leaf: Node, num_pages: int) -> None:
+    def _drop(self, leaf: TreeNode, num_pages: int) -> None:
         """The leaf's last pages go for good."""
         self._stats.num_evicted_pages += num_pages
         if num_pages == len(leaf.pages):

@@ -11,13 +11,13 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterator, Sequence
 from typing import NamedTuple
 
-from .child_index import Branch
-from .packed_tokens import TOKEN_BYTES, num_common, pack
+from .child_index import ParentNode
+from .packed_tokens import TOKEN_BYTES, common_prefix_length, pack
 
-FIRST_LOOK = 128  # tokens that a match looks at, doubled as long as they agree
+FIRST_PACKED_TOKENS = 128  # tokens that a match looks at, doubled as long as they agree
 
 
-class Root(Branch["Node"]):
+class TreeRoot(ParentNode["Node"]):
     __slots__ = ("namespace",)
 
     def __init__(self, namespace: str) -> None:
@@ -25,7 +25,7 @@ class Root(Branch["Node"]):
         self.namespace = namespace
 
 
-class Node(Branch["Node"]):
+class TreeNode(ParentNode["Node"]):
     """A run of pages of a cached prefix, all on one tier, and what the strategies go by."""
 
     __slots__ = (
@@ -46,7 +46,9 @@ class Node(Branch["Node"]):
         "ticket",
     )
 
-    def __init__(self, key: bytes, run: bytearray, pages: list[int], parent: Branch[Node], on_host: bool) -> None:
+    def __init__(
+        self, key: bytes, run: bytearray, pages: list[int], parent: ParentNode[TreeNode], on_host: bool
+    ) -> None:
         super().__init__()
         self.key = key  # the tokens of the first page, packed
         self.run = run  # all tokens, packed
@@ -84,11 +86,11 @@ class Node(Branch["Node"]):
             self.priority = priority
 
 
-class Match(NamedTuple):
+class PrefixMatch(NamedTuple):
     """The longest cached prefix: whole nodes, then whole pages of one more, then the first tokens of a page."""
 
-    nodes: list[Node]
-    last: Node | None  # where the prefix ends inside a node
+    nodes: list[TreeNode]
+    last: TreeNode | None  # where the prefix ends inside a node
     num_last_pages: int  # of `last`, matched whole
     num_boundary_tokens: int  # matched of the page after them, less than a page
     num_tokens: int  # all of it
@@ -100,7 +102,7 @@ class Match(NamedTuple):
             return None
         return self.last.pages[self.num_last_pages]
 
-    def whole_pages(self) -> Match:
+    def whole_pages(self) -> PrefixMatch:
         return self._replace(num_boundary_tokens=0, num_tokens=self.num_tokens - self.num_boundary_tokens)
 
 
@@ -114,55 +116,55 @@ class RadixTree:
         self.num_host_pages = 0
         self.num_held_pages = 0  # on the device
         self._page_bytes = page_size * TOKEN_BYTES
-        self._roots: dict[str, Root] = {}
+        self._roots: dict[str, TreeRoot] = {}
 
-    def roots(self) -> list[Root]:
+    def roots(self) -> list[TreeRoot]:
         return list(self._roots.values())
 
-    def nodes(self) -> Iterator[Node]:
+    def nodes(self) -> Iterator[TreeNode]:
         """All nodes, parents before their children."""
-        stack: list[Branch[Node]] = list(self._roots.values())
+        stack: list[ParentNode[TreeNode]] = list(self._roots.values())
         while stack:
             children = stack.pop().children.values()
             yield from children
             stack.extend(children)
 
-    def root(self, namespace: str) -> Root:
+    def root(self, namespace: str) -> TreeRoot:
         """The root of a namespace; it exists as long as something hangs from it."""
-        return self._roots.get(namespace) or Root(namespace)
+        return self._roots.get(namespace) or TreeRoot(namespace)
 
-    def match(self, tokens: Sequence[int], namespace: str, limit: int) -> Match:
+    def match(self, tokens: Sequence[int], namespace: str, limit: int) -> PrefixMatch:
         """The longest cached prefix of `tokens[:limit]`. Costs one look-up per node passed and a comparison of what
         is matched, however much is cached beside it."""
         page_bytes = self._page_bytes
-        branch: Branch[Node] = self.root(namespace)
-        nodes: list[Node] = []
-        packed = pack(tokens[: min(FIRST_LOOK, limit)])  # as far as we looked
+        branch: ParentNode[TreeNode] = self.root(namespace)
+        nodes: list[TreeNode] = []
+        packed = pack(tokens[: min(FIRST_PACKED_TOKENS, limit)])  # as far as we looked
         end = limit * TOKEN_BYTES
         at = 0  # bytes of `packed` that are matched
         while True:
             while len(packed) - at < page_bytes and len(packed) < end:
-                packed += _upcoming(tokens, packed, limit)
+                packed += _pack_next(tokens, packed, limit)
             first = packed[at : at + page_bytes]
             child = branch.children.get(first)
             if child is None or len(first) < page_bytes:
                 last, num_shared = branch.nearest(first) if first else (None, 0)
-                return Match(nodes, last, 0, num_shared, at // TOKEN_BYTES + num_shared)
+                return PrefixMatch(nodes, last, 0, num_shared, at // TOKEN_BYTES + num_shared)
             run = child.run
             stop = at + len(run)
             if stop > end:
                 stop = end
             while (agrees := run.startswith(packed[at:stop])) and len(packed) < stop:
-                packed += _upcoming(tokens, packed, limit)
+                packed += _pack_next(tokens, packed, limit)
             if not agrees or stop - at < len(run) or len(run) % page_bytes:
-                num_agreed = num_common(packed[at:stop], run)
+                num_agreed = common_prefix_length(packed[at:stop], run)
                 num_pages, num_more = divmod(num_agreed, self.page_size)
-                return Match(nodes, child, num_pages, num_more, at // TOKEN_BYTES + num_agreed)
+                return PrefixMatch(nodes, child, num_pages, num_more, at // TOKEN_BYTES + num_agreed)
             nodes.append(child)
             branch = child
             at = stop
 
-    def covered(self, branch: Branch[Node], key: bytes) -> list[Node]:
+    def covered(self, branch: ParentNode[TreeNode], key: bytes) -> list[TreeNode]:
         """Unpinned leaves next to `key` whose own keys are proper prefixes of it: nothing is lost without them."""
         found = []
         before = branch.before(key)
@@ -173,25 +175,25 @@ class RadixTree:
             before = branch.before(before)
         return found
 
-    def superseded(self, node: Node) -> bool:
+    def superseded(self, node: TreeNode) -> bool:
         """Whether a sibling's key goes on where the node's ends. Sorted, such a sibling comes next."""
         if len(node.key) == self._page_bytes:
             return False
         following = node.parent.after(node.key)
         return following is not None and following.startswith(node.key)
 
-    def insert(self, branch: Branch[Node], run: bytes, pages: list[int]) -> Node:
+    def insert(self, branch: ParentNode[TreeNode], run: bytes, pages: list[int]) -> TreeNode:
         """A new leaf of device pages below `branch`."""
         assert len(pages) == -(-len(run) // self._page_bytes) > 0
-        if isinstance(branch, Root):
+        if isinstance(branch, TreeRoot):
             self._roots[branch.namespace] = branch
-        node = Node(run[: self._page_bytes], bytearray(run), pages, branch, on_host=False)
+        node = TreeNode(run[: self._page_bytes], bytearray(run), pages, branch, on_host=False)
         branch.attach(node)
         self.num_nodes += 1
         self.num_device_pages += len(pages)
         return node
 
-    def grow(self, leaf: Node, run: bytes, pages: list[int]) -> None:
+    def grow(self, leaf: TreeNode, run: bytes, pages: list[int]) -> None:
         """The leaf goes on with `run`, which fills its unfinished page first, if it has one, and then `pages`."""
         assert leaf.attached
         assert leaf.holds
@@ -206,7 +208,7 @@ class RadixTree:
         self.num_held_pages += len(pages)
         assert len(leaf.pages) == -(-len(leaf.run) // self._page_bytes)
 
-    def split(self, node: Node, num_pages: int) -> Node:
+    def split(self, node: TreeNode, num_pages: int) -> TreeNode:
         """Put the node's first `num_pages` pages into a node of their own, above it, which is returned.
 
         The node itself stays the deeper part, so whoever holds it holds what it held. The new node inherits what is
@@ -214,7 +216,7 @@ class RadixTree:
         """
         assert 0 < num_pages < len(node.pages)
         at = num_pages * self._page_bytes
-        upper = Node(node.key, node.run[:at], node.pages[:num_pages], node.parent, node.on_host)
+        upper = TreeNode(node.key, node.run[:at], node.pages[:num_pages], node.parent, node.on_host)
         upper.holds = int(node.holds > 0)
         upper.last_used = node.last_used
         upper.num_hits = node.num_hits
@@ -231,7 +233,7 @@ class RadixTree:
         self.num_nodes += 1
         return upper
 
-    def join(self, node: Node) -> None:
+    def join(self, node: TreeNode) -> None:
         """Undo a split: take the only child into the node."""
         (child,) = node.children.values()
         assert not child.holds
@@ -248,7 +250,7 @@ class RadixTree:
         child.attached = False
         self.num_nodes -= 1
 
-    def cut(self, leaf: Node, num_pages: int) -> list[int]:
+    def cut(self, leaf: TreeNode, num_pages: int) -> list[int]:
         """Take the last `num_pages` pages, not all, from a leaf."""
         assert leaf.evictable
         assert not leaf.children
@@ -260,7 +262,7 @@ class RadixTree:
         self._count(leaf, -num_pages)
         return pages
 
-    def remove(self, leaf: Node) -> list[int]:
+    def remove(self, leaf: TreeNode) -> list[int]:
         """Take the whole leaf, and its pages, out of the tree."""
         assert leaf.evictable
         assert not leaf.children
@@ -269,11 +271,11 @@ class RadixTree:
         leaf.attached = False
         self.num_nodes -= 1
         self._count(leaf, -len(leaf.pages))
-        if isinstance(parent, Root) and not parent.children:
+        if isinstance(parent, TreeRoot) and not parent.children:
             del self._roots[parent.namespace]
         return leaf.pages
 
-    def move(self, node: Node, pages: list[int]) -> list[int]:
+    def move(self, node: TreeNode, pages: list[int]) -> list[int]:
         """Change the node's tier: its content is in `pages` of the other one now. Returns the pages it leaves."""
         assert len(pages) == len(node.pages)
         self._count(node, -len(pages))
@@ -283,10 +285,10 @@ class RadixTree:
         node.parent.num_device_children += -1 if node.on_host else 1
         return left
 
-    def hold(self, node: Node) -> None:
+    def hold(self, node: TreeNode) -> None:
         assert node.attached
-        branch: Branch[Node] = node
-        while isinstance(branch, Node):
+        branch: ParentNode[TreeNode] = node
+        while isinstance(branch, TreeNode):
             branch.holds += 1
             if branch.holds > 1:
                 return
@@ -294,10 +296,10 @@ class RadixTree:
                 self.num_held_pages += len(branch.pages)
             branch = branch.parent
 
-    def let_go(self, node: Node, clock: int) -> None:
+    def let_go(self, node: TreeNode, clock: int) -> None:
         """End a hold. What nobody holds any more was used until now."""
-        branch: Branch[Node] = node
-        while isinstance(branch, Node):
+        branch: ParentNode[TreeNode] = node
+        while isinstance(branch, TreeNode):
             assert branch.holds > 0
             branch.holds -= 1
             if branch.holds:
@@ -307,7 +309,7 @@ class RadixTree:
                 self.num_held_pages -= len(branch.pages)
             branch = branch.parent
 
-    def _count(self, node: Node, num_pages: int) -> None:
+    def _count(self, node: TreeNode, num_pages: int) -> None:
         if node.on_host:
             self.num_host_pages += num_pages
         else:
@@ -316,7 +318,7 @@ class RadixTree:
                 self.num_held_pages += num_pages
 
 
-def _upcoming(tokens: Sequence[int], packed: bytes, limit: int) -> bytes:
+def _pack_next(tokens: Sequence[int], packed: bytes, limit: int) -> bytes:
     """As much again as was looked at, of `tokens[:limit]`."""
     num_packed = len(packed) // TOKEN_BYTES
     return pack(tokens[num_packed : min(2 * num_packed, limit)])

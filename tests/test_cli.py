@@ -263,8 +263,8 @@ def test_a_flag_of_vllm_or_sglang_is_answered_with_ours(arguments: list[str], ou
 
 def test_what_others_call_a_setting_is_a_setting_of_ours() -> None:
     ours = {*CoreConfig.__struct_fields__, *ServeConfig.__struct_fields__}
-    assert set(peer_names._THEIRS.values()) <= ours
-    assert not set(peer_names._THEIRS) & ours
+    assert set(peer_names._ALIASES.values()) <= ours
+    assert not set(peer_names._ALIASES) & ours
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import ramiform
-from ramiform.runtime.processes.compile_ahead import MODULES
+from ramiform.runtime.processes.compile_ahead import LOOP_MODULES
 
 ROOT = Path(ramiform.__file__).parent
 CODE = """
@@ -111,7 +111,7 @@ def loop_modules() -> Iterator[str]:
 
 
 def test_every_loop_is_compiled_before_a_runtime_says_that_it_is_ready() -> None:
-    imported = {f"ramiform.{name}" for name in MODULES}
+    imported = {f"ramiform.{name}" for name in LOOP_MODULES}
     code = f"import sys, {', '.join(sorted(imported))}; print(*sys.modules)"
     modules = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True)
     names = [f"ramiform.{name}" for name in loop_modules()]

@@ -40,7 +40,7 @@ MAX_GUARDS = 64  # answers of guards that are remembered
 
 
 @dataclass(frozen=True)
-class Row:
+class TransitionRow:
     """What each byte does in a state: `edges` by byte, and all other bytes as in the state numbered `rest`, which has
     been filled by `Automaton.block`. `accepts`: the text may end here. `ends`: the value may end here, with this
     result, without a byte to say so. `plain`: every token of plain string content may come."""
@@ -52,8 +52,8 @@ class Row:
     plain: bool = False
 
 
-class State(Hashable, Protocol):
-    def expand(self, automaton: Automaton) -> Row: ...
+class ControlState(Hashable, Protocol):
+    def expand(self, automaton: Automaton) -> TransitionRow: ...
 
 
 class Frame:
@@ -66,10 +66,10 @@ class Frame:
     guarded: bool = False
     once: bool = False  # guarded, but what the text decides is only whether it has come before
 
-    def expand(self, automaton: Automaton) -> Row:
+    def expand(self, automaton: Automaton) -> TransitionRow:
         raise AssertionError("control never comes to a frame with results")
 
-    def after(self, automaton: Automaton, result: int, text: bytes) -> State | None:
+    def after(self, automaton: Automaton, result: int, text: bytes) -> ControlState | None:
         """None when the value may not be. `text` is empty unless the frame is guarded."""
         raise NotImplementedError
 
@@ -85,8 +85,8 @@ class Frame:
 class Accepted:
     """The whole text has been read."""
 
-    def expand(self, automaton: Automaton) -> Row:
-        return Row({}, accepts=True)
+    def expand(self, automaton: Automaton) -> TransitionRow:
+        return TransitionRow({}, accepts=True)
 
 
 @dataclass
@@ -102,7 +102,7 @@ class Automaton:
     _pushes: dict[tuple[int, int], int] = field(default_factory=dict)
     _guards: dict[tuple[int, int, bytes], int] = field(default_factory=dict)
 
-    def number(self, state: State | int) -> int:
+    def number(self, state: ControlState | int) -> int:
         """A state's, which is new if need be. Numbers are their own."""
         if type(state) is int:
             return state
@@ -112,7 +112,7 @@ class Automaton:
             self._values[number] = state
         return number
 
-    def frame(self, state: State | Frame | int) -> int:
+    def frame(self, state: ControlState | Frame | int) -> int:
         """The number of a state as a frame."""
         number = self.number(state)
         if isinstance(state, Frame) and self.tables.states.item(number, RETURNS) < 0:
@@ -122,14 +122,14 @@ class Automaton:
             self.has_once = self.has_once or state.once
         return number
 
-    def goto(self, state: State | int) -> int:
+    def goto(self, state: ControlState | int) -> int:
         return action(GOTO, self.number(state))
 
-    def push(self, state: State | int, then: State | Frame | int) -> int:
+    def push(self, state: ControlState | int, then: ControlState | Frame | int) -> int:
         """The byte is read; `then` waits on the stack for the value that begins at `state`."""
         return action(PUSH, self._push(state, then))
 
-    def push_before(self, state: State | int, then: State | Frame | int) -> int:
+    def push_before(self, state: ControlState | int, then: ControlState | Frame | int) -> int:
         """The same, but the byte is the value's first."""
         return action(PUSH_BEFORE, self._push(state, then))
 
@@ -155,7 +155,7 @@ class Automaton:
         """The value has ended before the byte."""
         return action(POP_BEFORE, result)
 
-    def _push(self, state: State | int, then: State | Frame | int) -> int:
+    def _push(self, state: ControlState | int, then: ControlState | Frame | int) -> int:
         key = self.number(state), self.frame(then)
         number = self._pushes.get(key)
         if number is None:
@@ -238,7 +238,7 @@ class Automaton:
 
 
 @dataclass(frozen=True, eq=False)
-class WholeText:
+class DfaStart:
     """The start of a text that a Dfa accepts as a whole."""
 
     dfa: Dfa
@@ -247,5 +247,5 @@ class WholeText:
         """As `Automaton.block`."""
         return automaton.block(("text", self.dfa), lambda: block_of(self.dfa, accepts=True, free=free_kinds(self.dfa)))
 
-    def expand(self, automaton: Automaton) -> Row:
-        return Row({}, rest=self.base(automaton) + DFA_START, accepts=bool(self.dfa.accepting[DFA_START]))
+    def expand(self, automaton: Automaton) -> TransitionRow:
+        return TransitionRow({}, rest=self.base(automaton) + DFA_START, accepts=bool(self.dfa.accepting[DFA_START]))

@@ -38,7 +38,7 @@ from .tables import Ints, new_rows
 MAX_KEPT = 1 << 14  # actions of a block that is laid out once; larger ones are seldom met again
 
 
-class LaidOut(NamedTuple):
+class BlockLayout(NamedTuple):
     """A block's part of the tables, as if it began at state 0 and at target 0."""
 
     actions: Ints  # [S - 1, C]
@@ -71,16 +71,16 @@ class Block:
     least: int = 0
     most: Ints | None = None  # [S]
 
-    def laid_out(self) -> LaidOut:
+    def laid_out(self) -> BlockLayout:
         """Its part of the tables, kept if it is small."""
-        found: LaidOut | None = self.__dict__.get("_laid_out")
+        found: BlockLayout | None = self.__dict__.get("_laid_out")
         if found is None:
             found = self._lay_out()
             if found.actions.size <= MAX_KEPT:
                 self.__dict__["_laid_out"] = found
         return found
 
-    def _lay_out(self) -> LaidOut:
+    def _lay_out(self) -> BlockLayout:
         num_states, num_classes = self.table.shape
         leads = self.table != 0
         actions = np.where(leads, (GOTO << SHIFT) + self.table, DEAD).astype(np.int32)
@@ -117,7 +117,7 @@ class Block:
         states[:, LEAST] = self.least
         states[:, MOST] = UNBOUNDED if self.most is None else self.most[1:]
         states[:, FILLED] = 1
-        return LaidOut(actions[1:], leads[1:].astype(np.int32), class_of, states)
+        return BlockLayout(actions[1:], leads[1:].astype(np.int32), class_of, states)
 
 
 def block_of(dfa: Dfa, **options: Any) -> Block:

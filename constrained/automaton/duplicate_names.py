@@ -21,7 +21,7 @@ _STRINGS_AND_BRACKETS = re.compile(rb'"(?:[^"\\]|\\.)*"|[{}\[\]:]')
 _WRITTEN_ONE_WAY = re.compile(r"[ !#-.0-\[\]-~]*")  # printable ASCII but quote, slash and backslash
 
 
-class Names(NamedTuple):
+class UsedNames(NamedTuple):
     """The names of an object's members."""
 
     names: frozenset[str]
@@ -29,12 +29,12 @@ class Names(NamedTuple):
     are_written_one_way: bool  # none could also be written with escapes
 
 
-_NO_NAMES = Names(frozenset(), [], True)
-_recent: deque[tuple[bytes, Names]] = deque(maxlen=16)
+_NO_NAMES = UsedNames(frozenset(), [], True)
+_recent: deque[tuple[bytes, UsedNames]] = deque(maxlen=16)
 
 
 @lru_cache(maxsize=16)
-def names_of(text: bytes) -> Names:
+def used_names(text: bytes) -> UsedNames:
     """The names in an object's text, which ends with the quote that a name begins with.
 
     An object that grows is read on from where it was.
@@ -57,7 +57,7 @@ def names_of(text: bytes) -> Names:
         last = part
     if found:
         endings = [name.encode("utf-8", "surrogatepass") + b'"' for name in found]
-        names = Names(
+        names = UsedNames(
             names.names | found,
             sorted(names.endings + endings),
             names.are_written_one_way and all(map(_WRITTEN_ONE_WAY.fullmatch, found)),
@@ -133,7 +133,7 @@ class QuotedTokens:
         object; None elsewhere. `may_come` decides of single tokens."""
         found: list[int] = []
         if name is not None and (b"\\" in name or b'"' + name in before or not before.isascii() or b"\\" in before):
-            used = names_of(before)
+            used = used_names(before)
             longest = len(name) + self._longest
             for at in range(bisect_left(used.endings, name), len(used.endings)):
                 ending = used.endings[at]

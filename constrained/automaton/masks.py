@@ -34,14 +34,14 @@ class Configuration(NamedTuple):
     counted: int
 
 
-class Walker:
+class TokenWalker:
     """Fills what a walk asks for, and remembers masks. One thread at a time."""
 
     def __init__(self, automaton: Automaton, vocabulary: Vocabulary) -> None:
         from . import walk_kernel as kernel  # here, for it imports numba
 
         self._kernel: Any = kernel
-        self._packed: Packed | None = None
+        self._packed: PackedArrays | None = None
         self.automaton = automaton
         self.vocabulary = vocabulary
         self._longest = max(vocabulary.trie.max_depth, 1)
@@ -219,10 +219,10 @@ class Walker:
             else:
                 self._provide(answer, history, b"", is_walk=True)
 
-    def _addresses(self) -> Packed:
+    def _addresses(self) -> PackedArrays:
         packed, tables = self._packed, self.automaton.tables
         if packed is None:
-            packed = self._packed = Packed(tables, self._work, self._context, self._codes, self.vocabulary)
+            packed = self._packed = PackedArrays(tables, self._work, self._context, self._codes, self.vocabulary)
         elif not packed.holds(tables):
             packed.take(tables)
         return packed
@@ -327,7 +327,7 @@ class Walker:
             top = int(cells[top, BELOW])
 
 
-class Packed:
+class PackedArrays:
     """The addresses of a walker's arrays, which it keeps alive, and what is called with them."""
 
     def __init__(

@@ -8,9 +8,9 @@ from threading import Lock
 import numpy as np
 from numpy.typing import NDArray
 
-from .automaton import Accepted, Automaton, State
+from .automaton import Accepted, Automaton, ControlState
 from .duplicate_names import NamesInTokens
-from .masks import Configuration, Walker
+from .masks import Configuration, TokenWalker
 from .vocabulary import Vocabulary
 
 MAX_FORCED = 1 << 12  # bytes
@@ -19,11 +19,11 @@ MAX_FORCED = 1 << 12  # bytes
 class CompiledGrammar:
     """An automaton beside a vocabulary. Shared by every output that follows it, from any thread."""
 
-    def __init__(self, automaton: Automaton, start: State, vocabulary: Vocabulary) -> None:
+    def __init__(self, automaton: Automaton, start: ControlState, vocabulary: Vocabulary) -> None:
         self.vocabulary = vocabulary
         self.automaton = automaton
         self.lock = Lock()
-        self.walker = Walker(automaton, vocabulary)
+        self.walker = TokenWalker(automaton, vocabulary)
         self.start = automaton.number(start)
         self.end = automaton.number(Accepted())
 

@@ -17,11 +17,11 @@ from itertools import combinations
 import interegular
 from interegular.fsm import TransitionKey
 
-from ..budget import Budget
+from ..budget import CompileBudget
 from ..regex.alphabet import Alphabet, common_alphabet
 from ..regex.char_dfa import DEAD, START, CharDfa
 from .cfg import Cfg
-from .lark import Lexeme, lark_lexemes
+from .lark import LarkTerminal, lark_lexemes
 
 MAX_STEPS = 2_000_000  # for one pair: states times states times classes of characters
 MAX_CPU_SECONDS = 10.0  # for all pairs
@@ -80,7 +80,7 @@ def ambiguous_terminals(text: str, start: str = "start") -> TerminalReport:
 _NO_CLASSES = Alphabet((0, 0xD800, 0xE000), (0, -1, 0))
 
 
-def _chosen(first: Lexeme, second: Lexeme) -> str | None:
+def _chosen(first: LarkTerminal, second: LarkTerminal) -> str | None:
     if first.priority != second.priority:
         return max(first, second, key=lambda lexeme: lexeme.priority).name
     if first.is_literal != second.is_literal:
@@ -113,7 +113,7 @@ def _expected_together(cfg: Cfg) -> Iterable[frozenset[int]]:
     """
     places = _Places(cfg)
     todo, known = [places.start], {places.start}
-    budget = Budget(MAX_PLACES)
+    budget = CompileBudget(MAX_PLACES)
     for before in todo:
         budget.check(len(todo))
         expected = {terminal: found for terminal, mask in places.terminals.items() if (found := before & mask)}
@@ -130,7 +130,7 @@ class _Places:
 
     def __init__(self, cfg: Cfg) -> None:
         self._alternatives = cfg.alternatives
-        self._budget = Budget()
+        self._budget = CompileBudget()
         self._callers: dict[int, list[tuple[int, int, int]]] = {}  # of nonterminals: the positions after their uses
         self._bits: dict[tuple[int, int, int], int] = {}
         self._after: dict[int, int] = {}  # of a position's bit: the positions before terminals that come next

@@ -15,7 +15,7 @@ MAX_REPEAT = 10_000
 MAX_SYMBOLS = 200_000
 
 
-class Rules:
+class CfgBuilder:
     """Alternatives by nonterminal, growing."""
 
     def __init__(self) -> None:

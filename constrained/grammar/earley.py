@@ -20,7 +20,7 @@ HERE = -1  # an item's origin: the set that it is in
 NOWHERE = -2  # of the start
 
 
-class Item(NamedTuple):
+class EarleyItem(NamedTuple):
     nonterminal: int
     alternative: int
     place: int
@@ -35,11 +35,11 @@ class EarleySets:
         whole = len(grammar.alternatives)
         self._alternatives = (*grammar.alternatives, ((0,),))
         self._nullable = grammar.nullable
-        self._numbers: dict[tuple[frozenset[Item], bool], int] = {}
-        self._waiting: list[dict[int, list[Item]]] = []  # of each set: its items by the symbol they wait for
+        self._numbers: dict[tuple[frozenset[EarleyItem], bool], int] = {}
+        self._waiting: list[dict[int, list[EarleyItem]]] = []  # of each set: its items by the symbol they wait for
         self._accepting: list[bool] = []
         self._after: dict[frozenset[tuple[int, int]], int] = {}
-        self.start = self._add({Item(whole, 0, 0, NOWHERE, whole)}, accepting=0 in grammar.nullable)
+        self.start = self._add({EarleyItem(whole, 0, 0, NOWHERE, whole)}, accepting=0 in grammar.nullable)
 
     def expected(self, number: int) -> list[int]:
         """The terminals that may come next."""
@@ -57,7 +57,7 @@ class EarleySets:
         return number
 
     def _scan(self, scans: frozenset[tuple[int, int]]) -> int:
-        items: set[Item] = set()
+        items: set[EarleyItem] = set()
         accepting = False
         todo: list[tuple[int, int]] = [(number, -1 - terminal) for number, terminal in scans]
         done = set(todo)
@@ -85,7 +85,7 @@ class EarleySets:
                         todo.append(complete)
         return self._add(items, accepting)
 
-    def _advanced(self, item: Item) -> list[Item]:
+    def _advanced(self, item: EarleyItem) -> list[EarleyItem]:
         """One symbol further, and over all that follow and may be empty."""
         rule = self._alternatives[item.nonterminal][item.alternative]
         found = [item._replace(place=item.place + 1)]
@@ -93,25 +93,25 @@ class EarleySets:
             found.append(found[-1]._replace(place=found[-1].place + 1))
         return found
 
-    def _add(self, items: set[Item], accepting: bool) -> int:
+    def _add(self, items: set[EarleyItem], accepting: bool) -> int:
         """The number of the set that follows from the items."""
         closed = frozenset(self._closed(items))
         number = self._numbers.get((closed, accepting))
         if number is None:
             number = self._numbers[closed, accepting] = len(self._waiting)
-            waiting: dict[int, list[Item]] = {}
+            waiting: dict[int, list[EarleyItem]] = {}
             for item in closed:
                 waiting.setdefault(self._alternatives[item.nonterminal][item.alternative][item.place], []).append(item)
             self._waiting.append(waiting)
             self._accepting.append(accepting)
         return number
 
-    def _closed(self, items: set[Item]) -> set[Item]:
+    def _closed(self, items: set[EarleyItem]) -> set[EarleyItem]:
         """Those that are not complete, and what they predict."""
         rules = self._alternatives
         kept = {item for item in items if item.place < len(rules[item.nonterminal][item.alternative])}
-        waiting: dict[int, list[Item]] = {}
-        predicted: dict[int, list[Item]] = {}
+        waiting: dict[int, list[EarleyItem]] = {}
+        predicted: dict[int, list[EarleyItem]] = {}
         todo = list(kept)
         while todo:
             item = todo.pop()
@@ -130,15 +130,15 @@ class EarleySets:
             kept.update(item._replace(origin=origin, completes=completes) for item in begun)
         return kept
 
-    def _begun(self, nonterminal: int) -> list[Item]:
+    def _begun(self, nonterminal: int) -> list[EarleyItem]:
         begun = []
         for number, rule in enumerate(self._alternatives[nonterminal]):
-            first = Item(nonterminal, number, -1, HERE, nonterminal)
+            first = EarleyItem(nonterminal, number, -1, HERE, nonterminal)
             begun += [item for item in self._advanced(first) if item.place < len(rule)]
         return begun
 
     def _return(
-        self, nonterminal: int, waiting: dict[int, list[Item]], returns: dict[int, tuple[int, int]]
+        self, nonterminal: int, waiting: dict[int, list[EarleyItem]], returns: dict[int, tuple[int, int]]
     ) -> tuple[int, int]:
         """Where a nonterminal that is predicted goes on: here, or where the only item that waits for it would."""
         path: list[int] = []

@@ -10,13 +10,13 @@ from __future__ import annotations
 import re
 from typing import NoReturn
 
-from ..budget import GRAMMAR_CPU_SECONDS, Budget
+from ..budget import GRAMMAR_CPU_SECONDS, CompileBudget
 from ..errors import GrammarError
 from ..regex.charset import ALL, MAX_CODE_POINT, CharSet, charset, complement
-from ..regex.expression import Chars, Sequence, literal
+from ..regex.expression import Chars, Seq, literal
 from .cfg import Cfg
 from .cfg_builder import MAX_REPEAT
-from .rule_expressions import Alternatives, Concatenation, Reference, Repetition, Rule, grammar_of
+from .rule_expressions import Alternatives, Concatenation, Repetition, Rule, RuleReference, cfg_of_rules
 
 MAX_TEXT = 1 << 17
 MAX_NESTING = 60
@@ -33,12 +33,12 @@ def gbnf_grammar(text: str, start: str = "root") -> Cfg:
     if len(text) > MAX_TEXT:
         raise GrammarError(f"the grammar is longer than {MAX_TEXT} characters")
     try:
-        return grammar_of(_Parser(text).rules(start), start, Budget(max_cpu_seconds=GRAMMAR_CPU_SECONDS))
+        return cfg_of_rules(_GbnfParser(text).rules(start), start, CompileBudget(max_cpu_seconds=GRAMMAR_CPU_SECONDS))
     except RecursionError:
         raise GrammarError("the grammar is nested too deeply") from None
 
 
-class _Parser:
+class _GbnfParser:
     def __init__(self, text: str) -> None:
         self._text = text
         self._at = 0
@@ -131,7 +131,7 @@ class _Parser:
         name = self._name()
         if name is not None:
             self._uses.setdefault(name, start)
-            return Reference(name)
+            return RuleReference(name)
         if self._take('"'):
             return self._literal(start)
         if self._take("["):
@@ -175,7 +175,7 @@ class _Parser:
         while not self._take('"'):
             text += self._character(start)
         found = literal(text)
-        assert isinstance(found, Chars | Sequence)
+        assert isinstance(found, Chars | Seq)
         return found
 
     def _class(self, start: int) -> CharSet:

@@ -15,15 +15,15 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from ..budget import GRAMMAR_CPU_SECONDS, Budget
+from ..budget import GRAMMAR_CPU_SECONDS, CompileBudget
 from ..errors import GrammarError
-from ..regex.byte_dfa import encoded
+from ..regex.byte_dfa import byte_dfa
 from ..regex.char_dfa import CharDfa
 from ..regex.dfa import START
-from ..regex.leftmost_first import preferred_dfa
+from ..regex.leftmost_first import leftmost_first_dfa
 from ..regex.parser import parse_regex
 from .cfg import MAX_RULES, Cfg, Symbol, Terminal
-from .cfg_builder import Rules
+from .cfg_builder import CfgBuilder
 
 if TYPE_CHECKING:
     from lark import Tree
@@ -38,7 +38,7 @@ _WITHOUT_LOOK_BEHIND = r'"(?:[^"\\\n]|\\[^\n])*"'
 
 
 @dataclass(frozen=True, eq=False)
-class Lexeme:
+class LarkTerminal:
     """A terminal as Lark's lexer sees it: `chars` accepts its texts."""
 
     name: str
@@ -52,19 +52,19 @@ def lark_grammar(text: str, start: str = "start") -> Cfg:
     return _translated(text, start, by_name=False)[0]
 
 
-def lark_lexemes(text: str, start: str = "start") -> tuple[Cfg, list[Lexeme]]:
+def lark_lexemes(text: str, start: str = "start") -> tuple[Cfg, list[LarkTerminal]]:
     """The grammar in which terminals of different names stay different, as in Lark, and its terminals in order."""
     return _translated(text, start, by_name=True)
 
 
-def _translated(text: str, start: str, *, by_name: bool) -> tuple[Cfg, list[Lexeme]]:
+def _translated(text: str, start: str, *, by_name: bool) -> tuple[Cfg, list[LarkTerminal]]:
     if len(text) > MAX_TEXT:
         raise GrammarError(f"the grammar is longer than {MAX_TEXT} characters")
     for found in _IMPORT.finditer(text):
         if found[1] or found[2] not in _LIBRARY:
             raise GrammarError.in_pattern("imports are from Lark's own grammars only", text, found.start(2))
     read = _read(text)
-    translator = _Translator(read, Budget(max_cpu_seconds=GRAMMAR_CPU_SECONDS), by_name)
+    translator = _LarkTranslator(read, CompileBudget(max_cpu_seconds=GRAMMAR_CPU_SECONDS), by_name)
     try:
         return translator.translate(start), translator.lexemes
     except RecursionError:
@@ -96,9 +96,9 @@ def _read(text: str) -> LarkGrammar:
 Arguments = dict[str, tuple[Symbol, ...]]  # what a template's parameters stand for
 
 
-class _Translator:
-    def __init__(self, read: LarkGrammar, budget: Budget, by_name: bool) -> None:
-        self.lexemes: list[Lexeme] = []  # filled in only `by_name`: otherwise their automata are not kept
+class _LarkTranslator:
+    def __init__(self, read: LarkGrammar, budget: CompileBudget, by_name: bool) -> None:
+        self.lexemes: list[LarkTerminal] = []  # filled in only `by_name`: otherwise their automata are not kept
         self._budget = budget
         self._by_name = by_name
         self._priorities = {name: int(priority) for name, (_, priority) in read.term_defs}
@@ -111,7 +111,7 @@ class _Translator:
     def translate(self, start: str) -> Cfg:
         if start not in self._definitions or self._definitions[start][0]:
             raise GrammarError(f"the grammar has no rule {start!r}")
-        self._rules = Rules()
+        self._rules = CfgBuilder()
         self._rule(start, ())
         while self._todo:
             number, tree, arguments = self._todo.pop()
@@ -185,14 +185,14 @@ class _Translator:
 
     def _made(self, name: str, pattern: str, priority: int, is_literal: bool) -> Terminal:
         try:
-            chars = preferred_dfa(parse_regex(pattern, flags="u"), self._budget)
+            chars = leftmost_first_dfa(parse_regex(pattern, flags="u"), self._budget)
         except GrammarError as error:
             raise GrammarError(f"the terminal {name}: {error}", position=error.position) from None
         if chars.accepting[START]:
             raise GrammarError(f"the terminal {name} may be empty")
         if self._by_name:
-            self.lexemes.append(Lexeme(name, priority, is_literal, chars))
-        return Terminal(name, encoded(chars, "utf8", self._budget), preferred=True)
+            self.lexemes.append(LarkTerminal(name, priority, is_literal, chars))
+        return Terminal(name, byte_dfa(chars, "utf8", self._budget), preferred=True)
 
 
 def _pattern(tree: Tree[Any]) -> tuple[str, bool]:

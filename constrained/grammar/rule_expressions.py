@@ -9,21 +9,21 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ..budget import Budget
-from ..regex.byte_dfa import encoded
-from ..regex.char_dfa import length_chars
+from ..budget import CompileBudget
+from ..regex.byte_dfa import byte_dfa
+from ..regex.char_dfa import length_char_dfa
 from ..regex.dfa import START
-from ..regex.expression import EMPTY, Chars, Choice, Expression, Repeat, Sequence, choice, repeat, sequence
+from ..regex.expression import EMPTY, Alt, Chars, Expression, Repeat, Seq, alternation, repeat, sequence
 from ..regex.subset import char_dfa
 from .cfg import Cfg, Symbol, Terminal
-from .cfg_builder import Rules
+from .cfg_builder import CfgBuilder
 
 MAX_REGULAR_SIZE = 4_000  # nodes of an expression that is inlined
 MAX_INLINED = 40  # rules within rules
 
 
 @dataclass(frozen=True)
-class Reference:
+class RuleReference:
     """To a rule by name."""
 
     name: str
@@ -46,19 +46,19 @@ class Repetition:
     most: int | None
 
 
-Rule = Chars | Sequence | Reference | Concatenation | Alternatives | Repetition
+Rule = Chars | Seq | RuleReference | Concatenation | Alternatives | Repetition
 
 
-def grammar_of(rules: Mapping[str, Rule], start: str, budget: Budget) -> Cfg:
+def cfg_of_rules(rules: Mapping[str, Rule], start: str, budget: CompileBudget) -> Cfg:
     """Every reference is to a rule. Raises GrammarError when nothing satisfies it, and beyond the budget."""
-    return _Translator(rules, budget).translate(start)
+    return _RuleTranslator(rules, budget).translate(start)
 
 
-class _Translator:
-    def __init__(self, rules: Mapping[str, Rule], budget: Budget) -> None:
+class _RuleTranslator:
+    def __init__(self, rules: Mapping[str, Rule], budget: CompileBudget) -> None:
         self._rules = rules
         self._budget = budget
-        self._grammar = Rules()
+        self._grammar = CfgBuilder()
         self._regular: dict[str, tuple[Expression, int] | None] = {}
         self._numbers: dict[str, Symbol] = {}
         self._todo: list[str] = []
@@ -66,7 +66,7 @@ class _Translator:
 
     def translate(self, start: str) -> Cfg:
         first = self._grammar.new()
-        self._grammar.define(first, [self._symbols(Reference(start))])
+        self._grammar.define(first, [self._symbols(RuleReference(start))])
         while self._todo:
             name = self._todo.pop()
             self._grammar.define(self._numbers[name], self._alternatives(self._rules[name]))
@@ -75,9 +75,9 @@ class _Translator:
     def _expression(self, rule: Rule) -> tuple[Expression, int] | None:
         """What a rule is, and its size, if it is regular."""
         match rule:
-            case Chars() | Sequence():
+            case Chars() | Seq():
                 return rule, 1 + len(getattr(rule, "parts", ()))
-            case Reference(name=name):
+            case RuleReference(name=name):
                 return self._named(name)
             case Repetition(part=part, least=least, most=most):
                 inner = self._expression(part)
@@ -113,7 +113,7 @@ class _Translator:
         if found is not None:
             return [], [found[0]]
         match rule:
-            case Reference(name=other) if other == name:
+            case RuleReference(name=other) if other == name:
                 return [EMPTY], []
             case Alternatives(parts=parts):
                 ways = [self._tail(part, name) for part in parts]
@@ -143,7 +143,7 @@ class _Translator:
         if found is not None:
             return self._terminal(found[0])
         match rule:
-            case Reference(name=name):
+            case RuleReference(name=name):
                 if name not in self._numbers:
                     self._numbers[name] = self._grammar.new()
                     self._todo.append(name)
@@ -174,15 +174,15 @@ class _Translator:
         chars = char_dfa(expression, self._budget)
         may_be_empty = bool(chars.accepting[START])
         if may_be_empty:
-            chars = chars.intersect(length_chars(1, None), self._budget)
+            chars = chars.intersect(length_char_dfa(1, None), self._budget)
         name = f"terminal {len(self._numbers)}"
-        dfa = encoded(chars, "utf8", self._budget)
+        dfa = byte_dfa(chars, "utf8", self._budget)
         symbol = self._grammar.terminal(expression, lambda: Terminal(name, dfa, preferred=False))
         return self._grammar.choice([(), (symbol,)]) if may_be_empty else (symbol,)
 
 
 def _choice(*parts: Expression) -> Expression:
-    return choice(parts)
+    return alternation(parts)
 
 
 def _limited(expression: Expression, size: int) -> tuple[Expression, int] | None:
@@ -195,7 +195,7 @@ def _size(expressions: list[Expression]) -> int:
     while todo and count <= MAX_REGULAR_SIZE:
         expression = todo.pop()
         count += 1
-        if isinstance(expression, Sequence | Choice):
+        if isinstance(expression, Seq | Alt):
             todo += expression.parts
         elif isinstance(expression, Repeat):
             todo.append(expression.part)

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ..automaton.automaton import Automaton, Row
+from ..automaton.automaton import Automaton, TransitionRow
 from ..errors import GrammarError
 from ..regex.dfa import DEAD, START, Dfa
 from ..rows import class_row
@@ -34,7 +34,7 @@ class Reading(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Reader:
+class CompiledCfg:
     """A grammar and what has been worked out of it. Compared by identity."""
 
     cfg: Cfg
@@ -44,7 +44,7 @@ class Reader:
     columns: dict[tuple[int, ...], tuple[NDArray[np.uint8], list[int]]]
 
     @classmethod
-    def of(cls, cfg: Cfg) -> Reader:
+    def of(cls, cfg: Cfg) -> CompiledCfg:
         rows = {number: terminal.dfa.table.tolist() for number, terminal in enumerate(cfg.terminals)}
         leads_on = [[any(row) for row in rows[number]] for number in range(len(cfg.terminals))]
         return cls(cfg, EarleySets(cfg), rows, leads_on, {})
@@ -55,16 +55,16 @@ class Reader:
 
 @dataclass(frozen=True)
 class GrammarState:
-    grammar: Reader
+    grammar: CompiledCfg
     readings: frozenset[Reading]
     accepts: bool
 
-    def expand(self, automaton: Automaton) -> Row:
+    def expand(self, automaton: Automaton) -> TransitionRow:
         if not self.readings:
-            return Row({}, accepts=self.accepts)
+            return TransitionRow({}, accepts=self.accepts)
         class_of, following = self.following()
         actions = [automaton.goto(after) if after.readings or after.accepts else 0 for after in following]
-        return Row({}, rest=class_row(automaton, actions, class_of), accepts=self.accepts)
+        return TransitionRow({}, rest=class_row(automaton, actions, class_of), accepts=self.accepts)
 
     def following(self) -> tuple[NDArray[np.uint8], list[GrammarState]]:
         """The state after each byte, by classes that no terminal of this state tells apart."""
@@ -78,13 +78,13 @@ class GrammarState:
 
 def grammar_start(cfg: Cfg) -> GrammarState:
     """The state before the text."""
-    grammar = Reader.of(cfg)
+    grammar = CompiledCfg.of(cfg)
     nothing: frozenset[tuple[int, int]] = frozenset()
     start = grammar.sets.start
     return GrammarState(grammar, frozenset(_begun(grammar, start, nothing)), grammar.sets.accepts(start))
 
 
-def _after(grammar: Reader, readings: frozenset[Reading], byte: int) -> GrammarState:
+def _after(grammar: CompiledCfg, readings: frozenset[Reading], byte: int) -> GrammarState:
     going_on: set[Reading] = set()
     ended: dict[frozenset[tuple[int, int]], set[tuple[int, int]]] = {}
     skipped: set[tuple[frozenset[tuple[int, int]], int]] = set()
@@ -120,13 +120,13 @@ def _after(grammar: Reader, readings: frozenset[Reading], byte: int) -> GrammarS
     return GrammarState(grammar, frozenset(going_on), any(grammar.sets.accepts(number) for _, number in skipped))
 
 
-def _begun(grammar: Reader, number: int, watched: frozenset[tuple[int, int]]) -> list[Reading]:
+def _begun(grammar: CompiledCfg, number: int, watched: frozenset[tuple[int, int]]) -> list[Reading]:
     terminals = dict.fromkeys([*grammar.sets.expected(number), *grammar.cfg.ignored])
     return [Reading(number, terminal, START, watched) for terminal in terminals]
 
 
 def _watched_after(
-    grammar: Reader, watched: frozenset[tuple[int, int]], byte: int
+    grammar: CompiledCfg, watched: frozenset[tuple[int, int]], byte: int
 ) -> frozenset[tuple[int, int]] | None:
     """None when one of the matches is longer than was read."""
     found = []
@@ -140,7 +140,7 @@ def _watched_after(
     return frozenset(found)
 
 
-def _columns(grammar: Reader, terminals: tuple[int, ...]) -> tuple[NDArray[np.uint8], list[int]]:
+def _columns(grammar: CompiledCfg, terminals: tuple[int, ...]) -> tuple[NDArray[np.uint8], list[int]]:
     """Classes of bytes that are alike in all of the terminals, and an example of each."""
     if terminals not in grammar.columns:
         stacked = np.stack([grammar.dfa(terminal).class_of for terminal in terminals])

@@ -20,14 +20,14 @@ from outlines_core import Vocabulary as OutlinesVocabulary
 
 from ..automaton.vocabulary import Vocabulary
 from ..backends import Peer, not_supported
-from ..budget import Budget
+from ..budget import CompileBudget
 from ..constraint import Choices, Constraint, JsonObject, JsonSchema, Regex
 from ..errors import GrammarError
-from ..regex.byte_dfa import encoded
+from ..regex.byte_dfa import byte_dfa
 from ..regex.charset import ALL
 from ..regex.dfa import DEAD, START, Dfa
-from ..regex.expression import Chars, choice, literal, repeat, sequence
-from ..regex.leftmost_first import preferred_dfa
+from ..regex.expression import Chars, alternation, literal, repeat, sequence
+from ..regex.leftmost_first import leftmost_first_dfa
 from ..regex.parser import parse_regex
 from .outlines_schema import portable_pattern, schema_pattern
 from .schema_options import open_object, peer_schema
@@ -67,7 +67,7 @@ def _pattern(constraint: Constraint, whitespace: str) -> str:
         case Regex(pattern=pattern):
             return portable_pattern(parse_regex(pattern))
         case Choices(values=values):
-            return portable_pattern(choice(literal(value) for value in values))
+            return portable_pattern(alternation(literal(value) for value in values))
         case JsonObject():
             return schema_pattern({"type": "object"}, whitespace)
         case JsonSchema():
@@ -82,10 +82,12 @@ def _pattern(constraint: Constraint, whitespace: str) -> str:
 def _check_size(pattern: str, tokens: list[bytes]) -> None:
     """Raise GrammarError when outlines-core would need too much time or memory for the pattern."""
     expression = parse_regex(pattern, flags="u")
-    budget = Budget(MAX_STATES)
+    budget = CompileBudget(MAX_STATES)
     try:
-        dfa = encoded(preferred_dfa(expression, budget), "utf8", budget)
-        encoded(preferred_dfa(sequence(repeat(Chars(ALL), 0, None, lazy=True), expression), budget), "utf8", budget)
+        dfa = byte_dfa(leftmost_first_dfa(expression, budget), "utf8", budget)
+        byte_dfa(
+            leftmost_first_dfa(sequence(repeat(Chars(ALL), 0, None, lazy=True), expression), budget), "utf8", budget
+        )
     except GrammarError as error:
         raise GrammarError(f"too many states: {error.reason}") from None
     if dfa.is_empty:

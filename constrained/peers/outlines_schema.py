@@ -14,25 +14,25 @@ from typing import Any
 
 from outlines_core.json_schema import build_regex_from_schema
 
-from ..budget import Budget
+from ..budget import CompileBudget
 from ..errors import GrammarError
 from ..regex.charset import CharSet, charset, complement
 from ..regex.expression import (
     NOTHING,
+    Alt,
     Chars,
-    Choice,
     Expression,
     Repeat,
-    Sequence,
+    Seq,
     TextEnd,
     TextStart,
-    choice,
+    alternation,
     repeat,
     sequence,
 )
 from ..regex.parser import parse_regex
 from ..schema.formats import format_expression
-from ..schema.keywords import TABLE, TYPES, check_keywords, child
+from ..schema.keywords import KEYWORDS, TYPES, check_keywords, child
 
 MAX_NODES = 1_000  # subschemas, references followed
 MAX_DEPTH = 30
@@ -76,7 +76,7 @@ class _Rewriter:
     def __init__(self, document: Any) -> None:
         self._document = document
         self._num_nodes = 0
-        self._budget = Budget()
+        self._budget = CompileBudget()
 
     def schema(self, schema: Any, pointer: str, followed: tuple[str, ...]) -> dict[str, Any]:
         """`followed` are the references on the way here."""
@@ -91,7 +91,7 @@ class _Rewriter:
             if name in schema:
                 raise _refused(repr(name), child(pointer, name))
         asked = {
-            name: value for name, value in schema.items() if name in TABLE and name not in ("$defs", "definitions")
+            name: value for name, value in schema.items() if name in KEYWORDS and name not in ("$defs", "definitions")
         }
         kind = next((name for name in ("$ref", "enum", "const", "anyOf", "allOf") if name in asked), None)
         if kind is None:
@@ -252,14 +252,14 @@ def _refused(what: str, pointer: str) -> GrammarError:
 
 def _without_ends(expression: Expression) -> Expression:
     match expression:
-        case Choice(parts=parts):
-            return choice(_without_ends(part) for part in parts)
-        case Sequence(parts=parts):
+        case Alt(parts=parts):
+            return alternation(_without_ends(part) for part in parts)
+        case Seq(parts=parts):
             first = 1 if parts and parts[0] == TextStart() else 0
             last = len(parts) - 1 if len(parts) > first and parts[-1] == TextEnd() else len(parts)
             return sequence(*parts[first:last])
         case TextStart() | TextEnd():
-            return Sequence(())
+            return Seq(())
     return expression
 
 
@@ -269,10 +269,10 @@ def _within(expression: Expression, allowed: CharSet) -> Expression:
         case Chars(ranges=ranges):
             kept = _both(ranges, allowed)
             return Chars(kept) if kept else NOTHING
-        case Sequence(parts=parts):
+        case Seq(parts=parts):
             return sequence(*(_within(part, allowed) for part in parts))
-        case Choice(parts=parts):
-            return choice(_within(part, allowed) for part in parts)
+        case Alt(parts=parts):
+            return alternation(_within(part, allowed) for part in parts)
         case Repeat(part=part, least=least, most=most, lazy=lazy):
             return repeat(_within(part, allowed), least, most, lazy)
     return expression
@@ -282,15 +282,15 @@ def _spelled(expression: Expression) -> str:
     match expression:
         case Chars(ranges=ranges):
             return "[" + "".join(f"{_escape(low)}-{_escape(high)}" for low, high in ranges) + "]"
-        case Sequence(parts=parts):
+        case Seq(parts=parts):
             return "".join(map(_spelled, parts))
-        case Choice(parts=parts) if parts:
+        case Alt(parts=parts) if parts:
             return f"(?:{'|'.join(map(_spelled, parts))})"
         case Repeat(part=part, least=least, most=most, lazy=lazy):
             if max(least, most or 0) > MAX_COUNT:
                 raise GrammarError(f"a repeat beyond {MAX_COUNT} is not supported")
             return f"(?:{_spelled(part)}){{{least},{'' if most is None else most}}}{'?' if lazy else ''}"
-        case Choice():
+        case Alt():
             raise GrammarError("no text at all satisfies the constraint")
     raise GrammarError("anchors, \\b and look-around are not supported")
 

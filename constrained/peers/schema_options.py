@@ -15,7 +15,7 @@ from typing import Any
 from ..constraint import JsonSchema, SchemaOptions
 from ..errors import GrammarError
 from ..schema.document import Document, Location, read_schema
-from ..schema.keywords import ALL, ONE, SEQUENCE, TABLE, check_keywords, child
+from ..schema.keywords import ALL, KEYWORDS, ONE, SEQUENCE, check_keywords, child
 from ..schema_disjoint import are_disjoint
 
 _LISTING = frozenset(("properties", "patternProperties"))
@@ -35,13 +35,13 @@ def peer_schema(constraint: JsonSchema) -> str:
     return json.dumps(_written(document, document.start, options), ensure_ascii=False)
 
 
-def peer_tag(spec: Any, options: SchemaOptions) -> Any:
+def peer_structural_tag(spec: Any, options: SchemaOptions) -> Any:
     """A structural tag in which each schema is as `peer_schema` says."""
     if isinstance(spec, list):
-        return [peer_tag(part, options) for part in spec]
+        return [peer_structural_tag(part, options) for part in spec]
     if not isinstance(spec, Mapping):
         return spec
-    found = {name: peer_tag(part, options) for name, part in spec.items()}
+    found = {name: peer_structural_tag(part, options) for name, part in spec.items()}
     if spec.get("type") == "json_schema" and isinstance(spec.get("json_schema"), dict | bool):
         found["json_schema"] = json.loads(peer_schema(JsonSchema(spec["json_schema"], options)))
     return found
@@ -68,7 +68,7 @@ def _written(document: Document, location: Location, options: SchemaOptions) -> 
         elif name in _CONDITIONS:
             if closes and _mentions_members(value):
                 raise _refusal(child(location.pointer, name))
-        elif (kind := TABLE.get(name)) is not None and kind.places:
+        elif (kind := KEYWORDS.get(name)) is not None and kind.places:
             found[name] = _each(value, kind.places, partial(_inside, document, location, options), name)
     if closes and _is_open(schema):
         beside = sorted(_BESIDE & schema.keys())

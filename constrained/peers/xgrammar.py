@@ -14,7 +14,7 @@ from ..automaton.vocabulary import Vocabulary
 from ..backends import Peer, not_supported
 from ..constraint import Choices, Constraint, Grammar, JsonObject, JsonSchema, Regex, StructuralTag
 from ..errors import GrammarError
-from .schema_options import peer_schema, peer_tag
+from .schema_options import peer_schema, peer_structural_tag
 
 
 def compiler(vocabulary: Vocabulary, any_whitespace: bool) -> Callable[[Constraint], Callable[[], Peer]]:
@@ -55,7 +55,7 @@ def _compiled(compiler: Any, constraint: Constraint, any_whitespace: bool) -> An
             )
         case StructuralTag(spec=spec, options=options):
             newer = _newer(json.loads(spec) if isinstance(spec, str) else spec)
-            return compiler.compile_structural_tag(json.dumps(peer_tag(newer, options)))
+            return compiler.compile_structural_tag(json.dumps(peer_structural_tag(newer, options)))
         case _:
             raise not_supported("xgrammar", constraint)
 

@@ -29,7 +29,7 @@ _SELF_ESCAPES = b'"\\/'
 
 
 @dataclass(frozen=True, eq=False)
-class Decoder:
+class ByteDecoder:
     """N states. `table[n, c]` after a byte of class c: 0 no way, n > 0 another state, -1 - k a character of class k.
     State 0 is before the character."""
 
@@ -48,7 +48,7 @@ class _Template:
 
 
 @lru_cache(maxsize=1024)
-def decoder(alphabet: Alphabet, encoding: Encoding) -> Decoder:
+def byte_decoder(alphabet: Alphabet, encoding: Encoding) -> ByteDecoder:
     """The decoder of an encoding into the classes of an alphabet."""
     ascii_labels = [NO_CLASS] * 128
     labels: dict[int, int] = {}
@@ -64,7 +64,7 @@ def decoder(alphabet: Alphabet, encoding: Encoding) -> Decoder:
     return _filled(template, tuple(labels), ascii_labels, encoding)
 
 
-def _filled(template: _Template, labels: tuple[int, ...], ascii_labels: list[int], encoding: Encoding) -> Decoder:
+def _filled(template: _Template, labels: tuple[int, ...], ascii_labels: list[int], encoding: Encoding) -> ByteDecoder:
     after = np.array([0, *(-1 - label for label in labels)], np.int32)
     table = np.where(template.table < 0, after[np.clip(-template.table, 0, len(labels))], template.table)
     leaves = [[labels[leaf] for leaf in part] for part in template.leaves]
@@ -80,12 +80,12 @@ def _filled(template: _Template, labels: tuple[int, ...], ascii_labels: list[int
     codes[printable] += (plain[printable] + 1) * 4
     _, first, class_of = np.unique(template.columns + codes * 256, return_index=True, return_inverse=True)
     distinct = tuple(tuple(sorted(set(part))) for part in leaves)
-    return Decoder(np.ascontiguousarray(table[:, first]), class_of.reshape(-1).astype(np.uint8), distinct)
+    return ByteDecoder(np.ascontiguousarray(table[:, first]), class_of.reshape(-1).astype(np.uint8), distinct)
 
 
 @lru_cache(maxsize=256)
 def _template(cuts: tuple[tuple[int, int], ...], encoding: Encoding) -> _Template:
-    builder = _Builder(cuts)
+    builder = _ByteDecoderBuilder(cuts)
     edges = builder.utf8()
     if encoding == "json_string":
         edges = [edge for edge in edges if edge[0] >= 0x7F]
@@ -103,7 +103,7 @@ def _template(cuts: tuple[tuple[int, int], ...], encoding: Encoding) -> _Templat
     return _Template(table, columns.reshape(-1).astype(np.int64), builder.leaves())
 
 
-class _Builder:
+class _ByteDecoderBuilder:
     """States as tuples of edges; equal ones are one. Targets: 0 none, n > 0 a state, -1 - k the label k."""
 
     def __init__(self, cuts: tuple[tuple[int, int], ...]) -> None:

@@ -9,18 +9,18 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from ..budget import Budget
-from .byte_decoder import Decoder, Encoding, decoder
+from ..budget import CompileBudget
+from .byte_decoder import ByteDecoder, Encoding, byte_decoder
 from .char_dfa import DEAD, CharDfa
 from .dfa import Dfa
 
 
-def encoded(chars: CharDfa, encoding: Encoding, budget: Budget | None = None) -> Dfa:
+def byte_dfa(chars: CharDfa, encoding: Encoding, budget: CompileBudget | None = None) -> Dfa:
     """The texts that `chars` accepts, as bytes. Raises GrammarError beyond the budget."""
-    read = decoder(chars.alphabet, encoding)
+    read = byte_decoder(chars.alphabet, encoding)
     num_states = chars.num_states
     inner, sources, readers = _inner_states(chars, read)
-    (budget or Budget()).check(num_states + len(sources))
+    (budget or CompileBudget()).check(num_states + len(sources))
     sources = np.concatenate([np.arange(num_states), sources])
     readers = np.concatenate([np.zeros(num_states, np.int64), readers])
     following = read.table[readers]  # [states, byte classes]
@@ -33,7 +33,7 @@ def encoded(chars: CharDfa, encoding: Encoding, budget: Budget | None = None) ->
     return Dfa(rows, read.class_of, accepting)
 
 
-def _inner_states(chars: CharDfa, read: Decoder) -> tuple[NDArray[np.int32], NDArray[np.int64], NDArray[np.int64]]:
+def _inner_states(chars: CharDfa, read: ByteDecoder) -> tuple[NDArray[np.int32], NDArray[np.int64], NDArray[np.int64]]:
     """The number of the state for each (state of chars, state of the decoder), and for each of those a representative
     pair."""
     table = chars.table.tolist()

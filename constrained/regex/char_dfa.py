@@ -9,7 +9,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from ..budget import Budget
+from ..budget import CompileBudget
 from .alphabet import NO_CLASS, Alphabet, alphabet_of, common_alphabet
 from .charset import ALL
 from .pair_product import Lives, pair_product
@@ -46,21 +46,21 @@ class CharDfa:
                 return False
         return bool(self.accepting[state])
 
-    def intersect(self, other: CharDfa, budget: Budget | None = None) -> CharDfa:
+    def intersect(self, other: CharDfa, budget: CompileBudget | None = None) -> CharDfa:
         """What both accept. This and the others raise GrammarError beyond the budget."""
         return _product(self, other, "both", budget)
 
-    def union(self, other: CharDfa, budget: Budget | None = None) -> CharDfa:
+    def union(self, other: CharDfa, budget: CompileBudget | None = None) -> CharDfa:
         return _product(self, other, "either", budget)
 
-    def minus(self, other: CharDfa, budget: Budget | None = None) -> CharDfa:
+    def minus(self, other: CharDfa, budget: CompileBudget | None = None) -> CharDfa:
         return _product(self, other, "only first", budget)
 
     def complement(self) -> CharDfa:
         """Every text but those accepted."""
-        return length_chars(0, None).minus(self)
+        return length_char_dfa(0, None).minus(self)
 
-    def up_to(self, ends: Sequence[str], budget: Budget) -> CharDfa:
+    def up_to(self, ends: Sequence[str], budget: CompileBudget) -> CharDfa:
         """Texts of this, followed by one of `ends`, that have no other such beginning."""
         letters = tuple(dict.fromkeys(((ord(letter), ord(letter)),) for end in ends for letter in end))
         alphabet, from_self, _ = common_alphabet(self.alphabet, alphabet_of(letters)[0])
@@ -89,7 +89,7 @@ class CharDfa:
             rows.append(row)
         rows[1], rows[2] = rows[2], rows[1]
         swapped = [[{1: 2, 2: 1}.get(target, target) for target in row] for row in rows]
-        return trimmed_chars(alphabet, swapped, [number == 2 for number in range(len(rows))])
+        return trimmed_char_dfa(alphabet, swapped, [number == 2 for number in range(len(rows))])
 
     def witness(self) -> str | None:
         """A shortest text that is accepted; None when there is none."""
@@ -101,7 +101,7 @@ class CharDfa:
                 while state != START:
                     state, label = reached[state]
                     labels.append(label)
-                return "".join(_typical(self.alphabet, label) for label in reversed(labels))
+                return "".join(_readable_member(self.alphabet, label) for label in reversed(labels))
             for label, target in enumerate(self.table[state].tolist()):
                 if target != DEAD and target not in reached:
                     reached[target] = (state, label)
@@ -109,7 +109,7 @@ class CharDfa:
         return None
 
 
-def trimmed_chars(
+def trimmed_char_dfa(
     alphabet: Alphabet, rows: Sequence[Sequence[int]] | NDArray[np.int32], accepting: Sequence[bool] | NDArray[np.bool_]
 ) -> CharDfa:
     """The automaton without the states from which no accepting one can be reached. Every state is reachable."""
@@ -126,28 +126,28 @@ def trimmed_chars(
     return CharDfa(alphabet, number[table[kept]], ends[kept])
 
 
-def length_chars(least: int, most: int | None, budget: Budget | None = None) -> CharDfa:
+def length_char_dfa(least: int, most: int | None, budget: CompileBudget | None = None) -> CharDfa:
     """All texts of so many characters."""
     last = least if most is None else most
-    (budget or Budget()).check(last + 2)
+    (budget or CompileBudget()).check(last + 2)
     alphabet, _ = alphabet_of((ALL,))
     rows = [[DEAD]] + [[START + length + 1] for length in range(last)] + [[START + last if most is None else DEAD]]
-    return trimmed_chars(alphabet, rows, [False, *(least <= length for length in range(last + 1))])
+    return trimmed_char_dfa(alphabet, rows, [False, *(least <= length for length in range(last + 1))])
 
 
 def _product(
-    a: CharDfa, b: CharDfa, accepts: Literal["both", "only first", "either"], budget: Budget | None
+    a: CharDfa, b: CharDfa, accepts: Literal["both", "only first", "either"], budget: CompileBudget | None
 ) -> CharDfa:
     alphabet, from_a, from_b = common_alphabet(a.alphabet, b.alphabet)
     lives: Lives = "first" if accepts == "only first" else accepts
-    check = (budget or Budget()).check
+    check = (budget or CompileBudget()).check
     table, pairs = pair_product(a.table[:, from_a], b.table[:, from_b], lives, check)
     in_a, in_b = a.accepting[pairs[:, 0]], b.accepting[pairs[:, 1]]
     ends = in_a & in_b if accepts == "both" else in_a | in_b if accepts == "either" else in_a & ~in_b
-    return trimmed_chars(alphabet, table, ends)
+    return trimmed_char_dfa(alphabet, table, ends)
 
 
-def _typical(alphabet: Alphabet, label: int) -> str:
+def _readable_member(alphabet: Alphabet, label: int) -> str:
     """A member of the class, a letter or digit if there is one."""
     codes = [*b"a0A ", *range(0x21, 0x7F)]
     return chr(next((code for code in codes if alphabet.class_of(code) == label), alphabet.members(label)[0][0]))

@@ -5,18 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
 
-from .expression import NOTHING, Bytes, Chars, Expression, choice, optional, repeat, sequence
+from .expression import NOTHING, Bytes, Chars, Expression, alternation, optional, repeat, sequence
 
 _DIGIT, DIGITS = Chars(((0x30, 0x39),)), repeat(Chars(((0x30, 0x39),)), 1, None)
-NATURAL = choice([Bytes(b"0"), sequence(Chars(((0x31, 0x39),)), repeat(_DIGIT, 0, None))])
+NATURAL = alternation([Bytes(b"0"), sequence(Chars(((0x31, 0x39),)), repeat(_DIGIT, 0, None))])
 FRACTION = sequence(Bytes(b"."), DIGITS)
 INTEGER = sequence(optional(Bytes(b"-")), NATURAL)
 # Exponents that readers of doubles can follow: beyond, a number would be read as infinite.
-_POWER = sequence(optional(choice([sequence(Chars(((0x30, 0x32),)), _DIGIT), _DIGIT])), _DIGIT)
+_POWER = sequence(optional(alternation([sequence(Chars(((0x30, 0x32),)), _DIGIT), _DIGIT])), _DIGIT)
 LARGE_EXPONENT = sequence(Chars(((0x45, 0x45), (0x65, 0x65))), optional(Bytes(b"+")), _POWER)
 EXPONENT = sequence(
     Chars(((0x45, 0x45), (0x65, 0x65))),
-    choice([sequence(Bytes(b"-"), repeat(_DIGIT, 1, 3)), sequence(optional(Bytes(b"+")), _POWER)]),
+    alternation([sequence(Bytes(b"-"), repeat(_DIGIT, 1, 3)), sequence(optional(Bytes(b"+")), _POWER)]),
 )
 NUMBER = sequence(INTEGER, optional(FRACTION), optional(EXPONENT))
 
@@ -26,17 +26,17 @@ _MINUS = Bytes(b"-")
 
 
 @dataclass(frozen=True)
-class Bound:
+class NumberBound:
     """`value` itself is within unless `strict`."""
 
     value: Decimal
     strict: bool
 
-    def negated(self) -> Bound:
-        return Bound(-self.value, self.strict)
+    def negated(self) -> NumberBound:
+        return NumberBound(-self.value, self.strict)
 
 
-def integers(lower: Bound | None, upper: Bound | None) -> Expression:
+def integers(lower: NumberBound | None, upper: NumberBound | None) -> Expression:
     """All integers within the bounds, without leading zeros, -0 or exponents."""
     if lower is None and upper is None:
         return INTEGER
@@ -50,7 +50,7 @@ def integers(lower: Bound | None, upper: Bound | None) -> Expression:
     if low is not None and low >= 0:
         return positive
     negative = naturals(1 if high is None else max(-high, 1), None if low is None else -low)
-    return choice([positive, sequence(_MINUS, negative)])
+    return alternation([positive, sequence(_MINUS, negative)])
 
 
 def naturals(low: int, high: int | None) -> Expression:
@@ -60,13 +60,13 @@ def naturals(low: int, high: int | None) -> Expression:
     if high is None:
         length = len(str(low))
         longer = sequence(Chars(((0x31, 0x39),)), repeat(Chars(((0x30, 0x39),)), length, None))
-        return choice([naturals(low, 10**length - 1), longer])
+        return alternation([naturals(low, 10**length - 1), longer])
     parts = []
     while low <= high:
         last = min(high, 10 ** len(str(low)) - 1)
         parts.append(_same_length(str(low), str(last)))
         low = last + 1
-    return choice(parts)
+    return alternation(parts)
 
 
 def _same_length(low: str, high: str) -> Expression:
@@ -77,7 +77,7 @@ def _same_length(low: str, high: str) -> Expression:
     if low[0] == high[0]:
         return sequence(Bytes(low[:1].encode()), _same_length(low[1:], high[1:]))
     between = _digit(int(low[0]) + 1, int(high[0]) - 1)
-    return choice(
+    return alternation(
         [
             sequence(Bytes(low[:1].encode()), _same_length(low[1:], "9" * (length - 1))),
             sequence(between, repeat(Chars(((0x30, 0x39),)), length - 1, length - 1)),
@@ -86,25 +86,25 @@ def _same_length(low: str, high: str) -> Expression:
     )
 
 
-def numbers(lower: Bound | None, upper: Bound | None) -> tuple[Expression, Expression]:
+def numbers(lower: NumberBound | None, upper: NumberBound | None) -> tuple[Expression, Expression]:
     """Two expressions whose intersection is all numbers within the bounds; without exponents if there are bounds."""
     if lower is None and upper is None:
         return NUMBER, NUMBER
-    zero = Bound(Decimal(0), strict=False)
+    zero = NumberBound(Decimal(0), strict=False)
     positive = _between(lower if lower is not None and lower.value >= 0 else zero, upper)
     low = upper.negated() if upper is not None and upper.value <= 0 else zero
     negative = _between(low, None if lower is None else lower.negated())
     pairs = zip(positive, (sequence(_MINUS, side) for side in negative), strict=True)
-    at_least, at_most = (choice(pair) for pair in pairs)
+    at_least, at_most = (alternation(pair) for pair in pairs)
     return at_least, at_most
 
 
-def _between(lower: Bound, upper: Bound | None) -> tuple[Expression, Expression]:
+def _between(lower: NumberBound, upper: NumberBound | None) -> tuple[Expression, Expression]:
     """The numbers >= 0 at least `lower`, and those at most `upper`."""
     return at_least(lower), sequence(NATURAL, optional(FRACTION)) if upper is None else _at_most(upper)
 
 
-def at_least(bound: Bound) -> Expression:
+def at_least(bound: NumberBound) -> Expression:
     whole, fraction = _digits(bound.value)
     above = sequence(naturals(whole + 1, None), optional(FRACTION))
     if not fraction:
@@ -115,11 +115,11 @@ def at_least(bound: Bound) -> Expression:
             for n, digit in enumerate(fraction)
         ]
         same = sequence(Bytes(fraction.encode()), _SOME_NONZERO if bound.strict else _ANY_DIGITS)
-        rest = sequence(Bytes(b"."), choice([*larger, same]))
-    return choice([above, sequence(Bytes(str(whole).encode()), rest)])
+        rest = sequence(Bytes(b"."), alternation([*larger, same]))
+    return alternation([above, sequence(Bytes(str(whole).encode()), rest)])
 
 
-def _at_most(bound: Bound) -> Expression:
+def _at_most(bound: NumberBound) -> Expression:
     if bound.value < 0:
         return NOTHING
     whole, fraction = _digits(bound.value)
@@ -134,8 +134,8 @@ def _at_most(bound: Bound) -> Expression:
         ]
         shorter = [Bytes(fraction[:n].encode()) for n in range(1, len(fraction))]
         same = NOTHING if bound.strict else sequence(Bytes(fraction.encode()), zeros)
-        rest = optional(sequence(Bytes(b"."), choice([*smaller, *shorter, same])))
-    return choice([below, sequence(Bytes(str(whole).encode()), rest)])
+        rest = optional(sequence(Bytes(b"."), alternation([*smaller, *shorter, same])))
+    return alternation([below, sequence(Bytes(str(whole).encode()), rest)])
 
 
 def _digits(value: Decimal) -> tuple[int, str]:

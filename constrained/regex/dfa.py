@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ..budget import Budget
+from ..budget import CompileBudget
 from ..byte_kinds import KIND, NUM_KINDS
 
 DEAD, START = 0, 1
@@ -45,7 +45,7 @@ class Dfa:
         return bool(self.accepting[self.walk(START, data)])
 
 
-def trimmed(table: NDArray[np.int32], class_of: NDArray[np.uint8], accepting: NDArray[np.bool_]) -> Dfa:
+def trimmed_dfa(table: NDArray[np.int32], class_of: NDArray[np.uint8], accepting: NDArray[np.bool_]) -> Dfa:
     """The automaton without the states from which, or to which, no way leads, and with equal classes merged."""
     sources, classes = np.nonzero(table)
     targets = table[sources, classes].astype(np.int64)
@@ -60,7 +60,7 @@ def trimmed(table: NDArray[np.int32], class_of: NDArray[np.uint8], accepting: ND
     return Dfa(np.ascontiguousarray(columns), merged.reshape(-1)[class_of].astype(np.uint8), accepting[old_number])
 
 
-def intersect(a: Dfa, b: Dfa, budget: Budget) -> Dfa:
+def intersect(a: Dfa, b: Dfa, budget: CompileBudget) -> Dfa:
     """What both accept: pairs of states, found breadth first."""
     pairs, class_of = np.unique(np.stack([a.class_of, b.class_of]), axis=1, return_inverse=True)
     table_a, table_b = a.table[:, pairs[0]], b.table[:, pairs[1]]
@@ -81,7 +81,7 @@ def intersect(a: Dfa, b: Dfa, budget: Budget) -> Dfa:
         numbers = np.array([number[code] if code else DEAD for code in unique.tolist()], np.int32)
         rows.append(numbers[inverse].reshape(codes.shape))
         frontier = np.array(new, np.int64)
-    return trimmed(np.concatenate(rows), class_of.reshape(-1).astype(np.uint8), np.concatenate(accepting))
+    return trimmed_dfa(np.concatenate(rows), class_of.reshape(-1).astype(np.uint8), np.concatenate(accepting))
 
 
 def _reachable(

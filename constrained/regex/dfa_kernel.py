@@ -19,7 +19,7 @@ LONGEST = 1 << 15
 
 
 @compiled("(int64, int64, int32[:,::1], int32[::1], int64)")
-def place(state_a: int, state_b: int, pairs: Ints, slots: Ints, mask: int) -> int:
+def find_slot(state_a: int, state_b: int, pairs: Ints, slots: Ints, mask: int) -> int:
     """The slot of a pair, or the free one that is to be its."""
     mixed = (state_a * _SPREAD + state_b) * _SPREAD
     slot = (mixed ^ (mixed >> 17)) & mask
@@ -51,7 +51,7 @@ def extend(
                 is_dead = target_a == 0 and target_b == 0
             if is_dead:
                 continue
-            slot = place(target_a, target_b, pairs, slots, mask)
+            slot = find_slot(target_a, target_b, pairs, slots, mask)
             if slots[slot] == 0:
                 slots[slot] = number
                 pairs[number, 0] = target_a
@@ -66,11 +66,11 @@ def extend(
 def enter(pairs: Ints, number: int, slots: Ints) -> None:
     """All pairs so far into empty slots."""
     for known in range(1, number):
-        slots[place(pairs[known, 0], pairs[known, 1], pairs, slots, len(slots) - 1)] = known
+        slots[find_slot(pairs[known, 0], pairs[known, 1], pairs, slots, len(slots) - 1)] = known
 
 
 @compiled("(int32[:,::1], boolean[::1], boolean[::1])")
-def _lengths(table: Ints, labels: NDArray[np.bool_], within: NDArray[np.bool_]) -> Ints:
+def _safe_lengths(table: Ints, labels: NDArray[np.bool_], within: NDArray[np.bool_]) -> Ints:
     """How long a text of these labels may be at least, from each state, without leaving some states; 0 when that is a
     long search."""
     found = np.where(within, LONGEST, 0).astype(np.int32)
@@ -117,7 +117,7 @@ def free_kinds(
             for byte in range(256):
                 if joined >> np.int32(kind_of[byte]) & 1:
                     labels[class_of[byte]] = True
-            found = _lengths(table, labels, within)
+            found = _safe_lengths(table, labels, within)
             for state in range(at, len(table)):
                 if not done[state] and before[state] == so_far:
                     done[state] = True

@@ -25,12 +25,12 @@ class Chars:
 
 
 @dataclass(frozen=True)
-class Sequence:
+class Seq:
     parts: tuple[Expression, ...]
 
 
 @dataclass(frozen=True)
-class Choice:
+class Alt:
     parts: tuple[Expression, ...]
 
 
@@ -63,10 +63,10 @@ class Look:
     negated: bool
 
 
-Expression = Bytes | Chars | Sequence | Choice | Repeat | TextStart | TextEnd | Look
+Expression = Bytes | Chars | Seq | Alt | Repeat | TextStart | TextEnd | Look
 
-EMPTY = Sequence(())
-NOTHING = Choice(())
+EMPTY = Seq(())
+NOTHING = Alt(())
 
 
 def literal(text: str) -> Expression:
@@ -77,14 +77,14 @@ def sequence(*parts: Expression) -> Expression:
     kept = tuple(part for part in parts if part != EMPTY)
     if NOTHING in kept:
         return NOTHING
-    return kept[0] if len(kept) == 1 else Sequence(kept)
+    return kept[0] if len(kept) == 1 else Seq(kept)
 
 
-def choice(parts: Iterable[Expression]) -> Expression:
+def alternation(parts: Iterable[Expression]) -> Expression:
     kept = [part for part in parts if part is not NOTHING and part != NOTHING]
     if len(kept) > 1 and all(isinstance(part, Chars) for part in kept):
         return Chars(charset(r for part in kept if isinstance(part, Chars) for r in part.ranges))
-    return kept[0] if len(kept) == 1 else Choice(tuple(kept))
+    return kept[0] if len(kept) == 1 else Alt(tuple(kept))
 
 
 def optional(part: Expression) -> Expression:

@@ -8,16 +8,16 @@ automaton, running along over what follows, accepts no more. (The ordered subset
 
 from __future__ import annotations
 
-from ..budget import Budget
+from ..budget import CompileBudget
 from ..errors import GrammarError
-from .char_dfa import DEAD, CharDfa, trimmed_chars
+from .char_dfa import DEAD, CharDfa, trimmed_char_dfa
 from .expression import Expression
 from .nfa import CharNfa, build_char_nfa
 
 Key = tuple[tuple[int, ...], bool]  # states that take a character, the preferred first; whether they match so far
 
 
-def preferred_dfa(expression: Expression, budget: Budget) -> CharDfa:
+def leftmost_first_dfa(expression: Expression, budget: CompileBudget) -> CharDfa:
     """Raises GrammarError beyond the budget, and for anchors and look-around."""
     nfa = build_char_nfa(expression, budget)
     if nfa.guarded:
@@ -44,7 +44,7 @@ def preferred_dfa(expression: Expression, budget: Budget) -> CharDfa:
                 closures[group] = number[key]
             row.append(closures[group])
         rows.append(row)
-    return trimmed_chars(nfa.alphabet, rows, [False, *(matches for _, matches in keys)])
+    return trimmed_char_dfa(nfa.alphabet, rows, [False, *(matches for _, matches in keys)])
 
 
 def _closure(nfa: CharNfa, states: list[int] | tuple[int, ...]) -> Key:

@@ -12,9 +12,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from ..budget import Budget
-from .char_dfa import DEAD, CharDfa, trimmed_chars
-from .nfa import Around, CharNfa, Part
+from ..budget import CompileBudget
+from .char_dfa import DEAD, CharDfa, trimmed_char_dfa
+from .nfa import CharNfa, Fragment, LookGuard
 
 
 class Obligation(NamedTuple):
@@ -35,7 +35,7 @@ _FREE: frozenset[Obligation] = frozenset()
 
 
 @dataclass(frozen=True)
-class _Place:
+class _Position:
     """What is known of a position in the text: whether it is the first or last, and what each look-behind is at."""
 
     at_start: bool
@@ -43,13 +43,13 @@ class _Place:
     behind: tuple[Threads, ...]
 
 
-def determinise_with_lookaround(nfa: CharNfa, budget: Budget) -> CharDfa:
+def determinise_with_lookaround(nfa: CharNfa, budget: CompileBudget) -> CharDfa:
     """Raises GrammarError beyond the budget."""
-    return _Determiniser(nfa, budget).run()
+    return _LookaroundDeterminiser(nfa, budget).run()
 
 
-class _Determiniser:
-    def __init__(self, nfa: CharNfa, budget: Budget) -> None:
+class _LookaroundDeterminiser:
+    def __init__(self, nfa: CharNfa, budget: CompileBudget) -> None:
         self._nfa = nfa
         self._budget = budget
         self._num_states = 0
@@ -58,7 +58,7 @@ class _Determiniser:
     def run(self) -> CharDfa:
         nfa = self._nfa
         behind = self._behind(None)
-        start = self._closed([Thread(nfa.pattern.entry, _FREE)], nfa.pattern.accept, _Place(True, False, behind))
+        start = self._closed([Thread(nfa.pattern.entry, _FREE)], nfa.pattern.accept, _Position(True, False, behind))
         first = (start, behind, True)
         number = {first: 1}
         keys = [first]
@@ -77,11 +77,11 @@ class _Determiniser:
                     self._num_states = len(number)
                 row.append(number[key])
             rows.append(row)
-            accepting.append(self._ends(threads, nfa.pattern.accept, _Place(at_start, True, behind)))
-        return trimmed_chars(nfa.alphabet, rows, accepting)
+            accepting.append(self._ends(threads, nfa.pattern.accept, _Position(at_start, True, behind)))
+        return trimmed_char_dfa(nfa.alphabet, rows, accepting)
 
     def _step(self, threads: Threads, behind: tuple[Threads, ...], label: int) -> tuple[Threads, tuple[Threads, ...]]:
-        place = _Place(False, False, self._behind((behind, label)))
+        place = _Position(False, False, self._behind((behind, label)))
         return self._after(threads, self._nfa.pattern.accept, label, place, keeps=False), place.behind
 
     def _behind(self, last: tuple[tuple[Threads, ...], int] | None) -> tuple[Threads, ...]:
@@ -89,7 +89,7 @@ class _Determiniser:
         Inner ones come first."""
         found: tuple[Threads, ...] = ()
         for number, around in enumerate(self._nfa.arounds):
-            place = _Place(last is None, False, found)
+            place = _Position(last is None, False, found)
             threads: Threads = frozenset()
             if not around.ahead:
                 threads = self._closed([Thread(around.entry, _FREE)], None, place)
@@ -109,7 +109,7 @@ class _Determiniser:
                 moved.append(Thread(move[1], thread.obligations))
         return moved
 
-    def _after(self, threads: Threads, accept: int | None, label: int, place: _Place, keeps: bool) -> Threads:
+    def _after(self, threads: Threads, accept: int | None, label: int, place: _Position, keeps: bool) -> Threads:
         """After a character, obligations and all."""
         self._budget.check(self._num_states)
         moved = []
@@ -119,14 +119,14 @@ class _Determiniser:
                 moved.append(Thread(thread.place, obligations))
         return self._closed(moved, accept if keeps else None, place)
 
-    def _obligation_after(self, obligation: Obligation, label: int, place: _Place) -> Obligation:
+    def _obligation_after(self, obligation: Obligation, label: int, place: _Position) -> Obligation:
         key = (obligation, label, place.behind)
         if key not in self._steps:
             accept, negated, threads = obligation
             self._steps[key] = Obligation(accept, negated, self._after(threads, accept, label, place, keeps=True))
         return self._steps[key]
 
-    def _closed(self, threads: list[Thread], accept: int | None, place: _Place) -> Threads:
+    def _closed(self, threads: list[Thread], accept: int | None, place: _Position) -> Threads:
         """The threads, and all that they reach without a character."""
         nfa = self._nfa
         seen = set(threads)
@@ -137,7 +137,7 @@ class _Determiniser:
             at, obligations = todo.pop()
             new = [Thread(target, obligations) for target in nfa.free[at]]
             for guard, target in nfa.guarded.get(at, ()):
-                if isinstance(guard, Around):
+                if isinstance(guard, LookGuard):
                     added = self._obligation(guard, nfa.arounds[guard.number], place)
                     kept = self._kept((*obligations, added))
                     if kept is not None:
@@ -150,7 +150,7 @@ class _Determiniser:
                     todo.append(thread)
         return self._least(seen)
 
-    def _obligation(self, guard: Around, around: Part, place: _Place) -> Obligation:
+    def _obligation(self, guard: LookGuard, around: Fragment, place: _Position) -> Obligation:
         if around.ahead:
             begun = [Thread(around.entry, _FREE)]
             return Obligation(around.accept, guard.negated, self._closed(begun, around.accept, place))
@@ -186,7 +186,7 @@ class _Determiniser:
             if not any(other < obligations for other in group)
         )
 
-    def _ends(self, threads: Threads, accept: int, place: _Place) -> bool:
+    def _ends(self, threads: Threads, accept: int, place: _Position) -> bool:
         """Whether one of the threads is through if the text ends here."""
         for at, obligations in self._closed(list(threads), accept, place):
             if at == accept and all(self._ends(o.threads, o.accept, place) != o.negated for o in obligations):

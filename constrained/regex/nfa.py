@@ -8,25 +8,25 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal
 
-from ..budget import Budget
+from ..budget import CompileBudget
 from .alphabet import Alphabet, alphabet_of
 from .charset import ALL, CharSet
-from .expression import Bytes, Chars, Choice, Expression, Look, Repeat, Sequence, TextEnd, TextStart
+from .expression import Alt, Bytes, Chars, Expression, Look, Repeat, Seq, TextEnd, TextStart
 
 
 @dataclass(frozen=True)
-class Around:
+class LookGuard:
     """Look-around as a guard: whether what automaton `number` accepts lies behind, or ahead, of the place."""
 
     number: int
     negated: bool
 
 
-Guard = Literal["start", "end"] | Around
+Guard = Literal["start", "end"] | LookGuard
 
 
 @dataclass
-class Part:
+class Fragment:
     """An automaton within the whole: the pattern itself, or one look-around."""
 
     entry: int
@@ -44,8 +44,8 @@ class CharNfa:
     moves: list[tuple[tuple[int, ...], int] | None] = field(default_factory=list)
     free: list[list[int]] = field(default_factory=list)
     guarded: dict[int, list[tuple[Guard, int]]] = field(default_factory=dict)
-    pattern: Part = field(default_factory=lambda: Part(0, 0, False))
-    arounds: list[Part] = field(default_factory=list)
+    pattern: Fragment = field(default_factory=lambda: Fragment(0, 0, False))
+    arounds: list[Fragment] = field(default_factory=list)
     absorbing: set[int] = field(default_factory=set)  # states of the pattern from which every text is accepted
 
     @cached_property
@@ -55,14 +55,14 @@ class CharNfa:
         return frozenset({s for s, move in enumerate(self.moves) if move is not None}.union(self.guarded, ends))
 
 
-def build_char_nfa(expression: Expression, budget: Budget) -> CharNfa:
+def build_char_nfa(expression: Expression, budget: CompileBudget) -> CharNfa:
     """Raises GrammarError when it grows beyond the budget."""
     sets = tuple(dict.fromkeys(_sets(expression)))
     alphabet, classes = alphabet_of(sets)
-    builder = _Builder(CharNfa(alphabet), dict(zip(sets, classes, strict=True)), budget)
+    builder = _NfaBuilder(CharNfa(alphabet), dict(zip(sets, classes, strict=True)), budget)
     entry = builder.state()
-    builder.nfa.pattern = Part(entry, builder.add(expression, entry), False)
-    if isinstance(expression, Sequence) and expression.parts[-1:] == (Repeat(Chars(ALL), 0, None),):
+    builder.nfa.pattern = Fragment(entry, builder.add(expression, entry), False)
+    if isinstance(expression, Seq) and expression.parts[-1:] == (Repeat(Chars(ALL), 0, None),):
         builder.nfa.absorbing.add(builder.last_loop)
     return builder.nfa
 
@@ -75,14 +75,14 @@ def _sets(expression: Expression) -> Iterator[CharSet]:
                 yield ranges
             case Bytes(data=data):
                 yield from (((byte, byte),) for byte in data)
-            case Sequence(parts=parts) | Choice(parts=parts):
+            case Seq(parts=parts) | Alt(parts=parts):
                 todo += parts
             case Repeat(part=part) | Look(part=part):
                 todo.append(part)
 
 
-class _Builder:
-    def __init__(self, nfa: CharNfa, classes: dict[CharSet, tuple[int, ...]], budget: Budget) -> None:
+class _NfaBuilder:
+    def __init__(self, nfa: CharNfa, classes: dict[CharSet, tuple[int, ...]], budget: CompileBudget) -> None:
         self.nfa = nfa
         self._classes = classes
         self._budget = budget
@@ -107,11 +107,11 @@ class _Builder:
                 for byte in data:
                     entry = self._step(((byte, byte),), entry)
                 return entry
-            case Sequence(parts=parts):
+            case Seq(parts=parts):
                 for part in parts:
                     entry = self.add(part, entry)
                 return entry
-            case Choice(parts=parts):
+            case Alt(parts=parts):
                 exit = self.state()
                 for part in parts:
                     self._free(self.add(part, self._after(entry)), exit)
@@ -124,9 +124,9 @@ class _Builder:
                 return self._guarded("end", entry)
             case Look(part=part, ahead=ahead, negated=negated):
                 begin = self.state()
-                around = Part(begin, self.add(part, begin), ahead)
+                around = Fragment(begin, self.add(part, begin), ahead)
                 self.nfa.arounds.append(around)
-                return self._guarded(Around(len(self.nfa.arounds) - 1, negated), entry)
+                return self._guarded(LookGuard(len(self.nfa.arounds) - 1, negated), entry)
             case _:
                 raise AssertionError(f"{type(expression).__name__} is no part of a pattern")
 

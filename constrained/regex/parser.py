@@ -15,7 +15,7 @@ from dataclasses import replace
 from ..errors import GrammarError
 from .char_classes import CharacterReader, Dialect, Flags, cased, named_classes
 from .charset import ALL, chars
-from .expression import Chars, Expression, Look, Sequence, TextEnd, TextStart, choice, repeat, sequence
+from .expression import Chars, Expression, Look, Seq, TextEnd, TextStart, alternation, repeat, sequence
 
 MAX_NESTING = 60
 MAX_PATTERN = 1 << 16  # characters
@@ -34,7 +34,7 @@ def parse_regex(pattern: str, dialect: Dialect = "python", flags: str = "") -> E
     supported."""
     if len(pattern) > MAX_PATTERN:
         raise GrammarError(f"the pattern is longer than {MAX_PATTERN} characters")
-    return _Parser(pattern, dialect, _with_flags(Flags(), flags, "")).parse()
+    return _PatternParser(pattern, dialect, _with_flags(Flags(), flags, "")).parse()
 
 
 def _with_flags(flags: Flags, on: str, off: str) -> Flags:
@@ -43,7 +43,7 @@ def _with_flags(flags: Flags, on: str, off: str) -> Flags:
     return replace(flags, **changes | ({"ascii": False} if "u" in on else {}))
 
 
-class _Parser(CharacterReader):
+class _PatternParser(CharacterReader):
     def __init__(self, pattern: str, dialect: Dialect, flags: Flags) -> None:
         super().__init__(pattern, dialect)
         self._flags = flags
@@ -63,7 +63,7 @@ class _Parser(CharacterReader):
         branches = [self._branch()]
         while self.take("|"):
             branches.append(self._branch())
-        return choice(branches)
+        return alternation(branches)
 
     def _branch(self) -> Expression:
         parts = []
@@ -169,25 +169,25 @@ class _Parser(CharacterReader):
 
 
 def _line_start() -> Expression:
-    return choice([TextStart(), Look(_NEWLINE, ahead=False, negated=False)])
+    return alternation([TextStart(), Look(_NEWLINE, ahead=False, negated=False)])
 
 
 def _line_end() -> Expression:
-    return choice([TextEnd(), Look(_NEWLINE, ahead=True, negated=False)])
+    return alternation([TextEnd(), Look(_NEWLINE, ahead=True, negated=False)])
 
 
 def _boundary(word: Chars, different: bool) -> Expression:
     """Where a word begins or ends, or, if not `different`, anywhere else."""
     sides = [(False, different), (True, not different)]  # of what is behind and what is ahead, whether it is no word
-    return choice(
+    return alternation(
         sequence(Look(word, ahead=False, negated=behind), Look(word, ahead=True, negated=ahead))
         for behind, ahead in sides
     )
 
 
-def searched(found: Expression) -> Expression:
+def containing(found: Expression) -> Expression:
     """Any text that contains a match."""
-    parts = found.parts if isinstance(found, Sequence) else (found,)
+    parts = found.parts if isinstance(found, Seq) else (found,)
     before = () if parts[:1] == (TextStart(),) else (_ANYTHING,)
     after = () if parts[-1:] == (TextEnd(),) else (_ANYTHING,)
     return sequence(*before, *parts, *after)

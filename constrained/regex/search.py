@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
-from ..budget import Budget
+from ..budget import CompileBudget
 from ..errors import GrammarError
-from .byte_dfa import encoded
+from .byte_dfa import byte_dfa
 from .dfa import DEAD, START, Dfa
-from .expression import Choice, Expression, Look, Repeat, TextEnd, TextStart
-from .expression import Sequence as Parts
+from .expression import Alt, Expression, Look, Repeat, TextEnd, TextStart
+from .expression import Seq as Parts
 from .parser import parse_regex
 from .subset import char_dfa
 
@@ -38,7 +38,7 @@ class Match(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class _Automaton:
+class _SearchDfa:
     table: array[int]  # [states * classes]
     class_of: list[int]  # [256]
     num_classes: int
@@ -50,7 +50,7 @@ class _Automaton:
 class Search:
     """Patterns ready to be looked for. Immutable, shared."""
 
-    automata: tuple[_Automaton, ...]
+    automata: tuple[_SearchDfa, ...]
 
     def scan(self) -> Scan:
         return Scan(self)
@@ -121,7 +121,7 @@ class Scan:
 
 
 def _advanced(
-    automaton: _Automaton, run: dict[int, int], data: bytes, begin: int
+    automaton: _SearchDfa, run: dict[int, int], data: bytes, begin: int
 ) -> tuple[tuple[int, int] | None, dict[int, int]]:
     """(end, start) of the first match that ends in `data`, which begins at `begin`; and the runs after all of it."""
     table, class_of, num_classes = automaton.table, automaton.class_of, automaton.num_classes
@@ -151,7 +151,7 @@ def _compiled(pattern: str) -> tuple[Dfa, int]:
     expression = parse_regex(pattern, "python")
     if _looks_around(expression):
         raise GrammarError("an anchor or look-around, which has no meaning in the middle of a stream")
-    budget = Budget(MAX_STATES, MAX_CPU_SECONDS)
+    budget = CompileBudget(MAX_STATES, MAX_CPU_SECONDS)
     chars = char_dfa(expression, budget)
     if chars.is_empty:
         raise GrammarError("it matches no text at all")
@@ -159,14 +159,14 @@ def _compiled(pattern: str) -> tuple[Dfa, int]:
         raise GrammarError("it matches the empty text, which is everywhere")
     if chars.num_states > MAX_PLACES:
         raise GrammarError(f"too complex: it needs more than {MAX_PLACES} states")
-    return encoded(chars, "utf8", Budget(MAX_BYTE_STATES, MAX_CPU_SECONDS)), chars.num_states
+    return byte_dfa(chars, "utf8", CompileBudget(MAX_BYTE_STATES, MAX_CPU_SECONDS)), chars.num_states
 
 
-def _automaton(dfa: Dfa) -> _Automaton:
+def _automaton(dfa: Dfa) -> _SearchDfa:
     num_classes = dfa.table.shape[1]
     class_of = dfa.class_of.tolist()
     begins = dfa.table[START].tolist()
-    return _Automaton(
+    return _SearchDfa(
         table=array("H", dfa.table.astype("H").tobytes()),
         class_of=class_of,
         num_classes=num_classes,
@@ -181,7 +181,7 @@ def _looks_around(expression: Expression) -> bool:
         match todo.pop():
             case TextStart() | TextEnd() | Look():
                 return True
-            case Parts(parts=parts) | Choice(parts=parts):
+            case Parts(parts=parts) | Alt(parts=parts):
                 todo += parts
             case Repeat(part=part):
                 todo.append(part)

@@ -15,10 +15,10 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from ..budget import Budget
-from .char_dfa import CharDfa, trimmed_chars
+from ..budget import CompileBudget
+from .char_dfa import CharDfa, trimmed_char_dfa
 from .charset import ALL
-from .expression import Chars, Expression, Look, Sequence, TextStart, repeat, sequence
+from .expression import Chars, Expression, Look, Seq, TextStart, repeat, sequence
 from .lookaround import determinise_with_lookaround
 from .nfa import CharNfa, build_char_nfa
 from .word_boundaries import determinise_with_boundaries, sees_one_character
@@ -26,7 +26,7 @@ from .word_boundaries import determinise_with_boundaries, sees_one_character
 T = TypeVar("T", bound=np.generic)
 
 
-def char_dfa(expression: Expression, budget: Budget) -> CharDfa:
+def char_dfa(expression: Expression, budget: CompileBudget) -> CharDfa:
     """The automaton of an expression whose anchors mean the ends of the text. Raises GrammarError beyond the budget."""
     looks, rest = _leading_looks(expression)
     nfa = build_char_nfa(rest, budget)
@@ -37,7 +37,7 @@ def char_dfa(expression: Expression, budget: Budget) -> CharDfa:
     return found
 
 
-def _determinised(nfa: CharNfa, budget: Budget) -> CharDfa:
+def _determinised(nfa: CharNfa, budget: CompileBudget) -> CharDfa:
     if not nfa.arounds:
         return _subsets(nfa, budget)
     if sees_one_character(nfa):
@@ -47,7 +47,7 @@ def _determinised(nfa: CharNfa, budget: Budget) -> CharDfa:
 
 def _leading_looks(expression: Expression) -> tuple[list[Look], Expression]:
     """Look-ahead at the text's start, which is but an intersection, and the rest."""
-    parts = list(expression.parts) if isinstance(expression, Sequence) else []
+    parts = list(expression.parts) if isinstance(expression, Seq) else []
     looks: list[Look] = []
     at = 1 if parts and parts[0] == TextStart() else 0
     while at < len(parts) and isinstance(look := parts[at], Look) and look.ahead:
@@ -84,7 +84,7 @@ def _longer(array: NDArray[T]) -> NDArray[T]:
     return np.concatenate([array, np.zeros_like(array)])
 
 
-def _subsets(nfa: CharNfa, budget: Budget) -> CharDfa:
+def _subsets(nfa: CharNfa, budget: CompileBudget) -> CharDfa:
     """Of a pattern without look-around."""
     from . import subset_kernel as kernel  # here, for it imports numba
 
@@ -114,14 +114,14 @@ def _subsets(nfa: CharNfa, budget: Budget) -> CharDfa:
         if answer != kernel.DONE:  # a call that does all at once may be the one that has the loop compiled
             budget.check(number)
         else:
-            return trimmed_chars(nfa.alphabet, sets.table[:number], sets.ends[:number])
+            return trimmed_char_dfa(nfa.alphabet, sets.table[:number], sets.ends[:number])
         if answer == kernel.NEEDS_MEMBERS:
             sets.grow_members()
         elif answer == kernel.NEEDS_CLOSURES:
             sets.grow_closures()
         elif answer == kernel.NEEDS_SETS:
             sets.grow_sets()
-            kernel.again(sets.counts, sets.begins, sets.members, sets.ends, sets.slots)
+            kernel.rehash(sets.counts, sets.begins, sets.members, sets.ends, sets.slots)
 
 
 def _rows(lists: Iterable[Values[int]]) -> tuple[NDArray[np.int32], NDArray[np.int32]]:

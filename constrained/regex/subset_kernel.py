@@ -20,7 +20,7 @@ _FACTOR, _BITS = 1_000_003, (1 << 40) - 1  # of the hash of a set, which stays w
 
 
 @compiled("(int32[::1], int64, boolean, int64[::1], int32[::1], boolean[::1], int32[::1])")
-def _slot(
+def _find_slot(
     found: Ints,
     size: int,
     does_end: bool,
@@ -64,7 +64,7 @@ def enter(
     """The number of a set, new if need be; -1 when there is no room for its members, -2 for its number."""
     if size == 0 and not does_end:
         return 0
-    slot = _slot(found, size, does_end, begins, members, ends, slots)
+    slot = _find_slot(found, size, does_end, begins, members, ends, slots)
     if slots[slot] != 0:
         return int(slots[slot])
     number, place = int(counts[SETS]), counts[MEMBERS]
@@ -81,14 +81,14 @@ def enter(
 
 
 @compiled("(int64[::1], int64[::1], int32[::1], boolean[::1], int32[::1])")
-def again(
+def rehash(
     counts: NDArray[np.int64], begins: NDArray[np.int64], members: Ints, ends: NDArray[np.bool_], slots: Ints
 ) -> None:
     """All sets so far into empty slots."""
     for number in range(1, counts[SETS]):
         first, last = begins[number], begins[number + 1]
         if last > first or ends[number]:
-            slots[_slot(members[first:last], last - first, ends[number], begins, members, ends, slots)] = number
+            slots[_find_slot(members[first:last], last - first, ends[number], begins, members, ends, slots)] = number
 
 
 @compiled(
@@ -207,7 +207,7 @@ def begin(
     begins[2] = size
     counts[SETS], counts[MEMBERS] = 2, size
     if size or ends[1]:
-        slots[_slot(members, size, ends[1], begins, members, ends, slots)] = 1
+        slots[_find_slot(members, size, ends[1], begins, members, ends, slots)] = 1
 
 
 @compiled(

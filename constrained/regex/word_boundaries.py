@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..budget import Budget
-from .char_dfa import DEAD, CharDfa, trimmed_chars
-from .nfa import Around, CharNfa
+from ..budget import CompileBudget
+from .char_dfa import DEAD, CharDfa, trimmed_char_dfa
+from .nfa import CharNfa, LookGuard
 
 START_OF_TEXT = -1  # in place of the class of the last character
 Thread = tuple[int, int]  # a state, and what may come next: bit c for class c, and one more bit for the text's end
@@ -26,9 +26,9 @@ def sees_one_character(nfa: CharNfa) -> bool:
     )
 
 
-def determinise_with_boundaries(nfa: CharNfa, budget: Budget) -> CharDfa:
+def determinise_with_boundaries(nfa: CharNfa, budget: CompileBudget) -> CharDfa:
     """Raises GrammarError beyond the budget. `nfa` sees one character."""
-    return _Determiniser(nfa, budget).run()
+    return _BoundaryDeterminiser(nfa, budget).run()
 
 
 @dataclass(frozen=True)
@@ -37,8 +37,8 @@ class _Closure:
     ends: bool  # whether the text may end here
 
 
-class _Determiniser:
-    def __init__(self, nfa: CharNfa, budget: Budget) -> None:
+class _BoundaryDeterminiser:
+    def __init__(self, nfa: CharNfa, budget: CompileBudget) -> None:
         self._nfa = nfa
         self._budget = budget
         self._end = 1 << nfa.alphabet.num_classes
@@ -72,7 +72,7 @@ class _Determiniser:
                     keys.append(key)
                 row.append(number[key])
             rows.append(row)
-        return trimmed_chars(self._nfa.alphabet, rows, [False, *(ends for _, ends in keys)])
+        return trimmed_char_dfa(self._nfa.alphabet, rows, [False, *(ends for _, ends in keys)])
 
     def _entered(self, closures: list[_Closure]) -> tuple[Threads, bool]:
         """All together, without the threads that another makes needless."""
@@ -108,7 +108,7 @@ class _Determiniser:
                     new.append((target, ahead & self._end))
                 elif guard == "start":
                     new.append((target, ahead if last == START_OF_TEXT else 0))
-                elif isinstance(guard, Around):
+                elif isinstance(guard, LookGuard):
                     new.append((target, ahead & self._allowed(guard, last)))
             for thread in new:
                 if thread[1] and thread not in seen:
@@ -118,7 +118,7 @@ class _Determiniser:
         going_on = tuple((at, ahead) for at, ahead in seen if nfa.moves[at] is not None and ahead != self._end)
         return _Closure(going_on, any(at == nfa.pattern.accept and ahead & self._end for at, ahead in seen))
 
-    def _allowed(self, guard: Around, last: int) -> int:
+    def _allowed(self, guard: LookGuard, last: int) -> int:
         """What may come next where the guard holds."""
         wanted = self._seen[guard.number]
         if self._nfa.arounds[guard.number].ahead:

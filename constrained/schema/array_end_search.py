@@ -13,27 +13,27 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from ..errors import GrammarError
-from .end_search import Completion, Value
+from .end_search import EndSearch, ValueGoal
 from .finite_values import distinct_values
 from .formula import Formula, conj, evaluate, optimistic
-from .joint_truths import Together, Truths, literals, restricted, together_of
+from .joint_truths import JointTruths, Truths, joint_truths, literals, restricted
 
 if TYPE_CHECKING:
-    from .array_states import ArrayContext, ArrayState, Asked
+    from .array_states import ArrayContext, ArrayState, ItemDemands
 
 
 MAX_GOALS = 32  # whose truths are followed from item to item: work grows with the fourth power of their number
 
 
 @dataclass(frozen=True)
-class Another:
+class FreshValue:
     """A value unlike those before, of a goal that many values satisfy."""
 
     number: int
     goal: Formula
 
 
-class ArrayCompletion(Completion["ArrayState"]):
+class ArrayEndSearch(EndSearch["ArrayState"]):
     """Of the states of one context."""
 
     def __init__(self, context: ArrayContext) -> None:
@@ -55,12 +55,14 @@ class ArrayCompletion(Completion["ArrayState"]):
                 if brings_on and not self._is_hopeless(step) and together.possible(truths):
                     yield step
 
-    def _promise(self, asked: Asked, together: Together, truths: Truths) -> int:
+    def _promise(self, asked: ItemDemands, together: JointTruths, truths: Truths) -> int:
         """Less, where more of what is looked for is found."""
         known = dict(zip(together.goals, truths, strict=True))
         return -sum(found is True or known.get(found, False) for wanted in asked.wanted for found in wanted)
 
-    def _with_values(self, state: ArrayState, asked: Asked, together: Together, truths: Truths) -> Iterator[ArrayState]:
+    def _with_values(
+        self, state: ArrayState, asked: ItemDemands, together: JointTruths, truths: Truths
+    ) -> Iterator[ArrayState]:
         known = dict(zip(together.goals, truths, strict=True))
         if not self.context.unique:
             yield state.with_item(asked, known, None)
@@ -71,16 +73,20 @@ class ArrayCompletion(Completion["ArrayState"]):
         goal = literals(together.goals, truths)
         values = distinct_values(self._world, goal)
         if values is None:
-            yield state.with_item(asked, known, Another(len(state.used), goal))
+            yield state.with_item(asked, known, FreshValue(len(state.used), goal))
         for value in values or ():
             yield state.with_item(asked, known, value)
         for value in state.used:
             # Nothing is known of other values of before but what they satisfy.
-            if isinstance(value, Another) and self.context.exact and self._world.satisfiable(conj([value.goal, goal])):
+            if (
+                isinstance(value, FreshValue)
+                and self.context.exact
+                and self._world.satisfiable(conj([value.goal, goal]))
+            ):
                 yield state.with_item(asked, known, value)
                 return
 
-    def _is_too_much(self, together: Together) -> bool:
+    def _is_too_much(self, together: JointTruths) -> bool:
         if len(together.goals) <= MAX_GOALS:
             return False
         self._world.refused.append(GrammarError(f"an array asks more than {MAX_GOALS} things of its items together"))
@@ -89,14 +95,14 @@ class ArrayCompletion(Completion["ArrayState"]):
     def _is_hopeless(self, state: ArrayState) -> bool:
         return state.truth() is False
 
-    def _together(self, asked: Asked) -> Together:
+    def _together(self, asked: ItemDemands) -> JointTruths:
         found = dict.fromkeys(asked.goals)
         for wanted in asked.wanted:
             found |= dict.fromkeys(wanted)
         found[asked.repeated] = None
         if self.context.unique:
             found |= self._scarce
-        return together_of(self._world, tuple(goal for goal in found if goal is not True and goal is not False))
+        return joint_truths(self._world, tuple(goal for goal in found if goal is not True and goal is not False))
 
     @cached_property
     def _scarce(self) -> dict[Formula, None]:
@@ -104,7 +110,7 @@ class ArrayCompletion(Completion["ArrayState"]):
         goals = {part.goal(n): None for part in self.context.parts if part.unique for n in range(part.num_kinds)}
         return {goal: None for goal in goals if distinct_values(self._world, goal) is not None}
 
-    def value(self, state: ArrayState) -> Value | None:
+    def value(self, state: ArrayState) -> ValueGoal | None:
         """Of the next item; None when none may come."""
         context, asked = self.context, state.asked()
         together = self._together(asked)
@@ -112,7 +118,7 @@ class ArrayCompletion(Completion["ArrayState"]):
             return None
         need = self._need(asked.goals)
         if together.open is None:
-            return Value(need, together.goals, None) if self._world.satisfiable(need) else None
+            return ValueGoal(need, together.goals, None) if self._world.satisfiable(need) else None
         marked = self._need(tuple(goal if isinstance(goal, bool) else (goal,) for goal in asked.goals))
         good: set[Truths] = set()
         bad: set[Truths] = set()
@@ -126,7 +132,7 @@ class ArrayCompletion(Completion["ArrayState"]):
             return None
         need = conj([need, restricted(together.goals, good, bad)])
         assert context.parts, "without parts every array will do"
-        return Value(need, together.goals, next(iter(good)) if len(good) == 1 else None)
+        return ValueGoal(need, together.goals, next(iter(good)) if len(good) == 1 else None)
 
     def _need(self, goals: tuple[Formula, ...]) -> Formula:
         index = self.context.index

@@ -7,13 +7,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from ..automaton.automaton import Automaton, Frame, Row, State
-from .array_end_search import ArrayCompletion
+from ..automaton.automaton import Automaton, ControlState, Frame, TransitionRow
+from .array_end_search import ArrayEndSearch
 from .finite_values import canonical, distinct_values, value_of
 from .formula import Formula, Or, atoms, conj, evaluate, has_negation, neg, optimistic
-from .goals import World
+from .goals import SchemaCompiler
 from .structure_parts import ArrayPart
-from .value_states import SPACES, Results, ValueStart, results_of
+from .value_states import SPACES, ResultCodes, ValueStart, result_codes
 
 CLOSE, COMMA = 0x5D, 0x2C
 MAX_LISTED = 256  # values that are left out of what may come next, where items are unique
@@ -21,7 +21,7 @@ MAX_STRUCTURES = 32  # objects and arrays among them
 
 
 @dataclass(frozen=True)
-class Asked:
+class ItemDemands:
     """The goal of each part of one item, of each part's `contains` what is looked for, and what is satisfied by the
     items that have come and are listed, where they matter."""
 
@@ -31,17 +31,17 @@ class Asked:
 
 
 @dataclass(frozen=True)
-class Item:
+class ItemGoal:
     """What one item must satisfy, what is tracked, what is asked, and those goals of which it is certain whether they
     hold."""
 
     need: Formula
     tracked: tuple[Formula, ...]
-    asked: Asked
+    asked: ItemDemands
     known: Mapping[Formula, bool] = field(default_factory=dict, compare=False)
 
 
-def is_plain_array(world: World, formula: Formula) -> bool:
+def is_plain_array(world: SchemaCompiler, formula: Formula) -> bool:
     """Whether one part, or one of several, is all that is asked for, and nothing in a part is in another's way."""
     parts = formula.parts if isinstance(formula, Or) else [formula]
     return all(
@@ -50,7 +50,7 @@ def is_plain_array(world: World, formula: Formula) -> bool:
     )
 
 
-def _runs_out(world: World, part: ArrayPart) -> bool:
+def _runs_out(world: SchemaCompiler, part: ArrayPart) -> bool:
     """Whether there may not be enough different items."""
     indices = range(min(part.least, part.num_kinds))
     return part.unique and part.least > 1 and any(distinct_values(world, part.goal(n)) is not None for n in indices)
@@ -59,7 +59,7 @@ def _runs_out(world: World, part: ArrayPart) -> bool:
 class ArrayContext:
     """What is asked of an array: a formula over parts, and others whose truth is its result. Compared by identity."""
 
-    def __init__(self, world: World, formulas: tuple[Formula, ...], result: Results) -> None:
+    def __init__(self, world: SchemaCompiler, formulas: tuple[Formula, ...], result: ResultCodes) -> None:
         self.world, self.formulas, self.result = world, formulas, result
         found: dict[ArrayPart, None] = {}
         for formula in formulas:
@@ -74,7 +74,7 @@ class ArrayContext:
         # Where it is plain, every item brings an array nearer to its end. Else a way to the end is looked for.
         self.plain = is_plain_array(world, formulas[0])
         self.simple = self.plain and not self.exact and len(self.parts) <= 1 and not self.unique
-        self.completion = ArrayCompletion(self)
+        self.completion = ArrayEndSearch(self)
 
     def start(self) -> ArrayState:
         return ArrayState(
@@ -97,13 +97,13 @@ class ArrayState:
     used: frozenset[Any] = frozenset()
     phase: Literal["open", "after"] = "open"
 
-    def expand(self, automaton: Automaton) -> Row:
+    def expand(self, automaton: Automaton) -> TransitionRow:
         context, world = self.context, self.context.world
         edges: dict[int, int] = {}
         item = self.item()
         if item is not None:
             is_followed = item.tracked or context.unique
-            then: State | Frame | None = ItemFrame(self, item) if is_followed else self.after(item, (), None)
+            then: ControlState | Frame | None = ItemFrame(self, item) if is_followed else self.after(item, (), None)
             if then is not None and self.phase == "after":
                 edges[COMMA] = automaton.push(ValueStart(world, item.need, item.tracked, world.spaces), then)
             elif then is not None:
@@ -113,8 +113,8 @@ class ArrayState:
         if (result := self.closing_result()) is not None:
             edges[CLOSE] = automaton.pop(result)
         if world.spaces == 2:
-            return Row(edges, rest=automaton.stay_on(SPACES))
-        return Row(edges)
+            return TransitionRow(edges, rest=automaton.stay_on(SPACES))
+        return TransitionRow(edges)
 
     def closing_result(self) -> int | None:
         """None when the array may not end here."""
@@ -137,7 +137,7 @@ class ArrayState:
             )
         )
 
-    def asked(self) -> Asked:
+    def asked(self) -> ItemDemands:
         """Of the next item."""
         goals: list[Formula] = []
         wanted: list[tuple[Formula, ...]] = []
@@ -152,9 +152,9 @@ class ArrayState:
             wanted.append(tuple(found))
         matters = any(part.unique and goal is not False for part, goal in zip(self.context.parts, goals, strict=True))
         listed = self._listed() if matters else []
-        return Asked(tuple(goals), tuple(wanted), self.context.world.given({"enum": listed}) if listed else False)
+        return ItemDemands(tuple(goals), tuple(wanted), self.context.world.given({"enum": listed}) if listed else False)
 
-    def item(self) -> Item | None:
+    def item(self) -> ItemGoal | None:
         """The next; None when none may come."""
         context, asked = self.context, self.asked()
         if not context.plain:
@@ -169,16 +169,16 @@ class ArrayState:
         all_goals = [*asked.goals, *(goal for found in asked.wanted for goal in found)]
         different = tuple(dict.fromkeys(goal for goal in all_goals if goal is not True and goal is not False))
         tracked = () if context.simple or different == (need,) else different
-        return Item(need, tracked, asked, {} if tracked else dict.fromkeys(different, True))
+        return ItemGoal(need, tracked, asked, {} if tracked else dict.fromkeys(different, True))
 
-    def _item(self, asked: Asked) -> Item | None:
+    def _item(self, asked: ItemDemands) -> ItemGoal | None:
         value = self.context.completion.value(self)
         if value is None:
             return None
         if value.truths is not None:
-            return Item(value.need, (), asked, dict(zip(value.goals, value.truths, strict=True)))
+            return ItemGoal(value.need, (), asked, dict(zip(value.goals, value.truths, strict=True)))
         is_need = value.goals == (value.need,)
-        return Item(value.need, () if is_need else value.goals, asked, {value.need: True} if is_need else {})
+        return ItemGoal(value.need, () if is_need else value.goals, asked, {value.need: True} if is_need else {})
 
     def _listed(self) -> list[Any]:
         """The items so far, if they are few: they are left out of what may come next."""
@@ -187,14 +187,14 @@ class ArrayState:
             forms = [form for form in forms if form[0] != "structure"][:MAX_LISTED]
         return [value_of(form) for form in sorted(forms, key=repr)]
 
-    def after(self, item: Item, truths: tuple[bool, ...], value: Any) -> ArrayState | None:
+    def after(self, item: ItemGoal, truths: tuple[bool, ...], value: Any) -> ArrayState | None:
         """After an item whose value has these truths of what is tracked."""
         context = self.context
         known = {**item.known, **dict(zip(item.tracked, truths, strict=True))}
         state = self.with_item(item.asked, known, value)
         return state if context.simple or state.is_possible() else None
 
-    def with_item(self, asked: Asked, known: Mapping[Formula, bool], value: Any) -> ArrayState:
+    def with_item(self, asked: ItemDemands, known: Mapping[Formula, bool], value: Any) -> ArrayState:
         """After an item for whose value these goals hold; `value` is its form, where items are unique."""
         context = self.context
         alive, counts = 0, []
@@ -230,17 +230,17 @@ class ItemFrame(Frame):
     """Below an item of which something is tracked."""
 
     state: ArrayState
-    item: Item
+    item: ItemGoal
 
     @property
     def num_results(self) -> int:  # type: ignore[override]
-        return results_of(self.state.context.world, self.item.tracked).size
+        return result_codes(self.state.context.world, self.item.tracked).size
 
     @property
     def guarded(self) -> bool:  # type: ignore[override]
         return self.state.context.unique
 
-    def after(self, automaton: Automaton, result: int, text: bytes) -> State | None:
-        truths = results_of(self.state.context.world, self.item.tracked).truths[result] if self.item.tracked else ()
+    def after(self, automaton: Automaton, result: int, text: bytes) -> ControlState | None:
+        truths = result_codes(self.state.context.world, self.item.tracked).truths[result] if self.item.tracked else ()
         value = canonical(json.loads(text)) if self.guarded else None
         return self.state.after(self.item, truths, value)

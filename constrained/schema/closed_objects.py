@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ..schema_disjoint import are_disjoint
 from .document import Location
 from .formula import Formula, conj, disj, neg, one
-from .keyword_set import LOCAL, Local
+from .keyword_set import LOCAL, KeywordSet
 from .quick_checks import NUMBER_KEYWORDS
 from .unevaluated import unevaluated
 
 if TYPE_CHECKING:
-    from .goals import World
+    from .goals import SchemaCompiler
 
 MAX_ALTERNATIVES = 32  # of one object; where there are more, their members are taken together
 MAX_COMPARED = 64  # branches of a `oneOf`, of which no two may hold at once
@@ -29,7 +29,7 @@ MAX_MIXED = 3  # branches of which several may hold at once; of more, those of o
 
 
 @dataclass(frozen=True)
-class Members:
+class ListedMembers:
     """The names and patterns that some schemas together list for an object's members, and the names they require."""
 
     names: tuple[str, ...] = ()
@@ -40,8 +40,8 @@ class Members:
     says_rest: bool = False  # they say what other members are, so nothing is left to close
     least: int = 0
 
-    def __or__(self, other: Members) -> Members:
-        return Members(
+    def __or__(self, other: ListedMembers) -> ListedMembers:
+        return ListedMembers(
             _merged(self.names, other.names),
             _merged(self.patterns, other.patterns),
             _merged(self.required, other.required),
@@ -59,11 +59,11 @@ class Members:
         return self.lists and not self.says_rest and has_room
 
 
-Alternatives = dict[Members, Formula]  # what is listed, and a formula under which that is so
-NOTHING = Members()
+Alternatives = dict[ListedMembers, Formula]  # what is listed, and a formula under which that is so
+NOTHING = ListedMembers()
 
 
-class Part(NamedTuple):
+class SplitFormula(NamedTuple):
     """A schema's demands on a value that other schemas apply to as well: one formula, and alternatives of which it is
     the disjunction."""
 
@@ -71,7 +71,7 @@ class Part(NamedTuple):
     alternatives: Alternatives
 
 
-def written(world: World, locations: Iterable[Location]) -> Formula:
+def generated_formula(world: SchemaCompiler, locations: Iterable[Location]) -> Formula:
     """Return the formula of a value that is written by these schemas together."""
     parts = [_part(world, location) for location in locations]
     formula = conj(part.formula for part in parts)
@@ -90,10 +90,10 @@ def written(world: World, locations: Iterable[Location]) -> Formula:
     )
 
 
-def _closed(world: World, formula: Formula, members: Members) -> Formula:
+def _closed(world: SchemaCompiler, formula: Formula, members: ListedMembers) -> Formula:
     names = dict.fromkeys(_merged(members.names, members.required), True)
     patterns = dict.fromkeys(members.patterns, True)
-    if isinstance(formula, Local):  # one part of an object is quicker than two
+    if isinstance(formula, KeywordSet):  # one part of an object is quicker than two
         location, draft = formula.location, formula.draft
         own = location.schema
         names = {**own.get("properties", {}), **{name: True for name in names if name not in own.get("properties", {})}}
@@ -102,18 +102,18 @@ def _closed(world: World, formula: Formula, members: Members) -> Formula:
         location, draft, own = Location({}, "", ""), 2020, {}
     rest = {**own, "properties": names, "patternProperties": patterns, "additionalProperties": False}
     local = world.local(world.keep(rest), location, written=True, draft=draft)
-    return local if isinstance(formula, Local) else conj([formula, local])
+    return local if isinstance(formula, KeywordSet) else conj([formula, local])
 
 
-def _part(world: World, location: Location) -> Part:
+def _part(world: SchemaCompiler, location: Location) -> SplitFormula:
     key = ("written", id(location.schema), location.base, location.scope)
-    found: Part | None = world.memory.get(key)
+    found: SplitFormula | None = world.memory.get(key)
     if found is None:
         found = world.memory[key] = _make_part(world, location)
     return found
 
 
-def _make_part(world: World, location: Location) -> Part:
+def _make_part(world: SchemaCompiler, location: Location) -> SplitFormula:
     schema, document = location.schema, world.document
     if isinstance(schema, bool):
         return _plain(schema)
@@ -121,7 +121,7 @@ def _make_part(world: World, location: Location) -> Part:
         return _part(world, document.resolve(schema["$ref"], location, "$ref"))
     own: list[Formula] = []
     if not LOCAL.isdisjoint(schema):
-        own.append(Local(world, location, document.draft or 2020, written=True))
+        own.append(KeywordSet(world, location, document.draft or 2020, written=True))
     if "unevaluatedProperties" in schema or "unevaluatedItems" in schema:
         own.append(unevaluated(world, location, written=True))
     formula = conj(own)
@@ -135,20 +135,20 @@ def _make_part(world: World, location: Location) -> Part:
             part = _KEYWORDS[keyword](world, location, keyword)
             formulas.append(part.formula)
             alternatives = _both(alternatives, part.alternatives)
-    return Part(conj(formulas), alternatives)
+    return SplitFormula(conj(formulas), alternatives)
 
 
-def _plain(formula: Formula) -> Part:
-    return Part(formula, {NOTHING: formula})
+def _plain(formula: Formula) -> SplitFormula:
+    return SplitFormula(formula, {NOTHING: formula})
 
 
-def _direct(schema: Mapping[str, Any]) -> Members:
+def _direct(schema: Mapping[str, Any]) -> ListedMembers:
     """Collect the members that a schema itself names. One that only forbids members lists none."""
     required = [*names] if isinstance(names := schema.get("required"), list) else []
     for keyword in ("dependentRequired", "dependencies"):
         for others in schema.get(keyword, {}).values():
             required += [others] if isinstance(others, str) else others if isinstance(others, list) else []
-    return Members(
+    return ListedMembers(
         tuple(schema.get("properties", ())),
         tuple(schema.get("patternProperties", ())),
         tuple(dict.fromkeys(required)),
@@ -165,19 +165,21 @@ def _direct(schema: Mapping[str, Any]) -> Members:
 # Keywords that apply schemas to the value itself.
 
 
-def _reference(world: World, location: Location, keyword: str) -> Part:
+def _reference(world: SchemaCompiler, location: Location, keyword: str) -> SplitFormula:
     return _part(world, world.document.resolve(location.schema[keyword], location, keyword))
 
 
-def _values(world: World, location: Location, keyword: str) -> Part:
+def _values(world: SchemaCompiler, location: Location, keyword: str) -> SplitFormula:
     value = location.schema[keyword]
     if keyword == "const" and (world.document.draft or 6) < 6:
         return _plain(True)
     formula = world.one_of(value if keyword == "enum" else [value], written=True)
-    return Part(formula, {Members(says_rest=world.closes): formula})  # an object that is given has all its members
+    return SplitFormula(
+        formula, {ListedMembers(says_rest=world.closes): formula}
+    )  # an object that is given has all its members
 
 
-def _all_of(world: World, location: Location, keyword: str) -> Part:
+def _all_of(world: SchemaCompiler, location: Location, keyword: str) -> SplitFormula:
     branches = _branches(world, location, keyword)
     switch = _switch(world, location, branches)
     parts = [_part(world, inner) for inner in branches if inner not in switch]
@@ -186,10 +188,10 @@ def _all_of(world: World, location: Location, keyword: str) -> Part:
     alternatives: Alternatives = {NOTHING: True}
     for part in parts:
         alternatives = _both(alternatives, part.alternatives)
-    return Part(conj(part.formula for part in parts), alternatives)
+    return SplitFormula(conj(part.formula for part in parts), alternatives)
 
 
-def _switch(world: World, location: Location, branches: list[Location]) -> list[Location]:
+def _switch(world: SchemaCompiler, location: Location, branches: list[Location]) -> list[Location]:
     """Return the branches that are `if` and `then` alone, if no object satisfies the conditions of two of them."""
     found = [inner for inner in branches if isinstance(inner.schema, dict) and inner.schema.keys() == {"if", "then"}]
     if not 1 < len(found) <= MAX_COMPARED or not world.closes or (world.document.draft or 7) < 7:
@@ -202,10 +204,10 @@ def _switch(world: World, location: Location, branches: list[Location]) -> list[
     return found
 
 
-def _switched(world: World, branches: list[Location]) -> Part:
+def _switched(world: SchemaCompiler, branches: list[Location]) -> SplitFormula:
     """The branches of a switch: one of them holds, or none; not each with each of the others."""
     parts = [_part(world, inner) for inner in branches]
-    held: list[tuple[Members, Formula]] = []
+    held: list[tuple[ListedMembers, Formula]] = []
     failed: list[Formula] = []
     for inner in branches:
         inside = world.document.inside(inner, inner.schema["if"], "if")
@@ -213,10 +215,10 @@ def _switched(world: World, branches: list[Location]) -> Part:
         then = _part(world, world.document.inside(inner, inner.schema["then"], "then"))
         held += _both({_listed(world, inside): condition}, then.alternatives).items()
         failed.append(neg(condition))
-    return Part(conj(part.formula for part in parts), _joined([*held, (NOTHING, conj(failed))]))
+    return SplitFormula(conj(part.formula for part in parts), _joined([*held, (NOTHING, conj(failed))]))
 
 
-def _any_of(world: World, location: Location, keyword: str) -> Part:
+def _any_of(world: SchemaCompiler, location: Location, keyword: str) -> SplitFormula:
     branches = _branches(world, location, keyword)
     parts = [_part(world, inner) for inner in branches]
     formula = disj(part.formula for part in parts)
@@ -229,10 +231,10 @@ def _any_of(world: World, location: Location, keyword: str) -> Part:
                 pairs = combinations((branches[number] for number in chosen), 2)
                 if not any(are_disjoint(world.document, a, b) for a, b in pairs):
                     alternatives = _either([alternatives, _mixed([parts[number] for number in chosen])])
-    return Part(formula, alternatives)
+    return SplitFormula(formula, alternatives)
 
 
-def _mixed(parts: list[Part]) -> Alternatives:
+def _mixed(parts: list[SplitFormula]) -> Alternatives:
     """Branches that hold at once, where they then list more members than one of them."""
     together: Alternatives = {NOTHING: True}
     for part in parts:
@@ -243,7 +245,7 @@ def _mixed(parts: list[Part]) -> Alternatives:
     }
 
 
-def _one_of(world: World, location: Location, keyword: str) -> Part:
+def _one_of(world: SchemaCompiler, location: Location, keyword: str) -> SplitFormula:
     branches = _branches(world, location, keyword)
     parts = [_part(world, inner) for inner in branches]
     exactly: Formula = True
@@ -256,9 +258,9 @@ def _one_of(world: World, location: Location, keyword: str) -> Part:
     if not any(_matters(part) for part in parts):
         return _plain(formula)
     if exactly is True:
-        return Part(formula, _either(part.alternatives for part in parts))
+        return SplitFormula(formula, _either(part.alternatives for part in parts))
     refused = [neg(world.demanded(inner)) for inner in branches]
-    return Part(
+    return SplitFormula(
         formula,
         _joined(
             (members, conj([condition, *refused[:number], *refused[number + 1 :]]))
@@ -282,12 +284,12 @@ def _is_read_differently(schema: Any) -> bool:
 _READ_DIFFERENTLY = frozenset(("properties", "patternProperties", "$ref", "$dynamicRef"))
 
 
-def _not(world: World, location: Location, keyword: str) -> Part:
+def _not(world: SchemaCompiler, location: Location, keyword: str) -> SplitFormula:
     [inner] = _branches(world, location, keyword)
     return _plain(neg(world.demanded(inner)))
 
 
-def _if(world: World, location: Location, keyword: str) -> Part:
+def _if(world: SchemaCompiler, location: Location, keyword: str) -> SplitFormula:
     schema, document = location.schema, world.document
     if (document.draft or 7) < 7:
         return _plain(True)
@@ -302,10 +304,10 @@ def _if(world: World, location: Location, keyword: str) -> Part:
         _both({listed: condition}, then.alternatives),
         _both({NOTHING: neg(condition)}, otherwise.alternatives),
     )
-    return Part(formula, _either([held, failed]))
+    return SplitFormula(formula, _either([held, failed]))
 
 
-def _dependent(world: World, location: Location, keyword: str) -> Part:
+def _dependent(world: SchemaCompiler, location: Location, keyword: str) -> SplitFormula:
     formulas: list[Formula] = []
     alternatives: Alternatives = {NOTHING: True}
     for name, value in location.schema[keyword].items():
@@ -313,7 +315,7 @@ def _dependent(world: World, location: Location, keyword: str) -> Part:
             part, has = _part(world, world.document.inside(location, value, keyword, name)), world.has_object_with(name)
             formulas.append(disj([neg(has), part.formula]))
             alternatives = _both(alternatives, _either([_both({NOTHING: has}, part.alternatives), {NOTHING: neg(has)}]))
-    return Part(conj(formulas), alternatives)
+    return SplitFormula(conj(formulas), alternatives)
 
 
 _KEYWORDS = {
@@ -331,14 +333,14 @@ _KEYWORDS = {
 }
 
 
-def _branches(world: World, location: Location, keyword: str) -> list[Location]:
+def _branches(world: SchemaCompiler, location: Location, keyword: str) -> list[Location]:
     value = location.schema[keyword]
     if isinstance(value, list):
         return [world.document.inside(location, inner, keyword, number) for number, inner in enumerate(value)]
     return [world.document.inside(location, value, keyword)]
 
 
-def _listed(world: World, location: Location) -> Members:
+def _listed(world: SchemaCompiler, location: Location) -> ListedMembers:
     """Collect the members that a condition names, in all subschemas that it applies to the value."""
     schema = location.schema
     if isinstance(schema, bool):
@@ -357,14 +359,14 @@ def _listed(world: World, location: Location) -> Members:
 # Alternatives together.
 
 
-def _matters(part: Part) -> bool:
+def _matters(part: SplitFormula) -> bool:
     return any(members != NOTHING for members in part.alternatives)
 
 
 def _both(a: Alternatives, b: Alternatives) -> Alternatives:
     if min(len(a), len(b)) > 1 and len(a) * len(b) > MAX_ALTERNATIVES:
         a, b = _fewest(a), _fewest(b)
-    pairs: list[tuple[Members, Formula]] = []
+    pairs: list[tuple[ListedMembers, Formula]] = []
     for x, p in a.items():
         added = _joined((x | y, q) for y, q in b.items())  # what lists nothing more is one alternative
         pairs += ((members, conj([p, q])) for members, q in added.items())
@@ -391,14 +393,14 @@ def _fewest(alternatives: Alternatives) -> Alternatives:
 
 def _grouped(alternatives: Alternatives) -> Alternatives:
     """Alternatives that allow the same members as one, whichever of these they require."""
-    groups: dict[Any, list[tuple[Members, Formula]]] = {}
+    groups: dict[Any, list[tuple[ListedMembers, Formula]]] = {}
     for members, condition in alternatives.items():
         allowed = frozenset((*members.names, *members.required)), frozenset(members.patterns)
         groups.setdefault(allowed if members.are_closed else None, []).append((members, condition))
     return {pairs[0][0]: disj(condition for _, condition in pairs) for pairs in groups.values()}
 
 
-def _joined(pairs: Iterable[tuple[Members, Formula]]) -> Alternatives:
+def _joined(pairs: Iterable[tuple[ListedMembers, Formula]]) -> Alternatives:
     found: Alternatives = {}
     for members, condition in pairs:
         if condition is not False:

@@ -5,26 +5,26 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ..automaton.automaton import Automaton, State
+from ..automaton.automaton import Automaton, ControlState
 from ..constraint import SchemaOptions
 from ..errors import GrammarError
 from ..schema_cycles import check_cycles
 from .array_states import ArrayContext, is_plain_array
 from .document import Document, read_schema
 from .formula import Formula, evaluate
-from .goals import World
+from .goals import SchemaCompiler
 from .keywords import check_keywords, child
 from .number_parts import number_part
 from .object_context import ObjectContext, is_plain
 from .object_states import ObjectState
 from .string_dfas import pattern_dfa
-from .value_states import Results, ValueStart, results_of
+from .value_states import ResultCodes, ValueStart, result_codes
 
 
-class Schema(World):
+class GoalCompiler(SchemaCompiler):
     """A world whose objects and arrays have states."""
 
-    def structure_start(self, kind: str, formulas: tuple[Formula, ...], result: Results) -> State | None:
+    def structure_start(self, kind: str, formulas: tuple[Formula, ...], result: ResultCodes) -> ControlState | None:
         """The state after the opening bracket. None when there is no such value."""
         key = (kind, formulas, id(result))
         if key not in self.memory:
@@ -35,7 +35,7 @@ class Schema(World):
             self.memory[key] = state
         return self.memory[key]  # type: ignore[no-any-return]
 
-    def _structure_start(self, kind: str, formulas: tuple[Formula, ...], result: Results) -> State | None:
+    def _structure_start(self, kind: str, formulas: tuple[Formula, ...], result: ResultCodes) -> ControlState | None:
         if not self._parts_have_values(formulas[0]):
             return None
         if kind == "object":
@@ -54,7 +54,7 @@ class Schema(World):
             return False
         if is_plain(formula) if kind == "object" else is_plain_array(self, formula):
             return True
-        return self.structure_start(kind, (formula,), results_of(self, ())) is not None
+        return self.structure_start(kind, (formula,), result_codes(self, ())) is not None
 
 
 def schema_start(
@@ -69,7 +69,7 @@ def schema_start(
     for location in document.all:
         _check(location, document)
     check_cycles(document)
-    world = Schema(document, whitespace, order, options)
+    world = GoalCompiler(document, whitespace, order, options)
     for location in document.all:
         if isinstance(location.schema, dict) and not _UNEVALUATED.isdisjoint(location.schema):
             world.demanded(location)  # which may be too complex

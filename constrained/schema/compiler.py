@@ -12,10 +12,10 @@ from .document import Location
 from .formula import And, Formula, conj
 
 if TYPE_CHECKING:
-    from .goals import World
+    from .goals import SchemaCompiler
 
 
-class Node:
+class SchemaNode:
     """A schema that demands something. Compared by identity."""
 
     __slots__ = ("location", "typed", "whole")
@@ -26,7 +26,7 @@ class Node:
         self.typed: dict[str, Formula] = {}
 
 
-class WrittenNode(Node):
+class GeneratedNode(SchemaNode):
     """Schemas that a whole value is written by, all of them at once, under the world's `SchemaOptions`.
 
     Several where an object gets a member's schema from more than one place: only together they say which members the
@@ -35,19 +35,19 @@ class WrittenNode(Node):
 
     __slots__ = ("parts", "world")
 
-    def __init__(self, world: World, location: Location, parts: tuple[WrittenNode, ...] = ()) -> None:
+    def __init__(self, world: SchemaCompiler, location: Location, parts: tuple[GeneratedNode, ...] = ()) -> None:
         super().__init__(location)
         self.world = world
         self.parts = parts or (self,)
 
 
-def joined(goals: Iterable[Formula]) -> Formula:
+def joined_goal(goals: Iterable[Formula]) -> Formula:
     """The conjunction of what is asked of one value, with its written nodes made one."""
     goal = conj(goals)
     if not isinstance(goal, And):
         return goal
-    written = [part for part in goal.parts if isinstance(part, WrittenNode)]
+    written = [part for part in goal.parts if isinstance(part, GeneratedNode)]
     if len(written) < 2:
         return goal
-    others = [part for part in goal.parts if not isinstance(part, WrittenNode)]
+    others = [part for part in goal.parts if not isinstance(part, GeneratedNode)]
     return conj([written[0].world.joint(written), *others])

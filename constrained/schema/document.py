@@ -10,7 +10,7 @@ from typing import Any
 from urllib.parse import unquote, urldefrag, urljoin
 
 from ..errors import GrammarError
-from .keywords import ALL, ONE, SEQUENCE, TABLE, child
+from .keywords import ALL, KEYWORDS, ONE, SEQUENCE, child
 
 MAX_SCHEMA = 1 << 22  # characters
 MAX_NESTING = 400  # of schemas inside schemas
@@ -134,7 +134,7 @@ class Document:
         """Directly inside a schema, where a known keyword has them."""
         schema, base = location.schema, location.base
         for name, value in schema.items():
-            kind = TABLE.get(name)
+            kind = KEYWORDS.get(name)
             if kind is None or not kind.places:
                 continue
             pointer = child(location.pointer, name)

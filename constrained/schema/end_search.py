@@ -12,7 +12,7 @@ from typing import Generic, Protocol, TypeVar
 
 from ..errors import GrammarError
 from .formula import Formula
-from .goals import World
+from .goals import SchemaCompiler
 from .joint_truths import Truths
 
 MAX_STEPS = 2000  # members or items that a search tries
@@ -28,7 +28,7 @@ S = TypeVar("S", bound=Endable)
 
 
 @dataclass(frozen=True)
-class Value:
+class ValueGoal:
     """What a member's or an item's value must satisfy so that the whole can be ended; the goals whose truths say how it
     goes on; and these, where only one combination remains, so that nothing need be tracked.
 
@@ -40,10 +40,10 @@ class Value:
     truths: Truths | None
 
 
-class Completion(Generic[S]):
+class EndSearch(Generic[S]):
     """Of the states of one context."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: SchemaCompiler) -> None:
         self._world = world
         # Of a state, what a way to the end uses, as `_used` says it; `NEVER` when there is none.
         self._ways: dict[Hashable, int] = {}
@@ -71,7 +71,7 @@ class Completion(Generic[S]):
     def _search(self, state: S, key: Hashable) -> int:
         world = self._world
         if key in self._asked:
-            world.num_assumed += 1  # as in `World.satisfiable`
+            world.num_assumed += 1  # as in `SchemaCompiler.satisfiable`
             return NEVER
         if state.closing_result() is not None:
             self._ways[key] = 0

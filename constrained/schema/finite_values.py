@@ -8,12 +8,12 @@ from collections.abc import Iterable
 from decimal import Decimal
 from typing import Any
 
-from ..budget import Budget
+from ..budget import CompileBudget
 from ..errors import GrammarError
-from .formula import And, Formula, One, Or, atoms, evaluate
-from .goals import World
+from .formula import And, ExactlyOne, Formula, Or, atoms, evaluate
+from .goals import SchemaCompiler
 from .number_parts import NumberPart
-from .string_regions import chars_of, few_texts, regions
+from .string_regions import char_product, chars_of, few_texts
 from .structure_parts import ArrayPart, ObjectPart
 
 MANY = 16
@@ -43,7 +43,7 @@ def value_of(form: Canonical) -> Any:
     return [value_of(inner) for inner in value] if isinstance(value, tuple) else {n: value_of(i) for n, i in value}
 
 
-def distinct_values(world: World, goal: Formula) -> tuple[Canonical, ...] | None:
+def distinct_values(world: SchemaCompiler, goal: Formula) -> tuple[Canonical, ...] | None:
     """All values, and of objects and arrays perhaps a few more; None when they may be more than `MANY`."""
     key = ("distinct", goal)
     if key not in world.memory:
@@ -52,7 +52,7 @@ def distinct_values(world: World, goal: Formula) -> tuple[Canonical, ...] | None
     return world.memory[key]  # type: ignore[no-any-return]
 
 
-def _distinct(world: World, goal: Formula) -> tuple[Canonical, ...] | None:
+def _distinct(world: SchemaCompiler, goal: Formula) -> tuple[Canonical, ...] | None:
     found: dict[Canonical, None] = {}
     for kind in ("string", "number", "object", "array", *_WORDS):
         typed = world.typed(goal, kind)
@@ -70,7 +70,7 @@ def _distinct(world: World, goal: Formula) -> tuple[Canonical, ...] | None:
     return tuple(found)
 
 
-def _of_kind(world: World, typed: Formula, kind: str) -> list[Canonical] | None:
+def _of_kind(world: SchemaCompiler, typed: Formula, kind: str) -> list[Canonical] | None:
     if kind == "string":
         texts = _texts(typed)
         return None if texts is None else [canonical(text) for text in texts]
@@ -83,9 +83,9 @@ def _of_kind(world: World, typed: Formula, kind: str) -> list[Canonical] | None:
 
 def _texts(typed: Formula) -> list[str] | None:
     parts = atoms(typed)
-    budget = Budget()
+    budget = CompileBudget()
     try:
-        found = regions([chars_of(part) for part in parts], budget)
+        found = char_product([chars_of(part) for part in parts], budget)
     except GrammarError:
         return None
     texts: list[str] = []
@@ -98,12 +98,12 @@ def _texts(typed: Formula) -> list[str] | None:
     return texts
 
 
-def _listed(world: World, typed: Formula) -> list[Canonical] | None:
+def _listed(world: SchemaCompiler, typed: Formula) -> list[Canonical] | None:
     """All of which a formula over numbers, objects or arrays may hold."""
     if isinstance(typed, And):
         some = [values for part in typed.parts if (values := _listed(world, part)) is not None]
         return min(some, key=len, default=None)
-    if isinstance(typed, Or | One):
+    if isinstance(typed, Or | ExactlyOne):
         found: dict[Canonical, None] = {}
         for part in typed.parts:
             values = _listed(world, part)
@@ -131,7 +131,7 @@ def _numbers(part: NumberPart) -> list[Canonical] | None:
     return [canonical(number) for number in range(first, last + 1)] if last - first <= MANY else None
 
 
-def _arrays(world: World, part: ArrayPart) -> list[Canonical] | None:
+def _arrays(world: SchemaCompiler, part: ArrayPart) -> list[Canonical] | None:
     items: list[tuple[Canonical, ...]] = []
     most = FEW_ITEMS if part.most is None else part.most
     while len(items) < most:
@@ -151,7 +151,7 @@ def _arrays(world: World, part: ArrayPart) -> list[Canonical] | None:
     )
 
 
-def _objects(world: World, part: ObjectPart) -> list[Canonical] | None:
+def _objects(world: SchemaCompiler, part: ObjectPart) -> list[Canonical] | None:
     if not any(local.additional is False and not local.patterns for local in part.locals):
         return None
     members: list[list[tuple[str, Canonical] | None]] = []

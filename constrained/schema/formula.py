@@ -72,7 +72,7 @@ class Or(_Compound):
     __slots__ = ()
 
 
-class One(_Compound):
+class ExactlyOne(_Compound):
     """Exactly one of the parts."""
 
     __slots__ = ()
@@ -144,7 +144,7 @@ def one(parts: Iterable[Formula]) -> Formula:
     double = [neg(part) for part, count in counts.items() if count > 1]
     if not single:
         return False
-    return conj([*double, single[0] if len(single) == 1 else One(tuple(single))])
+    return conj([*double, single[0] if len(single) == 1 else ExactlyOne(tuple(single))])
 
 
 def neg(part: Formula) -> Formula:
@@ -167,7 +167,7 @@ def substitute(formula: Formula, value: Callable[[Any], Formula]) -> Formula:
         return conj(substitute(part, value) for part in formula.parts)
     if isinstance(formula, Or):
         return disj(substitute(part, value) for part in formula.parts)
-    if isinstance(formula, One):
+    if isinstance(formula, ExactlyOne):
         return one(substitute(part, value) for part in formula.parts)
     if isinstance(formula, Not):
         return neg(substitute(formula.part, value))
@@ -187,7 +187,7 @@ def evaluate(formula: Formula, value: Callable[[Any], bool | None]) -> bool | No
                 return ends
             unknown |= inner is None
         return None if unknown else not ends
-    if isinstance(formula, One):
+    if isinstance(formula, ExactlyOne):
         known = [evaluate(part, value) for part in formula.parts]
         if known.count(True) > 1:
             return False
@@ -205,11 +205,11 @@ def optimistic(formula: Formula, value: Callable[[Any], Formula], settled: Calla
         return formula
     if isinstance(formula, And):
         return conj(optimistic(part, value, settled) for part in formula.parts)
-    if isinstance(formula, Or | One):
+    if isinstance(formula, Or | ExactlyOne):
         return disj(optimistic(part, value, settled) for part in formula.parts)
     if isinstance(formula, Not):
         inner = formula.part
-        if isinstance(inner, One) or not settled(inner):
+        if isinstance(inner, ExactlyOne) or not settled(inner):
             return True
         return neg(value(inner))
     return value(formula)
@@ -228,7 +228,7 @@ def forced(formula: Formula, value: Callable[[Any], bool | None], wanted: bool =
             left = [part for part in formula.parts if evaluate(part, value) is not (not wanted)]
             if len(left) == 1:
                 yield from forced(left[0], value, wanted)
-    elif isinstance(formula, One):
+    elif isinstance(formula, ExactlyOne):
         known = {part: evaluate(part, value) for part in formula.parts} if wanted else {}
         num_true, unknown = list(known.values()).count(True), [part for part, truth in known.items() if truth is None]
         if num_true or len(unknown) == 1:
@@ -244,7 +244,7 @@ def atoms(formula: Formula) -> list[Any]:
     todo = [formula]
     while todo:
         part = todo.pop()
-        if isinstance(part, And | Or | One):
+        if isinstance(part, And | Or | ExactlyOne):
             todo.extend(part.parts)
         elif isinstance(part, Not):
             todo.append(part.part)
@@ -256,7 +256,7 @@ def atoms(formula: Formula) -> list[Any]:
 def has_negation(formula: Formula) -> bool:
     if isinstance(formula, And | Or):
         return any(has_negation(part) for part in formula.parts)
-    return isinstance(formula, One | Not)
+    return isinstance(formula, ExactlyOne | Not)
 
 
 def candidates(formula: Formula, listed: Callable[[Formula], frozenset[T] | None]) -> frozenset[T] | None:
@@ -266,7 +266,7 @@ def candidates(formula: Formula, listed: Callable[[Formula], frozenset[T] | None
     if isinstance(formula, And):
         known = [found for part in formula.parts if (found := candidates(part, listed)) is not None]
         return min(known, key=len, default=None)
-    if isinstance(formula, Or | One):
+    if isinstance(formula, Or | ExactlyOne):
         together: set[T] = set()
         for part in formula.parts:
             values = candidates(part, listed)

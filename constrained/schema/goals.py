@@ -11,16 +11,16 @@ from typing import Any
 
 from ..constraint import SchemaOptions
 from ..errors import GrammarError
-from .closed_objects import written
-from .compiler import Node, WrittenNode
+from .closed_objects import generated_formula
+from .compiler import GeneratedNode, SchemaNode
 from .document import Document, Location
-from .formula import And, Formula, Not, One, Or, atoms, conj, disj, evaluate, neg, one, substitute
-from .keyword_set import LOCAL, Local, Values
-from .keywords import TABLE
+from .formula import And, ExactlyOne, Formula, Not, Or, atoms, conj, disj, evaluate, neg, one, substitute
+from .keyword_set import LOCAL, KeywordSet, LiteralValues
+from .keywords import KEYWORDS
 from .number_parts import candidates as number_candidates
 from .number_parts import join_numbers
 from .number_states import number_combinations
-from .quick_checks import APPLICATORS, surely_has_values
+from .quick_checks import APPLICATORS, quick_satisfiable
 from .string_parts import StringPart, join_strings
 from .string_parts import candidates as string_candidates
 from .string_regions import leaves_some, likely_texts, string_combinations, texts_together
@@ -32,7 +32,7 @@ MAX_SAME_INSTANCE = 100  # schemas applied to one value inside each other
 MAX_SATISFIABLE_DEPTH = 40
 
 
-class World:
+class SchemaCompiler:
     """One schema's nodes, and what is known of them."""
 
     def __init__(self, document: Document, whitespace: str, order: str, options: SchemaOptions) -> None:
@@ -42,7 +42,7 @@ class World:
         self.writes_digits = options.integers == "digits"
         self.in_order = order == "schema"
         self.memory: dict[Hashable, Any] = {}
-        self._nodes: dict[Hashable, Node] = {}
+        self._nodes: dict[Hashable, SchemaNode] = {}
         self._expanding: list[int] = []
         self._satisfiable: dict[Formula, bool] = {}
         self._open: dict[Formula, None] = {}
@@ -59,7 +59,7 @@ class World:
         schema = location.schema
         if isinstance(schema, bool):
             return schema
-        if all(name not in TABLE or name in ("definitions", "$defs", "then", "else") for name in schema):
+        if all(name not in KEYWORDS or name in ("definitions", "$defs", "then", "else") for name in schema):
             return True
         key: Hashable = (id(schema), location.base, location.scope)
         content = self._content(schema) if len(schema) <= 6 else None
@@ -67,24 +67,24 @@ class World:
         key = ("written", content or key) if differs else content or key
         node = self._nodes.get(key)
         if node is None:
-            node = self._nodes[key] = WrittenNode(self, location) if differs else Node(location)
+            node = self._nodes[key] = GeneratedNode(self, location) if differs else SchemaNode(location)
         return node
 
-    def joint(self, nodes: list[WrittenNode]) -> WrittenNode:
+    def joint(self, nodes: list[GeneratedNode]) -> GeneratedNode:
         """All of the nodes of one value."""
         parts = tuple(dict.fromkeys(part for node in nodes for part in node.parts))
         key = ("joint", frozenset(parts))
         found = self._nodes.get(key)
         if found is None:
-            found = self._nodes[key] = WrittenNode(self, parts[0].location, parts)
-        assert isinstance(found, WrittenNode)
+            found = self._nodes[key] = GeneratedNode(self, parts[0].location, parts)
+        assert isinstance(found, GeneratedNode)
         return found
 
     def _content(self, schema: Mapping[str, Any]) -> Hashable:
         """Equal for small schemas that demand the same, whatever they say beside; None for others."""
         content = []
         for name, value in schema.items():
-            if name in TABLE:
+            if name in KEYWORDS:
                 if isinstance(value, dict | list) or name in ("$ref", "$dynamicRef"):
                     return None
                 content.append((name, type(value).__name__, value))
@@ -103,8 +103,8 @@ class World:
         self.keep(schema)  # type: ignore[arg-type]
         return self.goal(location)
 
-    def whole(self, node: Node) -> Formula:
-        """What a node demands, as a formula over `Local`s and `Values`."""
+    def whole(self, node: SchemaNode) -> Formula:
+        """What a node demands, as a formula over `KeywordSet`s and `LiteralValues`."""
         if node.whole is None:
             if id(node) in self._expanding:
                 raise GrammarError("the schema refers to itself without an end", pointer=node.location.pointer)
@@ -112,8 +112,8 @@ class World:
                 raise GrammarError("schemas nested deeper than is supported", pointer=node.location.pointer)
             self._expanding.append(id(node))
             try:
-                if isinstance(node, WrittenNode):
-                    node.whole = written(self, [part.location for part in node.parts])
+                if isinstance(node, GeneratedNode):
+                    node.whole = generated_formula(self, [part.location for part in node.parts])
                 else:
                     node.whole = self._expanded(node.location)
             finally:
@@ -125,17 +125,17 @@ class World:
 
         def inner(value: Any, *path: str | int) -> Formula:
             goal = self.goal(document.inside(location, value, *path))
-            return self.whole(goal) if isinstance(goal, Node) else goal
+            return self.whole(goal) if isinstance(goal, SchemaNode) else goal
 
         def target(keyword: str) -> Formula:
             goal = self.goal(document.resolve(schema[keyword], location, keyword))
-            return self.whole(goal) if isinstance(goal, Node) else goal
+            return self.whole(goal) if isinstance(goal, SchemaNode) else goal
 
         if "$ref" in schema and document.ref_is_alone:
             return target("$ref")
         parts: list[Formula] = []
         if not LOCAL.isdisjoint(schema):
-            parts.append(Local(self, location, document.draft or 2020))
+            parts.append(KeywordSet(self, location, document.draft or 2020))
         if not APPLICATORS.isdisjoint(schema):
             if "enum" in schema:
                 parts.append(self.one_of(schema["enum"]))
@@ -167,11 +167,11 @@ class World:
     def demanded(self, location: Location) -> Formula:
         """What a schema demands, as `whole` says it."""
         goal = self.goal(location)
-        return self.whole(goal) if isinstance(goal, Node) else goal
+        return self.whole(goal) if isinstance(goal, SchemaNode) else goal
 
     def local(self, schema: dict[str, Any], location: Location, *, written: bool = False, draft: int = 2020) -> Formula:
         """The keywords of a schema of our own making, which stands where `location` does."""
-        return Local(self, Location(schema, location.pointer, location.base, location.scope), draft, written)
+        return KeywordSet(self, Location(schema, location.pointer, location.base, location.scope), draft, written)
 
     def keep(self, schema: dict[str, Any]) -> dict[str, Any]:
         """Schemas are known by their identity, so those of our own making must live as long as we do."""
@@ -183,14 +183,14 @@ class World:
         key = ("has", name)
         if key not in self.memory:
             goal = self.given({"type": "object", "required": [name]})
-            assert isinstance(goal, Node)
+            assert isinstance(goal, SchemaNode)
             self.memory[key] = self.whole(goal)
         return self.memory[key]
 
     def one_of(self, values: list[Any], *, written: bool = False) -> Formula:
         """The values of an `enum`."""
         simple = [value for value in values if not isinstance(value, dict | list)]
-        parts: list[Formula] = [Values(simple, written and self.writes_digits)] if simple else []
+        parts: list[Formula] = [LiteralValues(simple, written and self.writes_digits)] if simple else []
         for value in values:
             if isinstance(value, dict):
                 schema: dict[str, Any] = {"type": "object", "required": list(value), "additionalProperties": False}
@@ -222,7 +222,7 @@ class World:
         """A goal as a formula over the parts of one type of values, in which as much as possible is joined."""
         if goal is True or goal is False:
             return goal
-        if isinstance(goal, Node) and type(whole := self.whole(goal)) is Local:
+        if isinstance(goal, SchemaNode) and type(whole := self.whole(goal)) is KeywordSet:
             return whole.typed(kind)  # which is a part already, and remembered
         key = ("typed", goal, kind)
         found = self.memory.get(key)
@@ -230,7 +230,7 @@ class World:
             found = self.memory[key] = self._normal(substitute(goal, lambda node: self._typed_node(node, kind)), kind)
         return found
 
-    def _typed_node(self, node: Node, kind: str) -> Formula:
+    def _typed_node(self, node: SchemaNode, kind: str) -> Formula:
         found = node.typed.get(kind)
         if found is None:
             found = node.typed[kind] = substitute(self.whole(node), lambda atom: atom.typed(kind))
@@ -256,12 +256,12 @@ class World:
     def _normal(self, formula: Formula, kind: str) -> Formula:
         """Conjunctions joined into one part, also with each of the alternatives beside them."""
         if isinstance(formula, And):
-            plain = [part for part in formula.parts if not isinstance(part, Or | One | Not)]
+            plain = [part for part in formula.parts if not isinstance(part, Or | ExactlyOne | Not)]
             joined = self.join(plain, kind) if plain else True
             if joined is False:
                 return False
-            others = [part for part in formula.parts if isinstance(part, Or | One | Not)]
-            spread = next((part for part in others if isinstance(part, Or | One)), None)
+            others = [part for part in formula.parts if isinstance(part, Or | ExactlyOne | Not)]
+            spread = next((part for part in others if isinstance(part, Or | ExactlyOne)), None)
             if joined is True or spread is None:
                 return conj([joined, *(self._normal(part, kind) for part in others)])
             alternatives = texts_together(spread) if kind == "string" else spread.parts
@@ -273,7 +273,7 @@ class World:
             if kind == "string" and all(isinstance(p, StringPart) and p.texts is not None for p in alternatives):
                 return StringPart(texts=frozenset().union(*(p.texts for p in alternatives)))
             return disj(alternatives)
-        if isinstance(formula, One):
+        if isinstance(formula, ExactlyOne):
             return one(self._normal(part, kind) for part in formula.parts)
         if isinstance(formula, Not):
             return neg(self._normal(formula.part, kind))
@@ -288,8 +288,8 @@ class World:
         known = self._satisfiable.get(goal)
         if known is not None:
             return known
-        is_one = type(goal) is Node or (isinstance(goal, WrittenNode) and len(goal.parts) == 1)
-        if is_one and surely_has_values(self.document, goal.location):
+        is_one = type(goal) is SchemaNode or (isinstance(goal, GeneratedNode) and len(goal.parts) == 1)
+        if is_one and quick_satisfiable(self.document, goal.location):
             self._satisfiable[goal] = True
             return True
         if goal in self._open:
@@ -314,7 +314,7 @@ class World:
             return any(evaluate(formula, lambda part: part.holds(value)) for value in values)  # noqa: B023
         if kind in ("object", "array"):
             return self.has_structures(kind, formula)
-        if isinstance(formula, And | Or | One | Not):
+        if isinstance(formula, And | Or | ExactlyOne | Not):
             parts = atoms(formula)
             try:
                 if kind == "string" and (

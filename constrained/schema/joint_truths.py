@@ -9,7 +9,7 @@ from typing import Any
 
 from ..errors import GrammarError
 from .formula import Formula, atoms, conj, disj, evaluate, neg
-from .goals import VALUE_TYPES, World
+from .goals import VALUE_TYPES, SchemaCompiler
 from .number_states import number_combinations
 from .string_regions import string_combinations
 
@@ -17,14 +17,14 @@ Truths = tuple[bool, ...]
 MAX_NESTED = 6  # goals of objects or arrays whose combinations are gone through
 
 
-class Together:
+class JointTruths:
     """Of some different goals, as `together_of` remembers them.
 
     `known` are truths that some value has. `open` are those that an object or array may have, which `possible` is to be
     asked about; None when the goals are too many for that.
     """
 
-    def __init__(self, world: World, goals: tuple[Formula, ...]) -> None:
+    def __init__(self, world: SchemaCompiler, goals: tuple[Formula, ...]) -> None:
         self.world, self.goals = world, goals
         self.known: dict[Truths, None] = {}
         self.open: dict[Truths, None] | None = {}
@@ -73,12 +73,12 @@ class Together:
         return found
 
 
-def together_of(world: World, goals: tuple[Formula, ...]) -> Together:
+def joint_truths(world: SchemaCompiler, goals: tuple[Formula, ...]) -> JointTruths:
     key = ("together", goals)
     found = world.memory.get(key)
     if found is None:
-        found = world.memory[key] = Together(world, goals)
-    assert isinstance(found, Together)
+        found = world.memory[key] = JointTruths(world, goals)
+    assert isinstance(found, JointTruths)
     return found
 
 

@@ -18,7 +18,7 @@ from .string_parts import StringPart
 from .structure_parts import array_part, object_part
 
 if TYPE_CHECKING:
-    from .goals import World
+    from .goals import SchemaCompiler
 
 _JSON_TYPE = {"null": "null", "true": "boolean", "false": "boolean"}
 _OBJECT_KEYWORDS = frozenset(
@@ -33,13 +33,13 @@ _ARRAY_KEYWORDS = frozenset(
 LOCAL = frozenset(["type"]) | STRING_KEYWORDS | NUMBER_KEYWORDS | _OBJECT_KEYWORDS | _ARRAY_KEYWORDS
 
 
-class Local:
+class KeywordSet:
     """The keywords of one schema that need no other schema of the same value. `written`: of a value that is written by
     the schema, and so are its members and items."""
 
     __slots__ = ("_typed", "draft", "location", "world", "written")
 
-    def __init__(self, world: World, location: Location, draft: int, written: bool = False) -> None:
+    def __init__(self, world: SchemaCompiler, location: Location, draft: int, written: bool = False) -> None:
         self.world, self.location, self.draft, self.written = world, location, draft, written
         self._typed: dict[str, Formula] = {}
 
@@ -84,7 +84,7 @@ class Local:
         return self.world.join([part], "string")
 
 
-class Values:
+class LiteralValues:
     """One of some values that are no objects or arrays. `whole`: numbers that are integers are written as digits."""
 
     __slots__ = ("_typed",)

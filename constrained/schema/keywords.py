@@ -23,7 +23,7 @@ class Keyword:
 _SCHEMA, _SCHEMAS, _NAMED = Keyword("schema", ONE), Keyword("schemas", SEQUENCE), Keyword("named schemas", ALL)
 _COUNT, _NUMBER, _BOOLEAN, _STRING = Keyword("count"), Keyword("number"), Keyword("boolean"), Keyword("string")
 
-TABLE: Mapping[str, Keyword] = {
+KEYWORDS: Mapping[str, Keyword] = {
     "type": Keyword("type"),
     "enum": Keyword("array"),
     "const": Keyword("anything"),
@@ -54,7 +54,7 @@ def check_keywords(schema: Any, pointer: str) -> None:
     if not isinstance(schema, dict):
         raise GrammarError(f"a schema is an object or a boolean, not {_shown(schema)}", pointer=pointer)
     for name, value in schema.items():
-        keyword = TABLE.get(name)
+        keyword = KEYWORDS.get(name)
         if keyword is not None and (wrong := _wrong(keyword.kind, value)):
             raise GrammarError(f"{name!r} must be {wrong}, not {_shown(value)}", pointer=child(pointer, name))
     if "type" in schema:

@@ -12,50 +12,50 @@ import numpy as np
 from ..automaton.automaton import Automaton
 from ..automaton.blocks import Block
 from ..automaton.literals import literal_states
-from ..budget import Budget
+from ..budget import CompileBudget
 from ..errors import GrammarError
 from ..regex.dfa import DEAD, START, Dfa
 from ..string_products import any_string, combinations, labelled_product, looping_states, plain_states
 from .formula import Formula, atoms, evaluate, has_negation
-from .goals import World
+from .goals import SchemaCompiler
 from .string_dfas import pattern_chars, pattern_dfa
 from .string_parts import StringPart, spellings, string_dfa
-from .string_regions import chars_of, few_texts, regions
+from .string_regions import char_product, chars_of, few_texts
 from .string_states import QUOTE, is_doubtful
 from .structure_parts import ObjectPart
 
 
 @dataclass(frozen=True)
-class Doubt:
+class UndecidedFormat:
     """The names of which is not known whether a part holds."""
 
     part: StringPart
     number: int  # of the format
 
 
-Kind = frozenset[str | StringPart | Doubt]  # of a name: what it matches
+MatchedTests = frozenset[str | StringPart | UndecidedFormat]  # of a name: what it matches
 MAX_KINDS = 32  # of names that are not mentioned
 MAX_LISTED = 64  # names of a kind
 
 
 @dataclass(frozen=True, eq=False)
-class Outcome:
+class NameClass:
     """A name: which of those mentioned it is, or what it matches. Compared by identity."""
 
     number: int | None
-    matched: Kind = frozenset()
+    matched: MatchedTests = frozenset()
 
 
-class KeySpace:
+class MemberNames:
     """All names of some parts."""
 
-    def __init__(self, world: World, parts: tuple[ObjectPart, ...], lists_names: bool) -> None:
+    def __init__(self, world: SchemaCompiler, parts: tuple[ObjectPart, ...], lists_names: bool) -> None:
         """`lists_names`: where there are only a few names of a kind, they are as if they were mentioned."""
         self.world = world
         self.names = list(dict.fromkeys(name for part in parts for name in part.names))
         self.num_mentioned = len(self.names)
         # What is asked of all names is a pattern to them, too: a part of the formula that a name satisfies or not.
-        self._tests: dict[str | StringPart | Doubt, Dfa] = {}
+        self._tests: dict[str | StringPart | UndecidedFormat, Dfa] = {}
         for part in parts:
             for pattern in part.patterns:
                 self._tests[pattern] = pattern_dfa(pattern)
@@ -64,16 +64,16 @@ class KeySpace:
                     assert isinstance(atom, StringPart)
                     self._tests[atom] = string_dfa(atom)
                     if has_negation(world.typed(goal, "string")):
-                        self._tests |= {Doubt(atom, number): dfa for number, dfa in enumerate(atom.doubts())}
-        self._listed: set[Kind] = set()
+                        self._tests |= {UndecidedFormat(atom, number): dfa for number, dfa in enumerate(atom.doubts())}
+        self._listed: set[MatchedTests] = set()
         if lists_names and self._tests:
             self._list_names()
         self._number = {name: number for number, name in enumerate(self.names)}
-        self.named = [Outcome(number) for number in range(len(self.names))]
-        self.outcomes: list[Outcome] = [Outcome(None), *self.named]
-        self.kinds: list[Kind] = [frozenset()] if not self._tests else []
-        self._numbers: dict[Kind, int] = {frozenset(): 0}
-        self._goals: dict[tuple[ObjectPart, Outcome], Formula] = {}
+        self.named = [NameClass(number) for number in range(len(self.names))]
+        self.outcomes: list[NameClass] = [NameClass(None), *self.named]
+        self.kinds: list[MatchedTests] = [frozenset()] if not self._tests else []
+        self._numbers: dict[MatchedTests, int] = {frozenset(): 0}
+        self._goals: dict[tuple[ObjectPart, NameClass], Formula] = {}
         self.num_outcomes = 1 + len(self.names) + MAX_KINDS
         # Names with several spellings are tested for, where other names may come.
         self._spelled = {name: spellings(name) for name in self.names}
@@ -84,11 +84,11 @@ class KeySpace:
             self._find_kinds()
 
     def _list_names(self) -> None:
-        tests = [test for test in self._tests if not isinstance(test, Doubt)]
-        budget = Budget()
+        tests = [test for test in self._tests if not isinstance(test, UndecidedFormat)]
+        budget = CompileBudget()
         try:
             chars = [pattern_chars(test) if isinstance(test, str) else chars_of(test) for test in tests]
-            found = regions(chars, budget)
+            found = char_product(chars, budget)
         except GrammarError:
             return  # they are too complex to be told apart, as will be seen
         for passed in found.truths:
@@ -104,21 +104,21 @@ class KeySpace:
     def bits(self, names: Iterable[str]) -> int:
         return sum(1 << self._number[name] for name in dict.fromkeys(names))
 
-    def bit(self, outcome: Outcome) -> int:
+    def bit(self, outcome: NameClass) -> int:
         return 0 if outcome.number is None else 1 << outcome.number
 
-    def other(self, kind: Kind) -> Outcome:
+    def other(self, kind: MatchedTests) -> NameClass:
         return self.outcomes[self._numbers[kind]]
 
-    def goal(self, part: ObjectPart, outcome: Outcome) -> Formula:
+    def goal(self, part: ObjectPart, outcome: NameClass) -> Formula:
         key = (part, outcome)
         found = self._goals.get(key)
         if found is None:
             found = self._goals[key] = self._make_goal(part, outcome)
         return found
 
-    def _make_goal(self, part: ObjectPart, outcome: Outcome) -> Formula:
-        if any(isinstance(test, Doubt) for test in outcome.matched):
+    def _make_goal(self, part: ObjectPart, outcome: NameClass) -> Formula:
+        if any(isinstance(test, UndecidedFormat) for test in outcome.matched):
             return False
         if outcome.number is not None:
             name = self.names[outcome.number]
@@ -141,19 +141,19 @@ class KeySpace:
         self._are_all = len(found) <= MAX_KINDS
         for accepted in found[:MAX_KINDS]:
             kind = frozenset(test for test, passed in zip(tests, accepted, strict=True) if passed)
-            if frozenset(test for test in kind if not isinstance(test, Doubt)) in self._listed:
+            if frozenset(test for test in kind if not isinstance(test, UndecidedFormat)) in self._listed:
                 continue
             self.kinds.append(kind)
             if kind not in self._numbers:
                 self._numbers[kind] = len(self.outcomes)
-                self.outcomes.append(Outcome(None, kind))
+                self.outcomes.append(NameClass(None, kind))
 
-    def is_everything(self, kinds: frozenset[Kind]) -> bool:
+    def is_everything(self, kinds: frozenset[MatchedTests]) -> bool:
         """Whether any text at all is a name, mentioned or of these kinds."""
         return self._are_all and len(kinds) == len(self.kinds) > 0
 
     def start(
-        self, automaton: Automaton, names: int, kinds: frozenset[Kind], used: frozenset[str] = frozenset()
+        self, automaton: Automaton, names: int, kinds: frozenset[MatchedTests], used: frozenset[str] = frozenset()
     ) -> int | None:
         """The number of the state after the opening quote; the result of a name is the number of its outcome. `used`
         are other names that may not come again: whoever asks for the states refuses them, and here nothing leads only
@@ -163,7 +163,9 @@ class KeySpace:
             automaton.memory[key] = self._start(automaton, names, kinds, used)
         return automaton.memory[key]  # type: ignore[no-any-return]
 
-    def _start(self, automaton: Automaton, names: int, kinds: frozenset[Kind], used: frozenset[str]) -> int | None:
+    def _start(
+        self, automaton: Automaton, names: int, kinds: frozenset[MatchedTests], used: frozenset[str]
+    ) -> int | None:
         if not kinds:
             allowed = [name for number, name in enumerate(self.names) if names >> number & 1]
             texts = [(text, self._pop(automaton, name)) for name in allowed for text in self._spelled[name]]
@@ -202,7 +204,7 @@ class KeySpace:
     def _pop(self, automaton: Automaton, name: str) -> int:
         return automaton.pop(1 + self._number[name])
 
-    def _product(self, names: int, kinds: frozenset[Kind], apart: list[str]) -> tuple[Dfa, Block] | None:
+    def _product(self, names: int, kinds: frozenset[MatchedTests], apart: list[str]) -> tuple[Dfa, Block] | None:
         """Other names by their kind, beside some names that are told apart; those that are unknown are refused."""
         tests = list(self._tests)
         many = [string_dfa(StringPart(texts=frozenset([name]))) for name in apart]

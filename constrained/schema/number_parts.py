@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from ..budget import Budget
+from ..budget import CompileBudget
 from ..errors import GrammarError
-from ..regex.decimal_ranges import INTEGER, LARGE_EXPONENT, Bound, integers, numbers
+from ..regex.decimal_ranges import INTEGER, LARGE_EXPONENT, NumberBound, integers, numbers
 from ..regex.dfa import Dfa, intersect
-from ..regex.expression import EMPTY, Bytes, Expression, choice, optional, repeat, sequence
+from ..regex.expression import EMPTY, Bytes, Expression, alternation, optional, repeat, sequence
 from . import formula as formulas
 from .formula import Formula
 from .keywords import child
@@ -45,8 +45,8 @@ class NumberPart:
 
     integer: bool = False
     whole: bool = False  # integers are written as digits only: until draft 4, 1.0 is none
-    lower: Bound | None = None
-    upper: Bound | None = None
+    lower: NumberBound | None = None
+    upper: NumberBound | None = None
     multiples: frozenset[Decimal] = frozenset()
     values: frozenset[Decimal] | None = None
 
@@ -64,17 +64,17 @@ class NumberPart:
 
 def number_part(schema: Mapping[str, Any], integer: bool, whole: bool, pointer: str) -> NumberPart:
     """Of a schema's keywords. Raises GrammarError."""
-    lower: list[Bound] = []
-    upper: list[Bound] = []
+    lower: list[NumberBound] = []
+    upper: list[NumberBound] = []
     for name, strict_name, bounds in (
         ("minimum", "exclusiveMinimum", lower),
         ("maximum", "exclusiveMaximum", upper),
     ):
         strict = schema.get(strict_name)
         if name in schema:
-            bounds.append(Bound(read_decimal(schema[name], name, pointer), strict is True))
+            bounds.append(NumberBound(read_decimal(schema[name], name, pointer), strict is True))
         if strict is not None and not isinstance(strict, bool):
-            bounds.append(Bound(read_decimal(strict, strict_name, pointer), True))
+            bounds.append(NumberBound(read_decimal(strict, strict_name, pointer), True))
     multiples = set()
     for name in ("multipleOf", "divisibleBy"):
         if name in schema:
@@ -85,7 +85,7 @@ def number_part(schema: Mapping[str, Any], integer: bool, whole: bool, pointer: 
     return NumberPart(integer, whole, _tightest(lower, True), _tightest(upper, False), frozenset(multiples))
 
 
-def _tightest(bounds: Iterable[Bound], lower: bool) -> Bound | None:
+def _tightest(bounds: Iterable[NumberBound], lower: bool) -> NumberBound | None:
     if lower:
         return max(bounds, key=lambda bound: (bound.value, bound.strict), default=None)
     return min(bounds, key=lambda bound: (bound.value, not bound.strict), default=None)
@@ -179,9 +179,9 @@ def _multiple_dfa(divisor: Decimal) -> Dfa:
 @lru_cache(maxsize=1024)
 def number_dfa(part: NumberPart) -> Dfa:
     """The numbers, as JSON writes them; with an exponent only where there are no bounds. Raises GrammarError."""
-    budget = Budget()
+    budget = CompileBudget()
     if part.values is not None:
-        return expression_dfa(choice(_spelled(value, part.whole) for value in sorted(part.values)))
+        return expression_dfa(alternation(_spelled(value, part.whole) for value in sorted(part.values)))
     if part.integer:
         whole = integers(part.lower, part.upper)
         bounded = part.lower is not None or part.upper is not None
@@ -214,7 +214,7 @@ def _spelled(value: Decimal, digits: bool) -> Expression:
     else:
         decimal = sequence(Bytes(whole.encode()), optional(sequence(Bytes(b".0"), zeros)))
     written = repr(float(value))
-    return choice([decimal, Bytes(written.encode())]) if "e" in written and Decimal(written) == value else decimal
+    return alternation([decimal, Bytes(written.encode())]) if "e" in written and Decimal(written) == value else decimal
 
 
 def candidates(formula: Formula) -> frozenset[Decimal] | None:

@@ -11,11 +11,11 @@ import numpy as np
 from ..automaton.automaton import Automaton
 from ..automaton.blocks import Block
 from ..errors import GrammarError
-from ..regex.decimal_ranges import FRACTION, NATURAL, Bound, at_least
+from ..regex.decimal_ranges import FRACTION, NATURAL, NumberBound, at_least
 from ..regex.dfa import START, Dfa
-from ..regex.expression import Bytes, choice, optional, sequence
+from ..regex.expression import Bytes, alternation, optional, sequence
 from ..string_products import combinations, labelled_product
-from .formula import And, Formula, Not, One, Or, atoms, evaluate
+from .formula import And, ExactlyOne, Formula, Not, Or, atoms, evaluate
 from .number_parts import NumberPart, candidates, number_dfa
 from .string_dfas import expression_dfa
 
@@ -36,7 +36,7 @@ def number_start(automaton: Automaton, formulas: tuple[Formula, ...], result: _R
         need = NumberPart(whole=whole, values=kept) if kept else False
         if need is False:
             return None
-    if not isinstance(need, And | Or | One | Not) and all(f == need or isinstance(f, bool) for f in tracked):
+    if not isinstance(need, And | Or | ExactlyOne | Not) and all(f == need or isinstance(f, bool) for f in tracked):
         number = result(tuple(True if f == need else bool(f) for f in tracked))
         part = NumberPart() if need is True else need
         try:
@@ -104,5 +104,5 @@ def _reads_exponents(part: NumberPart) -> bool:
 @lru_cache(maxsize=1)
 def _plain_numbers() -> Dfa:
     """Without exponents; and without negative zeros, of which there are several spellings that not all parts read."""
-    negative = sequence(Bytes(b"-"), at_least(Bound(Decimal(0), strict=True)))
-    return expression_dfa(choice([sequence(NATURAL, optional(FRACTION)), negative]))
+    negative = sequence(Bytes(b"-"), at_least(NumberBound(Decimal(0), strict=True)))
+    return expression_dfa(alternation([sequence(NATURAL, optional(FRACTION)), negative]))

@@ -10,17 +10,17 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from .formula import Formula, Or, atoms, has_negation, optimistic
-from .goals import World
-from .name_states import KeySpace, Kind, Outcome
-from .object_end_search import ObjectCompletion
+from .goals import SchemaCompiler
+from .name_states import MatchedTests, MemberNames, NameClass
+from .object_end_search import ObjectEndSearch
 from .structure_parts import ObjectPart
-from .value_states import Results
+from .value_states import ResultCodes
 
 MAX_ORDERED = 6  # parts of an object whose members come in order because it is closed: a search for more takes long
 
 
 @dataclass(frozen=True)
-class Member:
+class MemberGoal:
     """What is asked of one member's value: what it must satisfy, what is tracked, the goal of each part, and those
     goals of which it is certain whether they hold."""
 
@@ -40,7 +40,7 @@ def is_plain(formula: Formula) -> bool:
 class ObjectContext:
     """What is asked of an object: a formula over parts, and others whose truth is its result. Compared by identity."""
 
-    def __init__(self, world: World, formulas: tuple[Formula, ...], result: Results) -> None:
+    def __init__(self, world: SchemaCompiler, formulas: tuple[Formula, ...], result: ResultCodes) -> None:
         self.world, self.formulas, self.result = world, formulas, result
         found: dict[ObjectPart, None] = {}
         for formula in formulas:
@@ -58,7 +58,7 @@ class ObjectContext:
             len(self.parts) <= MAX_ORDERED and any(local.ordered for part in self.parts for local in part.locals)
         )
         self.plain = is_plain(formulas[0]) and not (self.in_order and len(self.parts) > 1)
-        self.keys = KeySpace(world, self.parts, lists_names=not self.plain)
+        self.keys = MemberNames(world, self.parts, lists_names=not self.plain)
         self.required = [self.keys.bits(part.required) for part in self.parts]
         self.requires = [
             [
@@ -77,8 +77,8 @@ class ObjectContext:
         self.satisfiable = [0] * len(self.parts)  # of each, names of which is known that values may be under them
         self._least = max((part.least for part in self.parts), default=0)
         self._most = max((part.most for part in self.parts if part.most is not None), default=-1)
-        self._members: dict[tuple[int, Outcome, int], Member] = {}
-        self.completion = ObjectCompletion(self)
+        self._members: dict[tuple[int, NameClass, int], MemberGoal] = {}
+        self.completion = ObjectEndSearch(self)
 
     def counts_names(self, count: int, has_others: bool) -> bool:
         """Whether it will matter how many different names there are, or whether a member is written over, after so many
@@ -115,17 +115,17 @@ class ObjectContext:
         return self.exact and any(goal is not True and goal is not False for goal in goals)
 
     @cached_property
-    def possible(self) -> tuple[int, frozenset[Kind]]:
+    def possible(self) -> tuple[int, frozenset[MatchedTests]]:
         """The names, and the kinds of other names, that may come at all, where the context is steady."""
         keys, satisfiable = self.keys, self.world.satisfiable
 
-        def possible(outcome: Outcome) -> bool:
+        def possible(outcome: NameClass) -> bool:
             return all(satisfiable(keys.goal(part, outcome)) for part in self.parts)
 
         names = sum(1 << number for number, outcome in enumerate(keys.named) if possible(outcome))
         return names, frozenset(kind for kind in keys.kinds if possible(keys.other(kind)))
 
-    def member(self, alive: int, outcome: Outcome, seen: int) -> Member:
+    def member(self, alive: int, outcome: NameClass, seen: int) -> MemberGoal:
         """Of the value under a name, while only these parts may hold."""
         key = (alive, outcome, seen if self.exact else 0)
         found = self._members.get(key)
@@ -133,20 +133,20 @@ class ObjectContext:
             found = self._members[key] = self._make_member(alive, outcome, seen)
         return found
 
-    def _make_member(self, alive: int, outcome: Outcome, seen: int) -> Member:
+    def _make_member(self, alive: int, outcome: NameClass, seen: int) -> MemberGoal:
         goals = self.goals(alive, outcome)
         need = self.need(goals, outcome, seen)
         different = tuple(dict.fromkeys(goal for goal in goals if goal is not True and goal is not False))
         tracked = () if not different or different == (need,) else different
-        return Member(need, tracked, goals, self.world.satisfiable(need), {need: True})
+        return MemberGoal(need, tracked, goals, self.world.satisfiable(need), {need: True})
 
-    def goals(self, alive: int, outcome: Outcome) -> tuple[Formula, ...]:
+    def goals(self, alive: int, outcome: NameClass) -> tuple[Formula, ...]:
         """Each part's of the value under a name, while only these parts may hold."""
         return tuple(
             self.keys.goal(part, outcome) if alive >> number & 1 else False for number, part in enumerate(self.parts)
         )
 
-    def need(self, goals: tuple[Formula, ...], outcome: Outcome, seen: int) -> Formula:
+    def need(self, goals: tuple[Formula, ...], outcome: NameClass, seen: int) -> Formula:
         """What must hold of the value under a name, these being the goals of the parts."""
 
         def settled(part: ObjectPart) -> bool:

@@ -13,10 +13,10 @@ from operator import or_
 from typing import TYPE_CHECKING
 
 from ..errors import GrammarError
-from .end_search import NEVER, Completion, Value
-from .formula import And, Formula, One, Or, conj, evaluate, forced
-from .joint_truths import Truths, restricted, together_of
-from .name_states import Outcome
+from .end_search import NEVER, EndSearch, ValueGoal
+from .formula import And, ExactlyOne, Formula, Or, conj, evaluate, forced
+from .joint_truths import Truths, joint_truths, restricted
+from .name_states import NameClass
 from .structure_parts import ObjectPart
 
 if TYPE_CHECKING:
@@ -27,14 +27,14 @@ MAX_PARTS = 96  # of which a way to the end is looked for: the work grows with t
 _Goals = tuple[int, tuple[tuple[Formula, int], ...]]
 
 
-class ObjectCompletion(Completion["ObjectState"]):
+class ObjectEndSearch(EndSearch["ObjectState"]):
     """Of the states of one context. What is used up is names."""
 
     def __init__(self, context: ObjectContext) -> None:
         super().__init__(context.world)
         self.context = context
-        self._goals: dict[Outcome, _Goals] = {}
-        self._breaks: dict[int, list[Outcome]] = {}
+        self._goals: dict[NameClass, _Goals] = {}
+        self._breaks: dict[int, list[NameClass]] = {}
         self._hopeless: dict[tuple[int, int], bool] = {}
         self._relevant = 0
         for required, requires in zip(context.required, context.requires, strict=True):
@@ -80,13 +80,13 @@ class ObjectCompletion(Completion["ObjectState"]):
                     if not self._is_neutral(state, step):
                         yield step
 
-    def _obliged(self, state: ObjectState) -> list[Outcome]:
+    def _obliged(self, state: ObjectState) -> list[NameClass]:
         """Names of which one must come sooner or later, so it may as well now: the fewest. Empty when none is known."""
         context = self.context
         if context.in_order:
             return []
         hopes = self._hopes(state.alive, context.settled(state.alive, state.seen))
-        fewest: list[Outcome] = []
+        fewest: list[NameClass] = []
         for part, holds in forced(context.formulas[0], hopes.__getitem__):
             number = context.index[part]
             names = context.needed(number, state.seen)
@@ -103,7 +103,7 @@ class ObjectCompletion(Completion["ObjectState"]):
         context = self.context
         if isinstance(formula, bool):
             return 0 if formula else None
-        if isinstance(formula, And | Or | One):
+        if isinstance(formula, And | Or | ExactlyOne):
             names = [self._wanted(state, part) for part in formula.parts]
             if isinstance(formula, And):
                 return None if None in names else reduce(or_, names, 0)
@@ -112,7 +112,7 @@ class ObjectCompletion(Completion["ObjectState"]):
             number = context.index[formula]
             return context.needed(number, state.seen) if state.alive >> number & 1 else None
         part = formula.part
-        if isinstance(part, One) or not state.alive >> context.index[part] & 1:
+        if isinstance(part, ExactlyOne) or not state.alive >> context.index[part] & 1:
             return 0
         number = context.index[part]
         if context.needed(number, state.seen):
@@ -120,7 +120,7 @@ class ObjectCompletion(Completion["ObjectState"]):
         breaking = [bit for o in self._breaking(number) if (bit := context.keys.bit(o)) and not bit & state.seen]
         return None if context.cannot_fail(number, state.seen) else breaking[0] if breaking else 0
 
-    def _breaking(self, number: int) -> list[Outcome]:
+    def _breaking(self, number: int) -> list[NameClass]:
         """The names that a part can fail by; empty when it can by others, too."""
         found = self._breaks.get(number)
         if found is None:
@@ -134,19 +134,19 @@ class ObjectCompletion(Completion["ObjectState"]):
             found = self._breaks[number] = [] if part.most is not None or part.requires else found
         return found
 
-    def steps(self, state: ObjectState, outcome: Outcome) -> Iterator[ObjectState]:
+    def steps(self, state: ObjectState, outcome: NameClass) -> Iterator[ObjectState]:
         """What a state may become by a member with this name, as its value may be."""
         if self._is_too_much():
             return
         bit = self.context.keys.bit(outcome)
         certain, open_goals = self._at(state, outcome)
-        together = together_of(self.context.world, tuple(goal for goal, _ in open_goals))
+        together = joint_truths(self.context.world, tuple(goal for goal, _ in open_goals))
         for truths in together.some():
             alive = certain + sum(parts for (_, parts), truth in zip(open_goals, truths, strict=True) if truth)
             if not self._is_hopeless(alive, state.seen | bit) and together.possible(truths):
                 yield state.with_member(outcome, alive)
 
-    def leads_on(self, state: ObjectState, outcome: Outcome) -> bool:
+    def leads_on(self, state: ObjectState, outcome: NameClass) -> bool:
         """Whether a member with this name may come."""
         return any(self.can_end_after(state, step) for step in self.steps(state, outcome))
 
@@ -158,7 +158,7 @@ class ObjectCompletion(Completion["ObjectState"]):
         self.context.world.refused.append(GrammarError(reason))
         return True
 
-    def _under(self, outcome: Outcome) -> _Goals:
+    def _under(self, outcome: NameClass) -> _Goals:
         """What is asked of the value under a name: the parts that hold whatever it is, and each goal's parts."""
         found = self._goals.get(outcome)
         if found is None:
@@ -171,7 +171,7 @@ class ObjectCompletion(Completion["ObjectState"]):
             found = self._goals[outcome] = certain, tuple(asked.items())
         return found
 
-    def _at(self, state: ObjectState, outcome: Outcome) -> _Goals:
+    def _at(self, state: ObjectState, outcome: NameClass) -> _Goals:
         """The same of the parts that may still hold when the name has come."""
         alive = state.alive_after(outcome, self.context.keys.bit(outcome))
         certain, asked = self._under(outcome)
@@ -193,16 +193,16 @@ class ObjectCompletion(Completion["ObjectState"]):
             for number, part in enumerate(self.context.parts)
         }
 
-    def value(self, state: ObjectState, outcome: Outcome) -> Value:
+    def value(self, state: ObjectState, outcome: NameClass) -> ValueGoal:
         """Of the value of a member with this name."""
         context = self.context
         bit = context.keys.bit(outcome)
         certain, open_goals = self._at(state, outcome)
-        together = together_of(context.world, tuple(goal for goal, _ in open_goals))
+        together = joint_truths(context.world, tuple(goal for goal, _ in open_goals))
         goals = context.goals(state.alive_after(outcome, bit), outcome)
         need = context.need(goals, outcome, state.seen)
         if together.open is None:
-            return Value(need, together.goals, None)
+            return ValueGoal(need, together.goals, None)
         marks = tuple(goal if isinstance(goal, bool) else (goal,) for goal in goals)
         marked = context.need(marks, outcome, state.seen)
         good: set[Truths] = set()
@@ -215,4 +215,4 @@ class ObjectCompletion(Completion["ObjectState"]):
                 fits = fits and self.can_end_after(state, state.with_member(outcome, alive))
                 (good if fits else bad).add(truths)
         need = conj([need, restricted(together.goals, good, bad)])
-        return Value(need, together.goals, next(iter(good)) if len(good) == 1 else None)
+        return ValueGoal(need, together.goals, next(iter(good)) if len(good) == 1 else None)

@@ -10,13 +10,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from ..automaton.automaton import Automaton, Frame, Row, State
-from ..automaton.duplicate_names import names_of
+from ..automaton.automaton import Automaton, ControlState, Frame, TransitionRow
+from ..automaton.duplicate_names import used_names
 from .formula import Formula, evaluate
-from .name_states import Kind, Outcome
-from .object_context import Member, ObjectContext
+from .name_states import MatchedTests, NameClass
+from .object_context import MemberGoal, ObjectContext
 from .string_states import QUOTE
-from .value_states import SPACES, ValueStart, results_of
+from .value_states import SPACES, ValueStart, result_codes
 
 CLOSE, COMMA, COLON = 0x7D, 0x2C, 0x3A
 ANOTHER = "\udc00"  # among the other names: that there has been one, where the order matters; no name is half a pair
@@ -38,7 +38,7 @@ class ObjectState:
     phase: Literal["open", "after", "comma"] = "open"
     spaces: int = 0
 
-    def expand(self, automaton: Automaton) -> Row:
+    def expand(self, automaton: Automaton) -> TransitionRow:
         context, world = self.context, self.context.world
         edges: dict[int, int] = {}
         if self.phase != "comma" and (result := self.closing_result()) is not None:
@@ -49,11 +49,11 @@ class ObjectState:
                 edges[COMMA] = automaton.goto(self._moved("comma", world.spaces))
             else:
                 once = self.phase != "open" and not self.counts_names and context.has_others
-                frame = KeyFrame(context, self.alive, self.seen, self.count, self.others, once)
+                frame = NameFrame(context, self.alive, self.seen, self.count, self.others, once)
                 edges[QUOTE] = automaton.push(start, frame)
         if self.spaces == 1:
             edges[0x20] = automaton.goto(self._moved("comma", 0))
-        return Row(edges, rest=automaton.stay_on(SPACES) if world.spaces == 2 else 0)
+        return TransitionRow(edges, rest=automaton.stay_on(SPACES) if world.spaces == 2 else 0)
 
     def __hash__(self) -> int:
         return hash((id(self.context), self.alive, self.seen, self.count, self.others, self.phase))
@@ -94,7 +94,7 @@ class ObjectState:
         """Where it will matter how many different names there are, or whether a member is written over."""
         return self.context.counts_names(self.count, bool(self.others))
 
-    def candidates(self, wanted: int = 0) -> Iterator[Outcome]:
+    def candidates(self, wanted: int = 0) -> Iterator[NameClass]:
         """The names that may come as far as their order goes, those that are wanted first, and the kinds of others."""
         context = self.context
         keys, first = context.keys, 0
@@ -110,7 +110,7 @@ class ObjectState:
         for kind in keys.kinds:
             yield keys.other(kind)
 
-    def _allowed(self) -> tuple[int, frozenset[Kind]]:
+    def _allowed(self) -> tuple[int, frozenset[MatchedTests]]:
         """Which names may come, and which kinds of other names."""
         context = self.context
         keys = context.keys
@@ -118,7 +118,7 @@ class ObjectState:
             names, kinds = context.possible
             if not context.in_order:
                 return names & ~self.seen, kinds
-        names, others = 0, set[Kind]()
+        names, others = 0, set[MatchedTests]()
         for outcome in self.candidates():
             bit = keys.bit(outcome)
             if self._leads_on(outcome, bit):
@@ -132,7 +132,7 @@ class ObjectState:
     def _living(self) -> list[int]:
         return [number for number in range(len(self.context.parts)) if self.alive >> number & 1]
 
-    def _leads_on(self, outcome: Outcome, bit: int) -> bool:
+    def _leads_on(self, outcome: NameClass, bit: int) -> bool:
         if not self.context.plain:
             return self.context.completion.leads_on(self, outcome)
         alive = self.alive_after(outcome, bit)
@@ -143,7 +143,7 @@ class ObjectState:
             return True
         return self.after(outcome, member, None) is not None
 
-    def alive_after(self, outcome: Outcome, bit: int) -> int:
+    def alive_after(self, outcome: NameClass, bit: int) -> int:
         """The parts that may hold when this name comes now, whatever its value."""
         context, alive = self.context, self.alive
         if context.steady:
@@ -171,7 +171,7 @@ class ObjectState:
                 context.satisfiable[number] |= bit
         return True
 
-    def after(self, outcome: Outcome, member: Member, truths: tuple[bool, ...] | None) -> ObjectState | None:
+    def after(self, outcome: NameClass, member: MemberGoal, truths: tuple[bool, ...] | None) -> ObjectState | None:
         """After a member whose value has these truths of what is tracked (None: as good as can be)."""
         context = self.context
         known: Mapping[Formula, bool] = member.known
@@ -188,7 +188,7 @@ class ObjectState:
             return state if context.completion.can_end_after(self, state) else None
         return state if context.simple or state.is_possible(truths is not None) else None
 
-    def with_member(self, outcome: Outcome, alive: int) -> ObjectState:
+    def with_member(self, outcome: NameClass, alive: int) -> ObjectState:
         """After a member after which these parts may hold."""
         context = self.context
         bit = context.keys.bit(outcome)
@@ -216,7 +216,7 @@ class ObjectState:
 
 
 @dataclass(frozen=True)
-class KeyFrame(Frame):
+class NameFrame(Frame):
     """Below a name."""
 
     context: ObjectContext
@@ -243,9 +243,9 @@ class KeyFrame(Frame):
             return False
         if b"\\" not in text and b"\\" not in before and b'"' + text not in before:
             return False  # no spelling of it, wherever that might stand
-        return json.loads(b'"' + text) in names_of(before).names
+        return json.loads(b'"' + text) in used_names(before).names
 
-    def after(self, automaton: Automaton, result: int, text: bytes) -> State | None:
+    def after(self, automaton: Automaton, result: int, text: bytes) -> ControlState | None:
         outcome, others = self.context.keys.outcomes[result], self.others
         if self.context.keys.bit(outcome) & self.seen:
             return None
@@ -263,27 +263,27 @@ class MemberStart:
     """Between a name and its colon."""
 
     state: ObjectState
-    outcome: Outcome
+    outcome: NameClass
 
     def __hash__(self) -> int:
         return hash((self.state, id(self.outcome)))
 
-    def expand(self, automaton: Automaton) -> Row:
+    def expand(self, automaton: Automaton) -> TransitionRow:
         state, context = self.state, self.state.context
         world = context.world
         alive = state.alive_after(self.outcome, context.keys.bit(self.outcome))
         member = context.member(alive, self.outcome, state.seen) if context.plain else self._member(alive)
         tracked = MemberFrame(state, self.outcome, member) if member.tracked else None
-        then: State | Frame | None = tracked or state.after(self.outcome, member, ())
+        then: ControlState | Frame | None = tracked or state.after(self.outcome, member, ())
         edges: dict[int, int] = {}
         if then is not None and member.possible:
             start = ValueStart(world, member.need, member.tracked, world.spaces)
             edges[COLON] = automaton.push(start, then)
         if world.spaces == 2:
-            return Row(edges, rest=automaton.stay_on(SPACES))
-        return Row(edges)
+            return TransitionRow(edges, rest=automaton.stay_on(SPACES))
+        return TransitionRow(edges)
 
-    def _member(self, alive: int) -> Member:
+    def _member(self, alive: int) -> MemberGoal:
         context = self.state.context
         value = context.completion.value(self.state, self.outcome)
         goals = context.goals(alive, self.outcome)
@@ -291,7 +291,7 @@ class MemberStart:
         tracked = () if value.goals == (value.need,) else value.goals
         if value.truths is not None:
             known, tracked = dict(zip(value.goals, value.truths, strict=True)), ()
-        return Member(value.need, tracked, goals, context.world.satisfiable(value.need), known)
+        return MemberGoal(value.need, tracked, goals, context.world.satisfiable(value.need), known)
 
 
 @dataclass(frozen=True)
@@ -299,16 +299,16 @@ class MemberFrame(Frame):
     """Below a member's value of which something is tracked."""
 
     state: ObjectState
-    outcome: Outcome
-    member: Member
+    outcome: NameClass
+    member: MemberGoal
 
     def __hash__(self) -> int:
         return hash((self.state, id(self.outcome)))
 
     @property
     def num_results(self) -> int:  # type: ignore[override]
-        return results_of(self.state.context.world, self.member.tracked).size
+        return result_codes(self.state.context.world, self.member.tracked).size
 
-    def after(self, automaton: Automaton, result: int, text: bytes) -> State | None:
-        truths = results_of(self.state.context.world, self.member.tracked).truths[result]
+    def after(self, automaton: Automaton, result: int, text: bytes) -> ControlState | None:
+        truths = result_codes(self.state.context.world, self.member.tracked).truths[result]
         return self.state.after(self.outcome, self.member, truths)

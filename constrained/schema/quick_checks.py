@@ -1,6 +1,6 @@
 """Schemas of which a look at their keywords says that some value satisfies them, so that no formula need be made.
 
-Knows keywords; no formulas, no states. Where it says nothing, `World.satisfiable` finds out.
+Knows keywords; no formulas, no states. Where it says nothing, `SchemaCompiler.satisfiable` finds out.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _JSON_TYPES: dict[type, tuple[str, ...]] = {
 }
 
 
-def surely_has_values(document: Document, location: Location, depth: int = DEPTH) -> bool:
+def quick_satisfiable(document: Document, location: Location, depth: int = DEPTH) -> bool:
     """False says nothing."""
     schema = location.schema
     if isinstance(schema, bool):
@@ -53,7 +53,7 @@ def surely_has_values(document: Document, location: Location, depth: int = DEPTH
     if depth == 0:
         return False
     if "$ref" in schema and (document.ref_is_alone or _stands_alone(schema)):
-        return surely_has_values(document, document.resolve(schema["$ref"], location), depth - 1)
+        return quick_satisfiable(document, document.resolve(schema["$ref"], location), depth - 1)
     if not _COMPLICATED.isdisjoint(schema):
         return False
     types = schema.get("type", TYPES)
@@ -125,6 +125,6 @@ def _has_objects(document: Document, location: Location, depth: int) -> bool:
             return False
         path = ("properties", name) if name in properties else ("additionalProperties",)
         value = properties[name] if name in properties else schema.get("additionalProperties", True)
-        if value is not True and not surely_has_values(document, document.inside(location, value, *path), depth - 1):
+        if value is not True and not quick_satisfiable(document, document.inside(location, value, *path), depth - 1):
             return False
     return True

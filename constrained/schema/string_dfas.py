@@ -6,12 +6,12 @@ from __future__ import annotations
 import math
 from functools import lru_cache
 
-from ..budget import Budget
-from ..regex.byte_dfa import encoded
+from ..budget import CompileBudget
+from ..regex.byte_dfa import byte_dfa
 from ..regex.char_dfa import CharDfa
 from ..regex.dfa import Dfa
 from ..regex.expression import Expression
-from ..regex.parser import parse_regex, searched
+from ..regex.parser import containing, parse_regex
 from ..regex.subset import char_dfa
 from .formats import format_expression, possible_expression
 
@@ -27,17 +27,17 @@ def pattern_dfa(pattern: str) -> Dfa:
 @lru_cache(maxsize=256)
 def regex_dfa(pattern: str) -> Dfa:
     """The UTF-8 texts that a Python pattern matches as a whole."""
-    return encoded(char_dfa(parse_regex(pattern, "python"), _budget()), "utf8", _budget())
+    return byte_dfa(char_dfa(parse_regex(pattern, "python"), _budget()), "utf8", _budget())
 
 
 def expression_dfa(expression: Expression) -> Dfa:
     """The UTF-8 texts of an expression."""
-    return encoded(char_dfa(expression, _budget()), "utf8", _budget())
+    return byte_dfa(char_dfa(expression, _budget()), "utf8", _budget())
 
 
 @lru_cache(maxsize=2048)
 def pattern_chars(pattern: str) -> CharDfa:
-    return char_dfa(searched(parse_regex(pattern, "ecma")), _budget())
+    return char_dfa(containing(parse_regex(pattern, "ecma")), _budget())
 
 
 @lru_cache(maxsize=64)
@@ -57,13 +57,13 @@ def doubtful_chars(name: str) -> CharDfa | None:
 
 @lru_cache(maxsize=1024)
 def _encoded(chars: CharDfa) -> Dfa:
-    return encoded(chars, "json_string", _budget())
+    return byte_dfa(chars, "json_string", _budget())
 
 
-def _budget() -> Budget:
-    return Budget(max_cpu_seconds=MAX_CPU_SECONDS)
+def _budget() -> CompileBudget:
+    return CompileBudget(max_cpu_seconds=MAX_CPU_SECONDS)
 
 
-def _unhurried() -> Budget:
+def _unhurried() -> CompileBudget:
     """Of a format: its pattern is ours and known to be small."""
-    return Budget(max_cpu_seconds=math.inf)
+    return CompileBudget(max_cpu_seconds=math.inf)

@@ -12,11 +12,11 @@ from functools import lru_cache, reduce
 
 import numpy as np
 
-from ..budget import Budget
-from ..regex.byte_dfa import encoded
-from ..regex.char_dfa import CharDfa, length_chars
+from ..budget import CompileBudget
+from ..regex.byte_dfa import byte_dfa
+from ..regex.char_dfa import CharDfa, length_char_dfa
 from ..regex.dfa import DEAD, START, Dfa
-from ..regex.expression import choice, literal
+from ..regex.expression import alternation, literal
 from ..regex.subset import char_dfa
 from ..string_products import length_dfa
 from . import formula as formulas
@@ -64,10 +64,10 @@ class StringPart:
         chars = self.chars()
         if chars is None:
             return length_dfa(self.least, self.most)
-        budget = Budget()
+        budget = CompileBudget()
         if self.least or self.most is not None:
-            chars = chars.intersect(length_chars(self.least, self.most, budget), budget)
-        return encoded(chars, "json_string", budget)
+            chars = chars.intersect(length_char_dfa(self.least, self.most, budget), budget)
+        return byte_dfa(chars, "json_string", budget)
 
     def without_lengths(self) -> StringPart:
         return StringPart(0, None, self.patterns, self.formats, self.texts)
@@ -77,7 +77,7 @@ class StringPart:
 def _joined_chars(patterns: frozenset[str], formats: frozenset[str]) -> CharDfa | None:
     found = [chars for name in sorted(formats) if (chars := format_chars(name)) is not None]
     found += [pattern_chars(pattern) for pattern in sorted(patterns)]
-    budget = Budget()
+    budget = CompileBudget()
     return reduce(lambda a, b: a.intersect(b, budget), found) if found else None
 
 
@@ -99,7 +99,7 @@ def counted_chars(patterns: frozenset[str], formats: frozenset[str], least: int)
     shortest = _distances(chars)
     if least > shortest[START] and chars.num_states * least <= MAX_UNROLLED:
         # Too short an end must not be come to; unrolled, nothing leads there.
-        chars = chars.intersect(length_chars(least, None))
+        chars = chars.intersect(length_char_dfa(least, None))
         return CountedChars(chars, 0, _distances(chars))
     return CountedChars(chars, least if least > shortest[START] else 0, shortest)
 
@@ -162,7 +162,7 @@ def spellings(text: str) -> list[bytes]:
 
 @lru_cache(maxsize=1024)
 def encoded_chars(chars: CharDfa) -> Dfa:
-    return encoded(chars, "json_string", Budget())
+    return byte_dfa(chars, "json_string", CompileBudget())
 
 
 @lru_cache(maxsize=1024)
@@ -170,5 +170,5 @@ def string_dfa(part: StringPart) -> Dfa:
     """All spellings of the strings of which a part holds. Raises GrammarError."""
     if part.texts is None:
         return part.whole_dfa()
-    budget = Budget()
-    return encoded(char_dfa(choice(literal(text) for text in sorted(part.texts)), budget), "json_string", budget)
+    budget = CompileBudget()
+    return byte_dfa(char_dfa(alternation(literal(text) for text in sorted(part.texts)), budget), "json_string", budget)

@@ -12,14 +12,14 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from ..budget import Budget
+from ..budget import CompileBudget
 from ..errors import GrammarError
 from ..regex.alphabet import Alphabet, common_alphabet
-from ..regex.char_dfa import DEAD, START, CharDfa, length_chars, trimmed_chars
-from ..regex.expression import choice, literal
+from ..regex.char_dfa import DEAD, START, CharDfa, length_char_dfa, trimmed_char_dfa
+from ..regex.expression import alternation, literal
 from ..regex.pair_product import pair_product
 from ..regex.subset import char_dfa
-from .formula import And, Formula, Not, One, Or
+from .formula import And, ExactlyOne, Formula, Not, Or
 from .string_parts import StringPart
 
 Truths = tuple[bool, ...]
@@ -28,7 +28,7 @@ MANY = 64  # texts
 
 
 @dataclass(frozen=True, eq=False)
-class Regions:
+class CharProduct:
     """Several automata side by side: S states, the dead one first, in which any text goes on, and by state what of
     them accept there."""
 
@@ -43,12 +43,12 @@ class Regions:
 
     def chars(self, truths: Truths) -> CharDfa:
         """The texts that pass just these."""
-        return trimmed_chars(self.alphabet, self.rows, [passed == truths for passed in self.passed])
+        return trimmed_char_dfa(self.alphabet, self.rows, [passed == truths for passed in self.passed])
 
 
-def regions(tests: Sequence[CharDfa], budget: Budget) -> Regions:
+def char_product(tests: Sequence[CharDfa], budget: CompileBudget) -> CharProduct:
     """Raises GrammarError beyond the budget, or when there are too many states."""
-    universe = length_chars(0, None)
+    universe = length_char_dfa(0, None)
     alphabet, rows = universe.alphabet, universe.table
     states = np.arange(len(rows))[:, None]  # of each automaton: [S, 1 + tests]
 
@@ -62,18 +62,18 @@ def regions(tests: Sequence[CharDfa], budget: Budget) -> Regions:
         rows, pairs = pair_product(rows[:, old], test.table[:, new], "first", check)
         states = np.concatenate([states[pairs[:, 0]], pairs[:, 1:]], axis=1)
     ends = [test.accepting[states[1:, 1 + number]].tolist() for number, test in enumerate(tests)]
-    return Regions(alphabet, rows, [None, *(zip(*ends, strict=True) if tests else [()] * (len(rows) - 1))])
+    return CharProduct(alphabet, rows, [None, *(zip(*ends, strict=True) if tests else [()] * (len(rows) - 1))])
 
 
 @lru_cache(maxsize=512)
 def chars_of(part: StringPart) -> CharDfa:
     """Everything that is asked. Raises GrammarError when it is too complex."""
-    budget = Budget()
+    budget = CompileBudget()
     if part.texts is not None:
-        return char_dfa(choice(literal(text) for text in sorted(part.texts)), budget)
+        return char_dfa(alternation(literal(text) for text in sorted(part.texts)), budget)
     chars = part.chars()
     if part.least or part.most is not None or chars is None:
-        lengths = length_chars(part.least, part.most, budget)
+        lengths = length_char_dfa(part.least, part.most, budget)
         chars = lengths if chars is None else chars.intersect(lengths, budget)
     return chars
 
@@ -91,8 +91,8 @@ def string_combinations(parts: tuple[StringPart, ...]) -> Iterable[Truths]:
         chars = parts[0].chars()
         leaves_some = parts[0].least or parts[0].most is not None or chars is None or not chars.complement().is_empty
         return [(True,), (False,)] if leaves_some else [(True,)]
-    budget = Budget()
-    return regions([chars_of(part) for part in parts], budget).truths
+    budget = CompileBudget()
+    return char_product([chars_of(part) for part in parts], budget).truths
 
 
 @lru_cache(maxsize=1024)
@@ -156,9 +156,9 @@ def leaves_some(formula: Formula) -> bool:
     return len(listed) == len(out) and sum(map(len, listed)) <= MANY and has_many_texts(asked)
 
 
-def texts_together(formula: Or | One) -> Iterable[Formula]:
+def texts_together(formula: Or | ExactlyOne) -> Iterable[Formula]:
     """The alternatives, those of an Or that list texts as one: enums written as many constants are long."""
-    if isinstance(formula, One):
+    if isinstance(formula, ExactlyOne):
         return formula.parts
     listed: list[StringPart] = []
     others: list[Formula] = []

@@ -14,7 +14,7 @@ from ..automaton.literals import literal_states
 from ..errors import GrammarError
 from ..regex.dfa import DEAD, START, Dfa, free_kinds
 from ..string_products import any_string, labelled_product, looping_states, plain_states
-from .formula import And, Formula, Not, One, Or, atoms, evaluate, has_negation, substitute
+from .formula import And, ExactlyOne, Formula, Not, Or, atoms, evaluate, has_negation, substitute
 from .string_parts import FAR, StringPart, candidates, counted_chars, encoded_chars, spellings, string_dfa
 
 QUOTE = 0x22
@@ -68,7 +68,7 @@ def _machine(
     need, tracked = formulas[0], formulas[1:]
     if need is False:
         return None
-    single = not any(isinstance(f, And | Or | One | Not) for f in formulas)
+    single = not any(isinstance(f, And | Or | ExactlyOne | Not) for f in formulas)
     if single and all(f is need or f == need or isinstance(f, bool) for f in tracked):
         # One part decides all: its own truth, and constants.
         number = result(tuple(True if f == need else bool(f) for f in tracked))

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from .compiler import joined
+from .compiler import joined_goal
 from .formula import Formula, conj, evaluate
 from .string_dfas import pattern_chars
 
@@ -14,12 +14,12 @@ FAR = 1 << 30
 
 if TYPE_CHECKING:
     from .document import Document
-    from .goals import World
-    from .keyword_set import Local
+    from .goals import SchemaCompiler
+    from .keyword_set import KeywordSet
 
 
 @dataclass(frozen=True, eq=False)
-class ObjectLocal:
+class ObjectKeywords:
     """Of one schema. Goals are formulas over nodes."""
 
     document: Document
@@ -54,17 +54,17 @@ class ObjectLocal:
             goals.append(self.properties[name])
         elif not goals:
             goals.append(self.additional)
-        return joined(goals)
+        return joined_goal(goals)
 
 
 @dataclass(frozen=True, eq=False)
 class ObjectPart:
     """All of `locals` hold. One object for the same of them in a world."""
 
-    locals: tuple[ObjectLocal, ...]
+    locals: tuple[ObjectKeywords, ...]
 
     @cached_property
-    def ordered(self) -> tuple[ObjectLocal, ...]:
+    def ordered(self) -> tuple[ObjectKeywords, ...]:
         return self.locals if len(self.locals) == 1 else tuple(sorted(self.locals, key=lambda local: local.place))
 
     @cached_property
@@ -116,9 +116,9 @@ class ObjectPart:
         return [local.names for local in self.ordered if local.names is not True]
 
     def goal(self, name: str | None, matched: frozenset[Any]) -> Formula:
-        return joined(local.goal(name, matched) for local in self.ordered)
+        return joined_goal(local.goal(name, matched) for local in self.ordered)
 
-    def name_goal(self, world: World, name: str) -> Formula:
+    def name_goal(self, world: SchemaCompiler, name: str) -> Formula:
         """Of the value under a given name: False when the name may not be."""
         if not self.patterns and not self.name_goals and len(self.locals) == 1:
             (local,) = self.locals
@@ -128,7 +128,7 @@ class ObjectPart:
                 return False
         return self.goal(name, frozenset(p for p in self.patterns if pattern_chars(p).accepts(name)))
 
-    def has_values(self, world: World) -> bool:
+    def has_values(self, world: SchemaCompiler) -> bool:
         """False only if no object at all satisfies it."""
         if self.most is not None and (self.most < self.least or self.most < len(self.required)):
             return False
@@ -142,7 +142,7 @@ class ObjectPart:
 
 
 @dataclass(frozen=True, eq=False)
-class ArrayLocal:
+class ArrayKeywords:
     """Of one schema. Goals are formulas over nodes."""
 
     first: tuple[Formula, ...]
@@ -165,7 +165,7 @@ class ArrayLocal:
 class ArrayPart:
     """All of `locals` hold. One object for the same of them in a world."""
 
-    locals: tuple[ArrayLocal, ...]
+    locals: tuple[ArrayKeywords, ...]
 
     @cached_property
     def least(self) -> int:
@@ -194,9 +194,9 @@ class ArrayPart:
         return max(max(len(local.first), local.least, (local.most or -1) + 1) for local in self.locals)
 
     def goal(self, index: int) -> Formula:
-        return joined(local.goal(index) for local in self.locals)
+        return joined_goal(local.goal(index) for local in self.locals)
 
-    def has_values(self, world: World) -> bool:
+    def has_values(self, world: SchemaCompiler) -> bool:
         """False only if no array at all satisfies it."""
         num_kinds = self.num_kinds
         most = FAR if self.most is None else self.most
@@ -214,7 +214,7 @@ class ArrayPart:
         return True
 
 
-def object_part(world: World, local: Local) -> Formula:
+def object_part(world: SchemaCompiler, local: KeywordSet) -> Formula:
     schema, location = local.location.schema, local.location
 
     def goal(value: Any, *path: str, written: bool = local.written) -> Formula:
@@ -232,7 +232,7 @@ def object_part(world: World, local: Local) -> Formula:
         required = [n for n, v in inner if isinstance(v, dict) and v.get("required") is True]
     most = schema.get("maxProperties")
     names = schema.get("propertyNames", True)
-    made = ObjectLocal(
+    made = ObjectKeywords(
         world.document,
         {n: goal(v, "properties", n) for n, v in schema.get("properties", {}).items()},
         {n: goal(v, "patternProperties", n) for n, v in schema.get("patternProperties", {}).items()},
@@ -253,7 +253,7 @@ def object_part(world: World, local: Local) -> Formula:
     return world.join([ObjectPart((part,))], "object")
 
 
-def array_part(world: World, local: Local) -> Formula:
+def array_part(world: SchemaCompiler, local: KeywordSet) -> Formula:
     schema, location = local.location.schema, local.location
 
     def goal(value: Any, *path: str | int, written: bool = local.written) -> Formula:
@@ -272,7 +272,7 @@ def array_part(world: World, local: Local) -> Formula:
             int(schema.get("minContains", 1)) if limits else 1,
             None if found_most is None else int(found_most),
         )
-    made = ArrayLocal(
+    made = ArrayKeywords(
         tuple(goal(value, first_name, n) for n, value in enumerate(first)),
         goal(rest, "items" if rest is items else "additionalItems"),
         int(schema.get("minItems", 0)),

@@ -16,7 +16,7 @@ from .formula import Formula, conj, disj, neg
 from .keywords import child
 
 if TYPE_CHECKING:
-    from .goals import World
+    from .goals import SchemaCompiler
 
 MAX_COMBINATIONS = 64
 
@@ -47,8 +47,8 @@ class Evaluated:
 Cases = dict[Evaluated, Formula]  # what has been looked at, and when that is so
 
 
-def unevaluated(world: World, location: Location, *, written: bool = False) -> Formula:
-    """What the two keywords of a schema demand; `written` is that of `World.goal`. Raises GrammarError when there are
+def unevaluated(world: SchemaCompiler, location: Location, *, written: bool = False) -> Formula:
+    """What the two keywords of a schema demand; `written` is that of `SchemaCompiler.goal`. Raises GrammarError when there are
     too many combinations."""
     contains: dict[str, Any] = {}
     try:
@@ -63,7 +63,7 @@ def unevaluated(world: World, location: Location, *, written: bool = False) -> F
 
 
 def _remainder(
-    world: World, location: Location, evaluated: Evaluated, contains: dict[str, Any], written: bool
+    world: SchemaCompiler, location: Location, evaluated: Evaluated, contains: dict[str, Any], written: bool
 ) -> Formula:
     schema = location.schema
     parts: list[Formula] = []
@@ -84,7 +84,7 @@ def _remainder(
     return conj(parts)
 
 
-def _cases(world: World, location: Location, contains: dict[str, Any], itself: bool = False) -> Cases:
+def _cases(world: SchemaCompiler, location: Location, contains: dict[str, Any], itself: bool = False) -> Cases:
     """What a schema that holds has looked at."""
     schema, document = location.schema, world.document
     if not isinstance(schema, dict):

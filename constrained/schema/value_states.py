@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from ..automaton.automaton import Automaton, Row
+from ..automaton.automaton import Automaton, TransitionRow
 from ..automaton.literals import literal_states
 from .formula import Formula
-from .goals import World
+from .goals import SchemaCompiler
 from .number_states import number_start
 from .string_states import QUOTE, string_start
 
@@ -17,7 +17,7 @@ MAX_RESULTS = 64  # different truths of what is tracked of one value
 _WORDS = {"null": b"null", "true": b"true", "false": b"false"}
 
 
-class Results:
+class ResultCodes:
     """Numbers for the truths of some formulas: what a value's states tell those below them on the stack."""
 
     def __init__(self, num_tracked: int) -> None:
@@ -36,12 +36,12 @@ class Results:
         return number
 
 
-def results_of(world: World, tracked: tuple[Formula, ...]) -> Results:
+def result_codes(world: SchemaCompiler, tracked: tuple[Formula, ...]) -> ResultCodes:
     key = ("results", tracked)
     found = world.memory.get(key)
     if found is None:
-        found = world.memory[key] = Results(len(tracked))
-    assert isinstance(found, Results)
+        found = world.memory[key] = ResultCodes(len(tracked))
+    assert isinstance(found, ResultCodes)
     return found
 
 
@@ -50,13 +50,13 @@ class ValueStart:
     """Before a value that must satisfy a goal, and tells which of the tracked ones it satisfies. Before it comes at
     most `spaces` (2: any number of) spaces."""
 
-    world: World
+    world: SchemaCompiler
     need: Formula
     tracked: tuple[Formula, ...] = ()
     spaces: int = 0
 
-    def expand(self, automaton: Automaton) -> Row:
-        world, result = self.world, results_of(self.world, self.tracked)
+    def expand(self, automaton: Automaton) -> TransitionRow:
+        world, result = self.world, result_codes(self.world, self.tracked)
         edges: dict[int, int] = {}
         for kind, word in _WORDS.items():
             need, *tracked = self._typed(kind)
@@ -76,7 +76,7 @@ class ValueStart:
             edges |= dict.fromkeys(SPACES, automaton.goto(self))
         elif self.spaces == 1:
             edges[0x20] = automaton.goto(ValueStart(world, self.need, self.tracked))
-        return Row(edges, rest=number_state or 0)
+        return TransitionRow(edges, rest=number_state or 0)
 
     def _typed(self, kind: str) -> tuple[Any, ...]:
         world = self.world

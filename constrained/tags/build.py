@@ -4,26 +4,47 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..automaton.automaton import Accepted, Automaton, State, WholeText
-from ..budget import Budget
+from ..automaton.automaton import Accepted, Automaton, ControlState, DfaStart
+from ..budget import CompileBudget
 from ..constraint import SchemaOptions
 from ..errors import GrammarError
 from ..grammar.cfg import Cfg, Terminal, cfg
 from ..grammar.gbnf import gbnf_grammar
 from ..grammar.states import grammar_start
-from ..regex.byte_dfa import encoded
+from ..regex.byte_dfa import byte_dfa
 from ..regex.dfa import Dfa
-from ..regex.expression import choice, literal
-from ..regex.parser import parse_regex, searched
+from ..regex.expression import alternation, literal
+from ..regex.parser import containing, parse_regex
 from ..regex.subset import char_dfa
 from ..schema.compile import schema_start
 from ..schema.number_states import AFTER
-from .spec import Const, Format, InOrder, OneOf, Pattern, Rules, Schema, Separated, Tag, Triggered
-from .states import AfterTag, Content, Free, FreeText, Loop, Value, Within, WithinRules, words
+from .spec import (
+    ConstStringFormat,
+    Format,
+    GrammarFormat,
+    OrFormat,
+    RegexFormat,
+    SchemaFormat,
+    SeparatedTagsFormat,
+    SequenceFormat,
+    TagFormat,
+    TriggeredTagsFormat,
+)
+from .states import (
+    AfterTagState,
+    DfaContent,
+    DfaContentState,
+    FreeTextState,
+    GrammarContentState,
+    JsonValueState,
+    TagLoop,
+    TriggerTable,
+    literal_choice,
+)
 
 
 @dataclass(frozen=True)
-class Options:
+class SchemaStyle:
     """How the schemas inside are written."""
 
     whitespace: str
@@ -31,117 +52,119 @@ class Options:
     schema: SchemaOptions
 
 
-def tags_start(format: Format, options: Options, automaton: Automaton) -> State:
+def tags_start(format: Format, options: SchemaStyle, automaton: Automaton) -> ControlState:
     """The state before a text of the format. Raises GrammarError, with its pointer, for all that is in it."""
-    return _Builder(options, automaton).state(format, Accepted())
+    return _TagCompiler(options, automaton).state(format, Accepted())
 
 
-class _Builder:
-    def __init__(self, options: Options, automaton: Automaton) -> None:
+class _TagCompiler:
+    def __init__(self, options: SchemaStyle, automaton: Automaton) -> None:
         self._options = options
         self._automaton = automaton
 
-    def state(self, format: Format, then: State) -> State:
+    def state(self, format: Format, then: ControlState) -> ControlState:
         match format:
-            case Const() | Tag() | OneOf():
-                return words(self._led(format, then), getattr(format, "pointer", ""))
-            case InOrder(parts=parts):
+            case ConstStringFormat() | TagFormat() | OrFormat():
+                return literal_choice(self._led(format, then), getattr(format, "pointer", ""))
+            case SequenceFormat(parts=parts):
                 for part in reversed(parts):
                     then = self.state(part, then)
                 return then
-            case Schema(schema=schema, pointer=pointer):
+            case SchemaFormat(schema=schema, pointer=pointer):
                 options = self._options
                 try:
                     start = schema_start(schema, options.whitespace, options.order, self._automaton, options.schema)
                 except GrammarError as error:
                     raise GrammarError(error.reason, pointer=pointer + (error.pointer or "")) from None
-                return Value(start, then)
-            case Pattern() | Rules():
+                return JsonValueState(start, then)
+            case RegexFormat() | GrammarFormat():
                 if not isinstance(then, Accepted):
                     raise GrammarError("what follows must be the end of a tag", pointer=format.pointer)
                 return self._bounded(format, (), then)
-            case Triggered():
+            case TriggeredTagsFormat():
                 return self._triggered(format, then)
-            case Separated(tags=tags, separator=separator):
+            case SeparatedTagsFormat(tags=tags, separator=separator):
                 self._check_last(then, format.pointer)
                 return self._separated(format, tags, separator)
 
-    def _led(self, format: Format, then: State) -> tuple[tuple[bytes, State], ...]:
+    def _led(self, format: Format, then: ControlState) -> tuple[tuple[bytes, ControlState], ...]:
         """The texts with which a format begins, and what follows each."""
         match format:
-            case Const(text=text):
+            case ConstStringFormat(text=text):
                 return ((text, then),)
-            case Tag(begin=begin):
+            case TagFormat(begin=begin):
                 return ((begin, self._content(format, then)),)
-            case InOrder(parts=(first, *rest)):
-                return self._led(first, self.state(InOrder(tuple(rest)), then))
-            case OneOf(parts=parts):
+            case SequenceFormat(parts=(first, *rest)):
+                return self._led(first, self.state(SequenceFormat(tuple(rest)), then))
+            case OrFormat(parts=parts):
                 return tuple(option for part in parts for option in self._led(part, then))
             case _:
                 pointer = getattr(format, "pointer", "")
                 raise GrammarError("alternatives must begin with constant strings", pointer=pointer)
 
-    def _content(self, tag: Tag, then: State) -> State:
-        if isinstance(tag.content, Pattern | Rules):
+    def _content(self, tag: TagFormat, then: ControlState) -> ControlState:
+        if isinstance(tag.content, RegexFormat | GrammarFormat):
             if b"" in tag.ends and not isinstance(then, Accepted):
                 raise GrammarError("text without an end", pointer=f"{tag.pointer}/end")
             return self._bounded(tag.content, tag.ends, then)
         ends = tuple((end, then) for end in tag.ends)
-        content = self.state(tag.content, words(ends, f"{tag.pointer}/end"))
-        if isinstance(content, Value) and not all(end[:1] and end[0] in AFTER for end in tag.ends):
+        content = self.state(tag.content, literal_choice(ends, f"{tag.pointer}/end"))
+        if isinstance(content, JsonValueState) and not all(end[:1] and end[0] in AFTER for end in tag.ends):
             first = self._automaton.edges_of(self._automaton.number(content.start))
             if not first.keys().isdisjoint(b"-0123456789"):
                 raise GrammarError("a number does not end before this end string", pointer=f"{tag.pointer}/end")
         return content
 
-    def _bounded(self, content: Pattern | Rules, ends: tuple[bytes, ...], then: State) -> State:
+    def _bounded(
+        self, content: RegexFormat | GrammarFormat, ends: tuple[bytes, ...], then: ControlState
+    ) -> ControlState:
         """Text up to one of the ends; without any, to the end of the whole output."""
         ends = tuple(end for end in ends if end)
         try:
-            if isinstance(content, Rules):
+            if isinstance(content, GrammarFormat):
                 rules = gbnf_grammar(content.text)
-                return WithinRules(grammar_start(_ended(rules, ends)), then) if ends else grammar_start(rules)
+                return GrammarContentState(grammar_start(_ended(rules, ends)), then) if ends else grammar_start(rules)
             dfa = _pattern(content, ends)
         except GrammarError as error:
             raise GrammarError(str(error), pointer=content.pointer, position=error.position) from None
         if dfa.is_empty:
             raise GrammarError("no text at all satisfies this", pointer=content.pointer)
-        return Within(Content(dfa, then)) if ends else WholeText(dfa)
+        return DfaContentState(DfaContent(dfa, then)) if ends else DfaStart(dfa)
 
-    def _check_last(self, then: State, pointer: str) -> None:
+    def _check_last(self, then: ControlState, pointer: str) -> None:
         if not isinstance(then, Accepted):
             raise GrammarError("nothing may follow tags that repeat", pointer=pointer)
 
-    def _triggered(self, format: Triggered, then: State) -> State:
+    def _triggered(self, format: TriggeredTagsFormat, then: ControlState) -> ControlState:
         self._check_last(then, format.pointer)
-        free = Free(format)
-        after: State = then if format.stop_after_first else FreeText(free, b"", True)
+        free = TriggerTable(format)
+        after: ControlState = then if format.stop_after_first else FreeTextState(free, b"", True)
         for trigger in format.triggers:
             tags = [tag for tag in format.tags if tag.begin.startswith(trigger)]
             free.tags[trigger] = tuple((tag.begin[len(trigger) :], self._content(tag, after)) for tag in tags)
-            words(free.tags[trigger], format.pointer)
-        return FreeText(free)
+            literal_choice(free.tags[trigger], format.pointer)
+        return FreeTextState(free)
 
-    def _separated(self, format: Separated, tags: tuple[Tag, ...], separator: bytes) -> State:
+    def _separated(self, format: SeparatedTagsFormat, tags: tuple[TagFormat, ...], separator: bytes) -> ControlState:
         if format.stop_after_first:
             options = tuple((tag.begin, self._content(tag, Accepted())) for tag in tags)
-            return words(options, format.pointer, accepts=not format.at_least_one)
-        loop = Loop(separator, {})
-        contents = tuple((tag.begin, self._content(tag, AfterTag(loop))) for tag in tags)
+            return literal_choice(options, format.pointer, accepts=not format.at_least_one)
+        loop = TagLoop(separator, {})
+        contents = tuple((tag.begin, self._content(tag, AfterTagState(loop))) for tag in tags)
         loop.options.update(contents)
-        words(contents, format.pointer)
-        return words(contents, format.pointer, accepts=not format.at_least_one)
+        literal_choice(contents, format.pointer)
+        return literal_choice(contents, format.pointer, accepts=not format.at_least_one)
 
 
-def _pattern(content: Pattern, ends: tuple[bytes, ...]) -> Dfa:
-    budget = Budget()
+def _pattern(content: RegexFormat, ends: tuple[bytes, ...]) -> Dfa:
+    budget = CompileBudget()
     chars = char_dfa(parse_regex("(?s).*" if content.pattern is None else content.pattern), budget)
     if content.excludes:
-        excluded = choice(literal(text) for text in content.excludes)
-        chars = chars.minus(char_dfa(searched(excluded), budget), budget)
+        excluded = alternation(literal(text) for text in content.excludes)
+        chars = chars.minus(char_dfa(containing(excluded), budget), budget)
     if ends:
         chars = chars.up_to([end.decode() for end in ends], budget)
-    return encoded(chars, "utf8", budget)
+    return byte_dfa(chars, "utf8", budget)
 
 
 def _ended(rules: Cfg, ends: tuple[bytes, ...]) -> Cfg:
@@ -151,9 +174,9 @@ def _ended(rules: Cfg, ends: tuple[bytes, ...]) -> Cfg:
         tuple(tuple(whole if symbol == 0 else symbol for symbol in rule) for rule in group)
         for group in rules.alternatives
     ]
-    budget = Budget()
+    budget = CompileBudget()
     terminals = [
-        Terminal(end.decode(), encoded(char_dfa(literal(end.decode()), budget), "utf8", budget), preferred=False)
+        Terminal(end.decode(), byte_dfa(char_dfa(literal(end.decode()), budget), "utf8", budget), preferred=False)
         for end in ends
     ]
     last = [(whole, -1 - len(rules.terminals) - number) for number in range(len(ends))]

@@ -14,12 +14,12 @@ MAX_NESTING = 30
 
 
 @dataclass(frozen=True)
-class Const:
+class ConstStringFormat:
     text: bytes
 
 
 @dataclass(frozen=True, eq=False)
-class Schema:
+class SchemaFormat:
     """A JSON value; `pointer` is where the schema stands."""
 
     schema: Any
@@ -27,7 +27,7 @@ class Schema:
 
 
 @dataclass(frozen=True)
-class Pattern:
+class RegexFormat:
     """A whole match of a Python pattern; None is any text."""
 
     pattern: str | None
@@ -36,7 +36,7 @@ class Pattern:
 
 
 @dataclass(frozen=True)
-class Rules:
+class GrammarFormat:
     """A text of a grammar, as llama.cpp writes them."""
 
     text: str
@@ -44,7 +44,7 @@ class Rules:
 
 
 @dataclass(frozen=True)
-class Tag:
+class TagFormat:
     """One of `ends` is where the content first may end."""
 
     begin: bytes
@@ -54,22 +54,22 @@ class Tag:
 
 
 @dataclass(frozen=True)
-class InOrder:
+class SequenceFormat:
     parts: tuple[Format, ...]
 
 
 @dataclass(frozen=True)
-class OneOf:
+class OrFormat:
     parts: tuple[Format, ...]
     pointer: str
 
 
 @dataclass(frozen=True)
-class Triggered:
+class TriggeredTagsFormat:
     """Free text in which each trigger begins one of the tags that begin with it."""
 
     triggers: tuple[bytes, ...]
-    tags: tuple[Tag, ...]
+    tags: tuple[TagFormat, ...]
     at_least_one: bool
     stop_after_first: bool
     excludes: tuple[bytes, ...]
@@ -77,17 +77,27 @@ class Triggered:
 
 
 @dataclass(frozen=True)
-class Separated:
+class SeparatedTagsFormat:
     """Tags and nothing else."""
 
-    tags: tuple[Tag, ...]
+    tags: tuple[TagFormat, ...]
     separator: bytes
     at_least_one: bool
     stop_after_first: bool
     pointer: str
 
 
-Format = Const | Schema | Pattern | Rules | Tag | InOrder | OneOf | Triggered | Separated
+Format = (
+    ConstStringFormat
+    | SchemaFormat
+    | RegexFormat
+    | GrammarFormat
+    | TagFormat
+    | SequenceFormat
+    | OrFormat
+    | TriggeredTagsFormat
+    | SeparatedTagsFormat
+)
 
 
 def read_tags(spec: Mapping[str, Any] | str) -> Format:
@@ -100,30 +110,30 @@ def read_tags(spec: Mapping[str, Any] | str) -> Format:
     if not isinstance(spec, Mapping):
         raise GrammarError("a structural tag must be an object", pointer="")
     if "format" in spec:
-        return _Reader().format(spec["format"], "/format")
-    return _Reader().structures(spec)
+        return _SpecReader().format(spec["format"], "/format")
+    return _SpecReader().structures(spec)
 
 
 def _fail(message: str, pointer: str) -> NoReturn:
     raise GrammarError(message, pointer=pointer)
 
 
-class _Reader:
+class _SpecReader:
     def __init__(self) -> None:
         self._depth = 0
 
     def structures(self, spec: Mapping[str, Any]) -> Format:
         tags = tuple(
-            Tag(
+            TagFormat(
                 _bytes(item, "begin", f"/structures/{n}"),
-                Schema(_get(item, "schema", f"/structures/{n}"), f"/structures/{n}/schema"),
+                SchemaFormat(_get(item, "schema", f"/structures/{n}"), f"/structures/{n}/schema"),
                 (_bytes(item, "end", f"/structures/{n}"),),
                 f"/structures/{n}",
             )
             for n, item in enumerate(_list(spec, "structures", ""))
         )
         triggers = _strings(spec, "triggers", "")
-        return _triggered(Triggered(triggers, tags, False, False, (), ""))
+        return _triggered(TriggeredTagsFormat(triggers, tags, False, False, (), ""))
 
     def format(self, spec: Any, pointer: str) -> Format:
         self._depth += 1
@@ -136,17 +146,17 @@ class _Reader:
     def _format(self, spec: Any, kind: Any, pointer: str) -> Format:
         match kind:
             case "const_string":
-                return Const(_bytes(spec, "value", pointer))
+                return ConstStringFormat(_bytes(spec, "value", pointer))
             case "json_schema":
                 if spec.get("style", "json") != "json":
                     _fail(f"the style {spec['style']!r} is not supported", f"{pointer}/style")
-                return Schema(_get(spec, "json_schema", pointer), f"{pointer}/json_schema")
+                return SchemaFormat(_get(spec, "json_schema", pointer), f"{pointer}/json_schema")
             case "any_text":
-                return Pattern(None, _texts(spec, "excludes", pointer), pointer)
+                return RegexFormat(None, _texts(spec, "excludes", pointer), pointer)
             case "regex":
-                return Pattern(_text(spec, "pattern", pointer), (), f"{pointer}/pattern")
+                return RegexFormat(_text(spec, "pattern", pointer), (), f"{pointer}/pattern")
             case "grammar":
-                return Rules(_text(spec, "grammar", pointer), f"{pointer}/grammar")
+                return GrammarFormat(_text(spec, "grammar", pointer), f"{pointer}/grammar")
             case "tag":
                 return self._tag(spec, pointer)
             case "sequence" | "or":
@@ -154,32 +164,32 @@ class _Reader:
                     self.format(part, f"{pointer}/elements/{n}")
                     for n, part in enumerate(_list(spec, "elements", pointer))
                 )
-                return InOrder(parts) if kind == "sequence" else OneOf(parts, pointer)
+                return SequenceFormat(parts) if kind == "sequence" else OrFormat(parts, pointer)
             case "triggered_tags":
-                found = Triggered(
+                found = TriggeredTagsFormat(
                     _strings(spec, "triggers", pointer), self._tags(spec, pointer), *_flags(spec, pointer),
                     tuple(text.encode() for text in _texts(spec, "excludes", pointer)), pointer,
                 )  # fmt: skip
                 return _triggered(found)
             case "tags_with_separator":
-                return Separated(
+                return SeparatedTagsFormat(
                     self._tags(spec, pointer), _bytes(spec, "separator", pointer), *_flags(spec, pointer), pointer
                 )
             case _:
                 _fail(f"the type {kind!r} is not supported", f"{pointer}/type")
 
-    def _tags(self, spec: Any, pointer: str) -> tuple[Tag, ...]:
+    def _tags(self, spec: Any, pointer: str) -> tuple[TagFormat, ...]:
         tags = [self._tag(tag, f"{pointer}/tags/{n}") for n, tag in enumerate(_list(spec, "tags", pointer))]
         return tuple(tags) if tags else _fail("there are no tags", f"{pointer}/tags")
 
-    def _tag(self, spec: Any, pointer: str) -> Tag:
+    def _tag(self, spec: Any, pointer: str) -> TagFormat:
         ends = _get(spec, "end", pointer)
         ends = _strings(spec, "end", pointer) if isinstance(ends, list) else (_bytes(spec, "end", pointer),)
         content = self.format(_get(spec, "content", pointer), f"{pointer}/content")
-        return Tag(_bytes(spec, "begin", pointer), content, ends, pointer)
+        return TagFormat(_bytes(spec, "begin", pointer), content, ends, pointer)
 
 
-def _triggered(found: Triggered) -> Triggered:
+def _triggered(found: TriggeredTagsFormat) -> TriggeredTagsFormat:
     if b"" in found.triggers or b"" in found.excludes:
         _fail("an empty trigger or exclusion", found.pointer)
     for tag in found.tags:

@@ -22,7 +22,7 @@ from tokenizers import Tokenizer
 from torch.nn.functional import cross_entropy
 from transformers import LlamaForCausalLM
 
-from ramiform.examples.demo_model.corpus.answer_spans import own_words
+from ramiform.examples.demo_model.corpus.answer_spans import answer_spans
 from ramiform.examples.demo_model.corpus.mix import (
     HARD_SHARES,
     LATE_SHARES,
@@ -98,7 +98,7 @@ def batch(tokenizer: Tokenizer, recipe: Recipe, step: int) -> tuple[torch.Tensor
     for case in cases(recipe.seed * 1_000_003 + step, stage.shares, wide=stage.wide):
         encoding = tokenizer.encode(case.document, add_special_tokens=False)
         ids += encoding.ids
-        weights += token_weights(encoding.offsets, own_words(case), stage.prompt_weight)
+        weights += token_weights(encoding.offsets, answer_spans(case), stage.prompt_weight)
         if len(ids) >= wanted:
             break
     shape = (rows, stage.row + 1)

@@ -17,7 +17,7 @@ Bits = NDArray[np.uint64]
 NO_TREE = np.iinfo(np.int64).max
 
 
-class Sight(NamedTuple):
+class AttentionSpans(NamedTuple):
     """What each token sees: of its row's places, those in [begin, end), but of those from `tree` on only the ones whose
     bits in `ancestors` are set, the lowest for the first."""
 
@@ -28,10 +28,10 @@ class Sight(NamedTuple):
     tree_T: Ints  # NO_TREE: none of its places is a node's
     ancestors_T: Bits
 
-    def of_tokens(self, own: slice) -> Sight:
+    def of_tokens(self, own: slice) -> AttentionSpans:
         """Of some of the tokens."""
         slots_RL, *by_token = self
-        return Sight(slots_RL, *(value_T[own] for value_T in by_token))
+        return AttentionSpans(slots_RL, *(value_T[own] for value_T in by_token))
 
 
 @compiled("void(int64[:,::1], int64, int64[:,::1])")
@@ -115,7 +115,7 @@ def attend(
     scale: float,
     out_THD: Floats,
 ) -> None:
-    """`softmax(scale * q k^T) v` over what each token sees (`Sight`), in two passes: the scores, then the values' sum.
+    """`softmax(scale * q k^T) v` over what each token sees (`AttentionSpans`), in two passes: the scores, then the values' sum.
     A token sees itself at least."""
     T, H, D = q_THD.shape
     K = k_SKD.shape[1]

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from ..reference.attention_layout import RowSpan
-from .attention import NO_TREE, Sight, find_slots
+from .attention import NO_TREE, AttentionSpans, find_slots
 
 MAX_TOKENS = (
     32  # of a step with rows of several; beyond it products of keys that tokens share are worth their gathering
@@ -18,7 +18,7 @@ MAX_TOKENS = (
 _MAX_NODES = 64  # of a tree: bits of a word
 
 
-def see(rows: Sequence[RowSpan], page_size: int, window: int | None) -> Sight | None:
+def spans_of_rows(rows: Sequence[RowSpan], page_size: int, window: int | None) -> AttentionSpans | None:
     """As `Ops.attention` has it. None: too many tokens in rows of several, or a tree that a word's bits, or places as
     positions in a window, do not tell."""
     num_tokens = sum(row.num_tokens for row in rows)
@@ -50,7 +50,7 @@ def see(rows: Sequence[RowSpan], page_size: int, window: int | None) -> Sight | 
             position_T[nodes] = first - 1 + np.array(depths)
     # A window's first place lies before the tree: it is larger than that.
     begin_T = np.zeros_like(end_T) if window is None else np.maximum(position_T + 1 - window, 0)
-    return Sight(slots_RL, row_T, begin_T, end_T, tree_T, ancestors_T)
+    return AttentionSpans(slots_RL, row_T, begin_T, end_T, tree_T, ancestors_T)
 
 
 def _ancestors(tree: Sequence[int]) -> tuple[np.ndarray, list[int]]:

@@ -15,17 +15,17 @@ from numpy.typing import NDArray
 
 from .compiled import compiled
 
-Numbers = NDArray[np.float32] | NDArray[np.uint16]  # uint16: the bits of bfloat16
+FloatArray = NDArray[np.float32] | NDArray[np.uint16]  # uint16: the bits of bfloat16
 
 
-def for_each_kind(signature: str) -> tuple[str, str]:
+def for_float32_and_bfloat16(signature: str) -> tuple[str, str]:
     """The signature for float32 and for bfloat16, which it spells {}."""
     return signature.replace("{}", "float32"), signature.replace("{}", "uint16")
 
 
-def numbers(x: torch.Tensor) -> Numbers:
+def as_float_array(x: torch.Tensor) -> FloatArray:
     """A float32 or bfloat16 tensor on the CPU as loops take it, in its own memory."""
-    array: Numbers = (x.view(torch.uint16) if x.dtype == torch.bfloat16 else x).numpy()
+    array: FloatArray = (x.view(torch.uint16) if x.dtype == torch.bfloat16 else x).numpy()
     return array
 
 

@@ -15,7 +15,7 @@ from .attention import NO_TREE, attend
 from .compiled import Floats, Ints, compiled, exp
 from .layers import add_rms_norm, rms_norm, rope_and_store, silu_and_mul
 from .matmul import multiply
-from .packed_weights import Weights
+from .packed_weights import PackedWeights
 
 
 @compiled()
@@ -30,21 +30,21 @@ def draft_chain(
     cos_PD: Floats,
     sin_PD: Floats,
     embedding_VE: Floats,
-    fc_PCW: Weights,
+    fc_PCW: PackedWeights,
     fc_bias: Floats,
     hidden_norm_E: Floats,
     input_norm_E: Floats,
-    qkv_PCW: Weights,
+    qkv_PCW: PackedWeights,
     qkv_bias: Floats,
-    o_PCW: Weights,
+    o_PCW: PackedWeights,
     o_bias: Floats,
     post_norm_E: Floats,
-    gate_up_PCW: Weights,
+    gate_up_PCW: PackedWeights,
     gate_up_bias: Floats,
-    down_PCW: Weights,
+    down_PCW: PackedWeights,
     down_bias: Floats,
     norm_E: Floats,
-    lm_head_PCW: Weights,
+    lm_head_PCW: PackedWeights,
     lm_head_bias: Floats,
     token_ids_V: Ints,
     eps: float,

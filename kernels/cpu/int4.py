@@ -23,14 +23,14 @@ MIN_ROWS = 32  # for each of torch's threads: blocks are made by one alone
 _BLOCK = 512  # outputs that are dense at a time: with a few thousand inputs they stay in a core's cache
 
 
-def unpacks() -> bool:
+def is_supported() -> bool:
     """Whether `product` knows how this machine's torch packs codes. Compiles it, when it does."""
     if half := _half_block():
         _compiled_for(half)
     return half > 0
 
 
-def product(x_TC: torch.Tensor, codes: torch.Tensor, groups_GN2: torch.Tensor, group_size: int) -> torch.Tensor:
+def matmul(x_TC: torch.Tensor, codes: torch.Tensor, groups_GN2: torch.Tensor, group_size: int) -> torch.Tensor:
     """[T, N], what `torch._weight_int4pack_mm_for_cpu(x_TC, codes, group_size, groups_GN2)` is, in bfloat16, of weights
     that are rounded to it. `codes` are as `torch._convert_weight_to_int4pack_for_cpu` packs them."""
     half = _half_block()

@@ -14,14 +14,14 @@ import numpy as np
 
 from . import packed_weights as panels
 from .attention import Bits, attend
-from .bfloat16 import Numbers, for_each_kind, narrow, widen
+from .bfloat16 import FloatArray, for_float32_and_bfloat16, narrow, widen
 from .compiled import Floats, Ints, compiled, exp
 from .matmul import multiply
-from .packed_weights import Weights
+from .packed_weights import PackedWeights
 
 
-@compiled(*for_each_kind("void({}[:,::1], {}[::1], float32, {}[:,::1])"))
-def rms_norm(x_TE: Numbers, weight_E: Numbers, eps: float, out_TE: Numbers) -> None:
+@compiled(*for_float32_and_bfloat16("void({}[:,::1], {}[::1], float32, {}[:,::1])"))
+def rms_norm(x_TE: FloatArray, weight_E: FloatArray, eps: float, out_TE: FloatArray) -> None:
     T, E = x_TE.shape
     for t in range(T):
         total = np.float32(0)
@@ -33,9 +33,14 @@ def rms_norm(x_TE: Numbers, weight_E: Numbers, eps: float, out_TE: Numbers) -> N
             out_TE[t, e] = narrow(widen(x_TE[t, e]) * scale * widen(weight_E[e]), weight_E[e])
 
 
-@compiled(*for_each_kind("void({}[:,::1], {}[:,::1], {}[::1], float32, {}[:,::1], {}[:,::1])"))
+@compiled(*for_float32_and_bfloat16("void({}[:,::1], {}[:,::1], {}[::1], float32, {}[:,::1], {}[:,::1])"))
 def add_rms_norm(
-    x_TE: Numbers, residual_TE: Numbers, weight_E: Numbers, eps: float, out_TE: Numbers, out_residual_TE: Numbers
+    x_TE: FloatArray,
+    residual_TE: FloatArray,
+    weight_E: FloatArray,
+    eps: float,
+    out_TE: FloatArray,
+    out_residual_TE: FloatArray,
 ) -> None:
     T, E = x_TE.shape
     for t in range(T):
@@ -50,8 +55,8 @@ def add_rms_norm(
             out_TE[t, e] = narrow(widen(out_residual_TE[t, e]) * scale * widen(weight_E[e]), weight_E[e])
 
 
-@compiled(*for_each_kind("void({}[:,::1], {}[:,::1])"))
-def silu_and_mul(gate_up_TJ: Numbers, out_TI: Numbers) -> None:
+@compiled(*for_float32_and_bfloat16("void({}[:,::1], {}[:,::1])"))
+def silu_and_mul(gate_up_TJ: FloatArray, out_TI: FloatArray) -> None:
     T, size = out_TI.shape
     for t in range(T):
         for i in range(size):
@@ -61,9 +66,19 @@ def silu_and_mul(gate_up_TJ: Numbers, out_TI: Numbers) -> None:
             out_TI[t, i] = narrow(gate * sigmoid * widen(gate_up_TJ[t, size + i]), gate_up_TJ[t, i])
 
 
-@compiled(*for_each_kind("void({}[:,:,::1], {}[:,::1], {}[:,::1], int64[::1], {}[:,:,::1], {}[:,:,::1], {}[:,:,::1])"))
+@compiled(
+    *for_float32_and_bfloat16(
+        "void({}[:,:,::1], {}[:,::1], {}[:,::1], int64[::1], {}[:,:,::1], {}[:,:,::1], {}[:,:,::1])"
+    )
+)
 def rope_and_store(
-    qkv_TND: Numbers, cos_TD: Numbers, sin_TD: Numbers, slots_T: Ints, k_SKD: Numbers, v_SKD: Numbers, out_THD: Numbers
+    qkv_TND: FloatArray,
+    cos_TD: FloatArray,
+    sin_TD: FloatArray,
+    slots_T: Ints,
+    k_SKD: FloatArray,
+    v_SKD: FloatArray,
+    out_THD: FloatArray,
 ) -> None:
     """Rotated queries go to `out_THD`, rotated keys and values to the tokens' slots. The first half of the sines is
     negated already."""
@@ -84,7 +99,7 @@ def rope_and_store(
 
 
 @compiled(
-    *panels.for_each_kind(
+    *panels.for_both_weight_dtypes(
         "void(float32[:,::1], float32[::1], {}, float32[::1], {}, float32[::1],"
         " float32[::1], {}, float32[::1], {}, float32[::1], float32,"
         " float32[:,::1], float32[:,::1], int64[::1], float32[:,:,::1], float32[:,:,::1], float32,"
@@ -94,14 +109,14 @@ def rope_and_store(
 def decoder_layer(
     x_TE: Floats,
     input_norm_E: Floats,
-    qkv_PCW: Weights,
+    qkv_PCW: PackedWeights,
     qkv_bias: Floats,
-    o_PCW: Weights,
+    o_PCW: PackedWeights,
     o_bias: Floats,
     post_norm_E: Floats,
-    gate_up_PCW: Weights,
+    gate_up_PCW: PackedWeights,
     gate_up_bias: Floats,
-    down_PCW: Weights,
+    down_PCW: PackedWeights,
     down_bias: Floats,
     eps: float,
     cos_TD: Floats,

@@ -13,13 +13,13 @@ import numpy as np
 import torch
 
 from .compiled import Floats, compiled
-from .packed_weights import MAX_ROWS, WIDTH, Weights, for_each_kind, rows_by_panel
+from .packed_weights import MAX_ROWS, WIDTH, PackedWeights, for_both_weight_dtypes, panel_matmul
 
-_one, _two, _three, _four, _five, _six = (rows_by_panel(rows) for rows in range(1, MAX_ROWS + 1))
+_one, _two, _three, _four, _five, _six = (panel_matmul(rows) for rows in range(1, MAX_ROWS + 1))
 
 
-@compiled(*for_each_kind("void({}, int64, float32[::1], float32[:,::1], float32[:,::1], int64)"))
-def _multiply_panel(w_PCW: Weights, panel: int, bias: Floats, x_TC: Floats, y_TN: Floats, n: int) -> None:
+@compiled(*for_both_weight_dtypes("void({}, int64, float32[::1], float32[:,::1], float32[:,::1], int64)"))
+def _multiply_panel(w_PCW: PackedWeights, panel: int, bias: Floats, x_TC: Floats, y_TN: Floats, n: int) -> None:
     """Into the columns from `n` on. The rows in blocks of nearly the same size, while the panel is near."""
     t, T = 0, x_TC.shape[0]
     for blocks in range(-(-T // MAX_ROWS), 0, -1):
@@ -39,8 +39,8 @@ def _multiply_panel(w_PCW: Weights, panel: int, bias: Floats, x_TC: Floats, y_TN
         t += rows
 
 
-@compiled(*for_each_kind("void({}, float32[::1], float32[:,::1], float32[:,::1])"))
-def multiply(w_PCW: Weights, bias_N: Floats, x_TC: Floats, y_TN: Floats) -> None:
+@compiled(*for_both_weight_dtypes("void({}, float32[::1], float32[:,::1], float32[:,::1])"))
+def multiply(w_PCW: PackedWeights, bias_N: Floats, x_TC: Floats, y_TN: Floats) -> None:
     """`y = x w^T + bias`."""
     N, whole = len(bias_N), len(bias_N) // WIDTH
     for panel in range(whole):
@@ -53,7 +53,7 @@ def multiply(w_PCW: Weights, bias_N: Floats, x_TC: Floats, y_TN: Floats) -> None
         y_TN[:, whole * WIDTH :] = y_TW[:, :rest]
 
 
-def few_rows_product(x_TC: torch.Tensor, w_PCW: Weights, bias_N: Floats) -> torch.Tensor:
+def packed_matmul(x_TC: torch.Tensor, w_PCW: PackedWeights, bias_N: Floats) -> torch.Tensor:
     """`x w^T + bias` as [T, N], float32 on the CPU."""
     y_TN = x_TC.new_empty((len(x_TC), len(bias_N)))
     multiply(w_PCW, bias_N, x_TC.contiguous().numpy(), y_TN.numpy())

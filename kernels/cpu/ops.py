@@ -15,9 +15,9 @@ from ..ops import Attention
 from ..reference.attention_layout import KeyRope, RowSpan
 from ..reference.ops import ReferenceOps
 from . import layers
-from .attention import Sight, attend
-from .attention_spans import see
-from .bfloat16 import numbers
+from .attention import AttentionSpans, attend
+from .attention_spans import spans_of_rows
+from .bfloat16 import as_float_array
 from .sampling import sample_rows
 from .thread_pool import num_threads, share
 from .trees import walk_trees
@@ -26,10 +26,10 @@ _PART_NUMBERS = 1 << 17  # that a thread reads at least: some 0.1 ms, twice what
 
 
 @dataclass(frozen=True)
-class PagedTokens:
+class CompiledAttention:
     """Tokens that read their keys where they lie."""
 
-    sight: Sight
+    sight: AttentionSpans
 
     def attend(self, q_THD: torch.Tensor, kv: KvCache, scale: float) -> torch.Tensor:
         out_THD = torch.empty_like(q_THD, memory_format=torch.contiguous_format)
@@ -45,7 +45,7 @@ class CpuOps(ReferenceOps):
         if not (_are_loops(x, weight) and x.dim() == 2 and weight.dim() == 1):
             return super().rms_norm(x, weight, eps)
         out = torch.empty_like(x)
-        of, to, weights = numbers(x), numbers(out), numbers(weight)
+        of, to, weights = as_float_array(x), as_float_array(out), as_float_array(weight)
         _by_rows(x, lambda own: layers.rms_norm(of[own], weights, eps, to[own]))
         return out
 
@@ -55,7 +55,7 @@ class CpuOps(ReferenceOps):
         if not _are_loops(x_TE, residual_TE, weight_E):
             return super().add_rms_norm(x_TE, residual_TE, weight_E, eps)
         out_TE, sum_TE = torch.empty_like(x_TE), torch.empty_like(x_TE)
-        x, residual, weights, out, total = map(numbers, (x_TE, residual_TE, weight_E, out_TE, sum_TE))
+        x, residual, weights, out, total = map(as_float_array, (x_TE, residual_TE, weight_E, out_TE, sum_TE))
         _by_rows(x_TE, lambda own: layers.add_rms_norm(x[own], residual[own], weights, eps, out[own], total[own]))
         return out_TE, sum_TE
 
@@ -63,7 +63,7 @@ class CpuOps(ReferenceOps):
         if not (_are_loops(gate_up) and gate_up.dim() == 2):
             return super().silu_and_mul(gate_up)
         out = gate_up.new_empty((gate_up.shape[0], gate_up.shape[1] // 2))
-        of, to = numbers(gate_up), numbers(out)
+        of, to = as_float_array(gate_up), as_float_array(out)
         _by_rows(gate_up, lambda own: layers.silu_and_mul(of[own], to[own]))
         return out
 
@@ -97,7 +97,7 @@ class CpuOps(ReferenceOps):
         T, _, D = qkv_TND.shape
         q_THD = qkv_TND.new_empty((T, num_heads, D))
         qkv, cos, sin, k, v, q = map(
-            numbers, (qkv_TND, cos_T1D.view(T, D), sin_T1D.view(T, D), kv.k_SKD, kv.v_SKD, q_THD)
+            as_float_array, (qkv_TND, cos_T1D.view(T, D), sin_T1D.view(T, D), kv.k_SKD, kv.v_SKD, q_THD)
         )
         slots = slots_T.numpy()
         _by_rows(qkv_TND, lambda own: layers.rope_and_store(qkv[own], cos[own], sin[own], slots[own], k, v, q[own]))
@@ -158,8 +158,8 @@ class CpuOps(ReferenceOps):
         key_rope: KeyRope | None = None,
     ) -> Attention:
         sight = None
-        if dtype == torch.float32 and is_plain(kv) and key_rope is None:
-            sight = see(rows, page_size, window)
+        if dtype == torch.float32 and is_unscaled_float32(kv) and key_rope is None:
+            sight = spans_of_rows(rows, page_size, window)
         if sight is None:
             return super().attention(
                 rows,
@@ -170,7 +170,7 @@ class CpuOps(ReferenceOps):
                 dtype=dtype,
                 key_rope=key_rope,
             )
-        return PagedTokens(sight)
+        return CompiledAttention(sight)
 
 
 def _are_loops(*tensors: torch.Tensor) -> bool:
@@ -189,6 +189,6 @@ def _by_rows(x: torch.Tensor, compute: Callable[[slice], object]) -> None:
         share([partial(compute, slice(T * part // count, T * (part + 1) // count)) for part in range(count)])
 
 
-def is_plain(kv: KvCache) -> bool:
+def is_unscaled_float32(kv: KvCache) -> bool:
     """Held in float32, without scales."""
     return kv.k_SKD.dtype == torch.float32 and kv.k_scale_K is None

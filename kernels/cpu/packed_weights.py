@@ -23,7 +23,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
-Weights = (
+PackedWeights = (
     NDArray[np.float32] | NDArray[np.uint16]
 )  # [P, C, W]; uint16: the upper halves of float32s that are zero below
 
@@ -35,7 +35,7 @@ WIDTH = LANES * VECTORS
 MAX_ROWS = 6
 
 
-def hold(weight: torch.Tensor) -> Weights:
+def pack_weights(weight: torch.Tensor) -> PackedWeights:
     """A float32 matrix [N, C] as the products here take it, the last panel filled up with zeros: in half of the memory,
     where no bit is lost by that."""
     N, C = weight.shape
@@ -47,7 +47,7 @@ def hold(weight: torch.Tensor) -> Weights:
     return np.ascontiguousarray((panels >> 16).astype(np.uint16))
 
 
-def alike(weights: Sequence[Weights]) -> list[Weights]:
+def with_same_dtype(weights: Sequence[PackedWeights]) -> list[PackedWeights]:
     """The same matrices, all held in one way."""
     if len({weight.dtype for weight in weights}) == 1:
         return list(weights)
@@ -56,7 +56,7 @@ def alike(weights: Sequence[Weights]) -> list[Weights]:
     ]
 
 
-def for_each_kind(signature: str) -> tuple[str, str]:
+def for_both_weight_dtypes(signature: str) -> tuple[str, str]:
     """The signature for either kind of weights, whose type it spells {}."""
     return signature.replace("{}", "float32[:,:,::1]"), signature.replace("{}", "uint16[:,:,::1]")
 
@@ -65,7 +65,7 @@ _FLOAT, _INDEX, _LANE = ir.FloatType(), ir.IntType(64), ir.IntType(32)
 _FLOATS = ir.VectorType(_FLOAT, LANES)
 
 
-def rows_by_panel(num_rows: int) -> Callable[..., None]:
+def panel_matmul(num_rows: int) -> Callable[..., None]:
     """A function for compiled loops: (weights [P, C, W], panel, bias [N], x [T, C], first row, y [T, N], first output),
     all contiguous. `y = x w^T + bias` for `num_rows` rows and the panel's outputs, which `bias` and `y` have all."""
 

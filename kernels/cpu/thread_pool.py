@@ -12,13 +12,13 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from queue import SimpleQueue
 
-Part = Callable[[], object]
+Task = Callable[[], object]
 
 
-class _Batch:
+class _TaskBatch:
     """Parts that nobody has taken yet, and what became of those that somebody took."""
 
-    def __init__(self, parts: Sequence[Part]) -> None:
+    def __init__(self, parts: Sequence[Task]) -> None:
         self._left = deque(parts)
         self.done: SimpleQueue[BaseException | None] = SimpleQueue()
 
@@ -37,12 +37,12 @@ class _Batch:
                 self.done.put(None)
 
 
-_batches: SimpleQueue[_Batch] = SimpleQueue()
+_batches: SimpleQueue[_TaskBatch] = SimpleQueue()
 _helpers: list[threading.Thread] = []
 _num_threads = 1
 
 
-def use(num_threads: int) -> None:
+def set_num_threads(num_threads: int) -> None:
     """How many threads of this process share parts from now on, callers included. None is ever ended: they sleep."""
     global _num_threads
     _num_threads = num_threads
@@ -55,7 +55,7 @@ def num_threads() -> int:
     return _num_threads
 
 
-def share(parts: Sequence[Part]) -> None:
+def share(parts: Sequence[Task]) -> None:
     """Does all of them, in no order, and returns when they are done. They must not share parts themselves. What the
     first that failed raised, it raises."""
     helpers = min(len(parts), _num_threads) - 1
@@ -63,7 +63,7 @@ def share(parts: Sequence[Part]) -> None:
         for part in parts:
             part()
         return
-    batch = _Batch(parts)
+    batch = _TaskBatch(parts)
     for _ in range(helpers):
         _batches.put(batch)
     batch.work()

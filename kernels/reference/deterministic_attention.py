@@ -26,7 +26,7 @@ _KEYS = 64
 
 
 @dataclass(frozen=True)
-class FixedAttention:
+class DeterministicAttention:
     queries_BQ: torch.Tensor  # indices into the step's tokens; a short block repeats its last one
     blocks_BN: tuple[tuple[torch.Tensor, torch.Tensor], ...]  # slots [B, N], and [B, Q, N] bool: hidden
 
@@ -63,9 +63,9 @@ class FixedAttention:
         return out_THD if kv.v_scale_K is None else scale_heads(out_THD, kv.v_scale_K)
 
 
-def fixed_attention(
+def deterministic_attention(
     rows: Sequence[RowSpan], *, page_size: int, window: int | None, device: torch.device
-) -> FixedAttention:
+) -> DeterministicAttention:
     """Causal attention over `rows`; the arguments as `attention_layout` has them."""
     most = max(row.first_position + row.num_tokens for row in rows)
     num_keys = -(-most // _KEYS) * _KEYS
@@ -88,7 +88,7 @@ def fixed_attention(
         block = slice(begin, begin + _KEYS)
         arrays += [slots_BL[:, block].copy(), hidden_BQL[:, :, block].copy()]
     queries_BQ, *tensors = to_device(arrays, device)
-    return FixedAttention(queries_BQ, tuple(zip(tensors[::2], tensors[1::2], strict=True)))
+    return DeterministicAttention(queries_BQ, tuple(zip(tensors[::2], tensors[1::2], strict=True)))
 
 
 def _hidden(row: RowSpan, num_keys: int, window: int | None) -> np.ndarray:

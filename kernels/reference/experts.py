@@ -33,7 +33,7 @@ def group_by_expert(experts_TK: torch.Tensor, num_experts: int) -> tuple[torch.T
     return order_P, counts_N.index_add_(0, experts_P, torch.ones_like(experts_P)).cumsum(0)
 
 
-def groups(ends_N: torch.Tensor) -> Iterator[tuple[int, int, int]]:
+def expert_ranges(ends_N: torch.Tensor) -> Iterator[tuple[int, int, int]]:
     """(expert, start, end) of each expert that has rows, in order. Reads `ends_N` back from its device."""
     start = 0
     for expert, end in enumerate(ends_N.tolist()):
@@ -49,18 +49,18 @@ def grouped_matmul(
     that hold p; times `x[p]` when `rows_P` is None. The last end is P."""
     x_PC = x if rows_P is None else x[rows_P]
     out_PO = x.new_empty((len(x_PC), weight_NOC.shape[1]))
-    for expert, start, end in groups(ends_N):
+    for expert, start, end in expert_ranges(ends_N):
         torch.mm(x_PC[start:end], weight_NOC[expert].t(), out=out_PO[start:end])
     return out_PO
 
 
-def fixed_grouped_matmul(
+def deterministic_grouped_matmul(
     x: torch.Tensor, weight_NOC: torch.Tensor, ends_N: torch.Tensor, rows_P: torch.Tensor | None = None
 ) -> torch.Tensor:
     """The same, each product of FIXED_ROWS rows: a row's bits do not depend on how many others its expert has."""
     x_PC = x if rows_P is None else x[rows_P]
     out_PO = x.new_empty((len(x_PC), weight_NOC.shape[1]))
-    for expert, start, end in groups(ends_N):
+    for expert, start, end in expert_ranges(ends_N):
         weight_CO = weight_NOC[expert].t()
         out_PO[start:end] = in_fixed_rows(partial(torch.mm, mat2=weight_CO), x_PC[start:end], FIXED_ROWS)
     return out_PO

@@ -44,6 +44,6 @@ def silu_and_mul(gate_up: torch.Tensor) -> torch.Tensor:
     return F.silu(gate) * up
 
 
-def fixed_silu_and_mul(gate_up: torch.Tensor) -> torch.Tensor:
+def deterministic_silu_and_mul(gate_up: torch.Tensor) -> torch.Tensor:
     """The same of [T, 2I]; a row's bits do not depend on how many there are."""
     return in_fixed_rows(silu_and_mul, gate_up, FIXED_ROWS)

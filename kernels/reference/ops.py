@@ -12,7 +12,7 @@ from ..ops import Attention
 from . import experts, layers, logits, sampling, trees
 from .attention import paged_attention, store_kv
 from .attention_layout import AttentionLayout, KeyRope, RowSpan, attention_layout
-from .deterministic_attention import fixed_attention
+from .deterministic_attention import deterministic_attention
 
 
 @dataclass(frozen=True)
@@ -120,8 +120,8 @@ class DeterministicOps(ReferenceOps):
     deterministic = True
     rotates_stored_keys = False
 
-    grouped_matmul = staticmethod(experts.fixed_grouped_matmul)
-    silu_and_mul = staticmethod(layers.fixed_silu_and_mul)
+    grouped_matmul = staticmethod(experts.deterministic_grouped_matmul)
+    silu_and_mul = staticmethod(layers.deterministic_silu_and_mul)
 
     def attention(
         self,
@@ -135,7 +135,7 @@ class DeterministicOps(ReferenceOps):
         key_rope: KeyRope | None = None,
     ) -> Attention:
         assert key_rope is None
-        return fixed_attention(rows, page_size=page_size, window=window, device=kv.k_SKD.device)
+        return deterministic_attention(rows, page_size=page_size, window=window, device=kv.k_SKD.device)
 
     def sample_tokens(
         self,

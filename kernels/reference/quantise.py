@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 
 E4M3 = torch.float8_e4m3fn
-LARGEST = {torch.int8: 127.0, E4M3: 448.0}  # of the formats; quantised caches have one of these dtypes
+QUANTISED_MAX = {torch.int8: 127.0, E4M3: 448.0}  # of the formats; quantised caches have one of these dtypes
 
 # An e4m3 code, shifted, is the same number in a wider format but for the bias of its exponent, subnormals included:
 # the integer to do it in, the shift, the bits to keep (sign, exponent, mantissa), and what makes up for the bias.
@@ -29,7 +29,7 @@ def quantise(x_TKD: torch.Tensor, scale_K: torch.Tensor, dtype: torch.dtype) -> 
     scaled = x_TKD.float() / scale_K[:, None]
     if dtype == torch.int8:
         scaled = scaled.round_()
-    return scaled.clamp_(-LARGEST[dtype], LARGEST[dtype]).to(dtype)
+    return scaled.clamp_(-QUANTISED_MAX[dtype], QUANTISED_MAX[dtype]).to(dtype)
 
 
 def expand_e4m3(codes: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

@@ -17,7 +17,7 @@ import triton.language as tl
 from ..kv_cache import KvCache
 from ..transfer import to_device
 from .flash_attention import attend, start
-from .launch_configs import Tile
+from .launch_configs import AttentionTile
 from .paged_rows import PagedRows, product_dtype
 
 
@@ -27,23 +27,23 @@ class QueryTiles(NamedTuple):
     row_I: torch.Tensor  # int32
     first_I: torch.Tensor  # int32
     num_tokens: int  # of a tile, at most
-    tile: Tile
+    tile: AttentionTile
 
 
 def query_tiles(
-    num_tokens_R: Sequence[int], num_keys_R: Sequence[int], *, group: int, tile: Tile, device: torch.device
+    num_tokens_R: Sequence[int], num_keys_R: Sequence[int], *, group: int, tile: AttentionTile, device: torch.device
 ) -> QueryTiles:
     """Tiles of all rows. `group` query heads share a key head."""
     row_I, first_I = to_device(tile_table(num_tokens_R, num_keys_R, group=group, tile=tile), device)
     return QueryTiles(row_I, first_I, tokens_of_tile(tile, group), tile)
 
 
-def tokens_of_tile(tile: Tile, group: int) -> int:
+def tokens_of_tile(tile: AttentionTile, group: int) -> int:
     return max(1, tile.queries // group)
 
 
 def tile_table(
-    num_tokens_R: Sequence[int], num_keys_R: Sequence[int], *, group: int, tile: Tile
+    num_tokens_R: Sequence[int], num_keys_R: Sequence[int], *, group: int, tile: AttentionTile
 ) -> tuple[np.ndarray, np.ndarray]:
     """`row_I` and `first_I` of `QueryTiles`."""
     step = tokens_of_tile(tile, group)

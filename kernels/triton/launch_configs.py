@@ -15,31 +15,31 @@ ASSUMED = (9, 0)
 ASSUMED_MULTIPROCESSORS = 132
 
 
-class Tile(NamedTuple):
+class AttentionTile(NamedTuple):
     queries: int  # times the heads that share a key head, at most
     keys: int
     num_warps: int
     num_stages: int
 
 
-def split_tile(device: torch.device, head_dim: int) -> Tile:
+def split_tile(device: torch.device, head_dim: int) -> AttentionTile:
     """Of rows with few tokens: memory is what limits, so as many loads in flight as there is room for."""
     if head_dim > 128:
-        return Tile(32, 32, 4, 3) if capability(device) >= (9, 0) else Tile(16, 16, 4, 3)
-    return Tile(64 if capability(device) >= (9, 0) else 32, 64, 4, 3)
+        return AttentionTile(32, 32, 4, 3) if capability(device) >= (9, 0) else AttentionTile(16, 16, 4, 3)
+    return AttentionTile(64 if capability(device) >= (9, 0) else 32, 64, 4, 3)
 
 
-def chunk_tile(device: torch.device, head_dim: int, stored: torch.dtype) -> Tile:
+def chunk_tile(device: torch.device, head_dim: int, stored: torch.dtype) -> AttentionTile:
     """Of rows with many tokens: products are what limits. `stored` is the cache's dtype."""
     if stored == torch.float32 or head_dim > 128:
-        return Tile(64, 32, 8, 2) if stored.itemsize > 1 else Tile(32, 32, 8, 2)
+        return AttentionTile(64, 32, 8, 2) if stored.itemsize > 1 else AttentionTile(32, 32, 8, 2)
     # Small heads need the wide tile on Ampere too: with 32 keys, Triton 3.7 spills registers.
     if capability(device) >= (9, 0) or (head_dim <= 64 and stored.itemsize == 2):
-        return Tile(128, 64, 8, 3)
-    return Tile(128 if stored.itemsize == 2 else 64, 32, 8, 3)
+        return AttentionTile(128, 64, 8, 3)
+    return AttentionTile(128 if stored.itemsize == 2 else 64, 32, 8, 3)
 
 
-class ProductTile(NamedTuple):
+class MatmulTile(NamedTuple):
     rows: int
     outputs: int
     inputs: int
@@ -50,14 +50,14 @@ class ProductTile(NamedTuple):
 FIXED_MEAN = 32  # rows that an expert is taken to have, where its tile must not depend on them
 
 
-def expert_tile(device: torch.device, mean_rows: int, dtype: torch.dtype) -> ProductTile:
+def expert_tile(device: torch.device, mean_rows: int, dtype: torch.dtype) -> MatmulTile:
     """Of experts with so many rows each, were they the same. With few, the weights' bytes are what limits."""
     if dtype == torch.float32:
-        return ProductTile(16 if mean_rows <= 16 else 32, 64, 32, 4, 2)
+        return MatmulTile(16 if mean_rows <= 16 else 32, 64, 32, 4, 2)
     stages = 4 if capability(device) >= (9, 0) else 3
     if mean_rows <= 16:
-        return ProductTile(16, 64, 128, 4, stages)
-    return ProductTile(64, 128, 64, 4, stages) if mean_rows <= 128 else ProductTile(128, 128, 64, 8, 3)
+        return MatmulTile(16, 64, 128, 4, stages)
+    return MatmulTile(64, 128, 64, 4, stages) if mean_rows <= 128 else MatmulTile(128, 128, 64, 8, 3)
 
 
 def num_splits_wanted(device: torch.device, num_kv_heads: int) -> int:

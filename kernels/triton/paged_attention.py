@@ -19,12 +19,12 @@ from ..transfer import to_device
 from .chunk_attention import QueryTiles, chunk_attention
 from .launch_configs import FIXED_SPLIT, chunk_tile, num_splits_wanted, split_tile
 from .paged_rows import PagedRows
-from .row_segments import Piece, cut, launches
+from .row_segments import RowSegment, kernel_inputs, segments_by_kernel
 from .split_attention import num_seen, split_attention
 from .splits import Splits, fixed_splits, make_splits
 
 
-class PlainRows(NamedTuple):
+class ReferenceRows(NamedTuple):
     """What no kernel takes: the tokens, and their layout for plain torch."""
 
     tokens_n: torch.Tensor
@@ -35,7 +35,7 @@ class PlainRows(NamedTuple):
 class TritonAttention:
     few: tuple[tuple[PagedRows, Splits], ...]
     many: tuple[PagedRows, QueryTiles] | None
-    plain: PlainRows | None
+    plain: ReferenceRows | None
     deterministic: bool
     padded: bool = False  # some rows may stand for none: their outputs are zeros, not whatever memory held
 
@@ -66,8 +66,8 @@ def step_attention(
     K, D = kv.k_SKD.shape[1:]
     group = num_heads // K
     most = max(1, split_tile(device, D).queries // group) if deterministic else None
-    pieces = cut(rows, window, most=most)
-    few, most_keys, many = launches(
+    pieces = segments_by_kernel(rows, window, most=most)
+    few, most_keys, many = kernel_inputs(
         pieces,
         sum(row.num_tokens for row in rows),
         group=group,
@@ -120,11 +120,11 @@ def _splits(rows: PagedRows, kv: KvCache, most_keys: int, deterministic: bool) -
 
 
 def _plain(
-    pieces: Sequence[Piece], page_size: int, window: int | None, dtype: torch.dtype, device: torch.device
-) -> PlainRows:
+    pieces: Sequence[RowSegment], page_size: int, window: int | None, dtype: torch.dtype, device: torch.device
+) -> ReferenceRows:
     spans = [RowSpan(p.num_keys - p.num_tokens, p.num_tokens, p.row.pages, p.tree) for p in pieces]
     tokens = np.concatenate([np.arange(p.first_query, p.first_query + p.num_tokens) for p in pieces])
-    return PlainRows(
+    return ReferenceRows(
         to_device([tokens], device)[0],
         attention_layout(spans, page_size=page_size, window=window, dtype=dtype, device=device),
     )

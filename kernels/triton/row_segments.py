@@ -20,13 +20,13 @@ import torch
 from ..reference.attention_layout import RowSpan, ancestors
 from ..transfer import to_device
 from .chunk_attention import QueryTiles, tile_table, tokens_of_tile
-from .launch_configs import Tile
+from .launch_configs import AttentionTile
 from .paged_rows import MAX_TREE, PagedRows
 
 _FEW = (1, 8, MAX_TREE)  # rows of at most so many tokens are launched together
 
 
-class Piece(NamedTuple):
+class RowSegment(NamedTuple):
     """Some neighbouring tokens of a row, the last of whose keys they are."""
 
     row: RowSpan
@@ -41,19 +41,19 @@ class Piece(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Pieces:
+class SegmentsByKernel:
     """Who computes what."""
 
-    few: tuple[tuple[Piece, ...], ...]  # launches of the kernel for splits
-    many: tuple[Piece, ...]
-    plain: tuple[Piece, ...]
+    few: tuple[tuple[RowSegment, ...], ...]  # launches of the kernel for splits
+    many: tuple[RowSegment, ...]
+    plain: tuple[RowSegment, ...]
 
 
-def cut(rows: Sequence[RowSpan], window: int | None, *, most: int | None = None) -> Pieces:
+def segments_by_kernel(rows: Sequence[RowSpan], window: int | None, *, most: int | None = None) -> SegmentsByKernel:
     """With `most`, rows of more tokens are cut into pieces of so many, and all go to the kernel for splits."""
-    few: dict[int, list[Piece]] = {size: [] for size in _FEW}
-    many: list[Piece] = []
-    plain: list[Piece] = []
+    few: dict[int, list[RowSegment]] = {size: [] for size in _FEW}
+    many: list[RowSegment] = []
+    plain: list[RowSegment] = []
     limit = min(_FEW[1] if most is None else most, window or MAX_TREE)
     start = 0
     for row in rows:
@@ -68,28 +68,28 @@ def cut(rows: Sequence[RowSpan], window: int | None, *, most: int | None = None)
                 for part in _slices(piece, limit):
                     few[_class(part)].append(part)
         start += row.num_tokens
-    return Pieces(tuple(tuple(some) for some in few.values() if some), tuple(many), tuple(plain))
+    return SegmentsByKernel(tuple(tuple(some) for some in few.values() if some), tuple(many), tuple(plain))
 
 
-def _class(piece: Piece) -> int:
+def _class(piece: RowSegment) -> int:
     return next(size for size in _FEW if piece.num_tokens <= size)
 
 
-def _pieces(row: RowSpan, start: int, window: int | None) -> list[Piece]:
-    whole = Piece(row, start, row.first_position + row.num_tokens, row.num_tokens, row.tree)
+def _pieces(row: RowSpan, start: int, window: int | None) -> list[RowSegment]:
+    whole = RowSegment(row, start, row.first_position + row.num_tokens, row.num_tokens, row.tree)
     num_committed = row.num_tokens - len(row.tree)
     if not row.tree or not num_committed or _fits(whole, window):
         return [whole]
-    committed = Piece(row, start, row.first_position + num_committed, num_committed, ())
+    committed = RowSegment(row, start, row.first_position + num_committed, num_committed, ())
     return [committed, whole._replace(first_query=start + num_committed, num_tokens=len(row.tree))]
 
 
-def _fits(piece: Piece, window: int | None) -> bool:
+def _fits(piece: RowSegment, window: int | None) -> bool:
     """Whether bitmasks hold the tree, and the window all of it."""
     return not piece.tree or (piece.num_tokens <= MAX_TREE and (window is None or window >= piece.num_tokens))
 
 
-def _slices(piece: Piece, most: int) -> list[Piece]:
+def _slices(piece: RowSegment, most: int) -> list[RowSegment]:
     before = piece.num_keys - piece.num_tokens
     return [
         piece._replace(
@@ -101,15 +101,22 @@ def _slices(piece: Piece, most: int) -> list[Piece]:
     ]
 
 
-class Launches(NamedTuple):
+class KernelInputs(NamedTuple):
     few: tuple[PagedRows, ...]
     most_keys: tuple[int, ...]  # of a row of each of them
     many: tuple[PagedRows, QueryTiles] | None
 
 
-def launches(
-    pieces: Pieces, num_tokens: int, *, group: int, tile: Tile, page_size: int, window: int | None, device: torch.device
-) -> Launches:
+def kernel_inputs(
+    pieces: SegmentsByKernel,
+    num_tokens: int,
+    *,
+    group: int,
+    tile: AttentionTile,
+    page_size: int,
+    window: int | None,
+    device: torch.device,
+) -> KernelInputs:
     """`num_tokens` is T; `group` query heads share a key head; `tile` is that of rows of many tokens."""
     sets = [*pieces.few, *([pieces.many] if pieces.many else [])]
     positions_T = np.zeros(num_tokens, dtype=np.int32)
@@ -144,10 +151,10 @@ def launches(
     if pieces.many:
         row_I, first_I = tables
         many = made.pop(), QueryTiles(row_I, first_I, tokens_of_tile(tile, group), tile)
-    return Launches(tuple(made), tuple(max(piece.num_keys for piece in some) for some in pieces.few), many)
+    return KernelInputs(tuple(made), tuple(max(piece.num_keys for piece in some) for some in pieces.few), many)
 
 
-def _positions_and_bits(piece: Piece) -> tuple[np.ndarray, np.ndarray]:
+def _positions_and_bits(piece: RowSegment) -> tuple[np.ndarray, np.ndarray]:
     """A place is a position, except in a tree. Bit j of a token is set where it sees its piece's token j."""
     num_tokens, before = piece.num_tokens, piece.num_keys - piece.num_tokens
     positions = before + np.arange(num_tokens, dtype=np.int32)
@@ -164,7 +171,7 @@ def _positions_and_bits(piece: Piece) -> tuple[np.ndarray, np.ndarray]:
     return positions, bits.view(np.int64)
 
 
-def _page_table(pieces: Sequence[Piece], page_size: int) -> np.ndarray:
+def _page_table(pieces: Sequence[RowSegment], page_size: int) -> np.ndarray:
     widths = [-(-piece.num_keys // page_size) for piece in pieces]
     table_RP = np.zeros((len(pieces), max(widths)), dtype=np.int32)
     for own_P, piece, width in zip(table_RP, pieces, widths, strict=True):
@@ -172,7 +179,7 @@ def _page_table(pieces: Sequence[Piece], page_size: int) -> np.ndarray:
     return table_RP
 
 
-def _facts(pieces: Sequence[Piece]) -> list[np.ndarray]:
+def _facts(pieces: Sequence[RowSegment]) -> list[np.ndarray]:
     """Keys, first token, tokens."""
     columns = zip(*((piece.num_keys, piece.first_query, piece.num_tokens) for piece in pieces), strict=True)
     return [np.array(column, dtype=np.int32) for column in columns]

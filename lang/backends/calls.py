@@ -14,7 +14,7 @@ from typing import Any
 
 from ...runtime.protocol import session
 from ...runtime.protocol.errors import ErrorInfo, RamiformError
-from .model import Call, Model
+from .model import Model, ModelCall
 from .steps import State
 
 logger = logging.getLogger("ramiform.backends")
@@ -25,7 +25,7 @@ class Answered:
     """From a call's thread: what the model answered, or why it did not."""
 
     state: State
-    call: Call
+    call: ModelCall
     op: int
     answer: Any
 
@@ -33,7 +33,7 @@ class Answered:
 @dataclass(frozen=True, eq=False)
 class Streamed:
     state: State
-    call: Call
+    call: ModelCall
     op: int
     text: str
 
@@ -50,7 +50,7 @@ class Calls:
         self._num_running = 0
 
     def begin(self, state: State, op: int, step: session.Gen | session.Select | session.Decide) -> None:
-        state.call = call = Call()
+        state.call = call = ModelCall()
 
         def run() -> None:
             try:
@@ -78,7 +78,9 @@ class Calls:
         self._num_running += 1
         threading.Thread(target=run, name="ramiform-call", daemon=True).start()
 
-    def _answer(self, state: State, op: int, step: session.Gen | session.Select | session.Decide, call: Call) -> Any:
+    def _answer(
+        self, state: State, op: int, step: session.Gen | session.Select | session.Decide, call: ModelCall
+    ) -> Any:
         assert state.transcript is not None
         match step:
             case session.Gen():

@@ -24,7 +24,7 @@ _SCHEME = "ipc://"
 _HERE = frozenset({"localhost", "127.0.0.1", "::1"})
 
 
-def reach(url: str, api_key: str | None) -> tuple[Connection | LocalChannel, Callable[[], None]]:
+def connect_url(url: str, api_key: str | None) -> tuple[Connection | LocalChannel, Callable[[], None]]:
     """A channel, and what leaves it.
 
     Raises RequestError for a `url` that is none or a wrong key, RuntimeFailed when nothing answers there.

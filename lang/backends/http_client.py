@@ -16,7 +16,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from ...runtime.protocol.errors import BusyError, RamiformError, RequestError, RuntimeFailed
-from .model import Call
+from .model import ModelCall
 
 _Use = Callable[[http.client.HTTPResponse], Any]
 _LOST = (http.client.HTTPException, OSError)
@@ -45,13 +45,13 @@ class HttpClient:
         self._lock = threading.Lock()
 
     def get(self, path: str) -> Any:
-        return self._request("GET", path, None, Call(), _read_json)
+        return self._request("GET", path, None, ModelCall(), _read_json)
 
-    def post(self, path: str, body: Any, call: Call) -> Any:
+    def post(self, path: str, body: Any, call: ModelCall) -> Any:
         """The answer's JSON; None where there is none."""
         return self._request("POST", path, body, call, _read_json)
 
-    def stream(self, path: str, body: Any, call: Call, on_event: Callable[[Any], None]) -> None:
+    def stream(self, path: str, body: Any, call: ModelCall, on_event: Callable[[Any], None]) -> None:
         """Hand over the JSON of each event until the server says [DONE]. Raises what an event reports as an error."""
         self._request("POST", path, body, call, lambda response: _read_events(response, on_event))
 
@@ -61,7 +61,7 @@ class HttpClient:
                 connection.close()
             self._idle.clear()
 
-    def _request(self, method: str, path: str, body: Any, call: Call, use: _Use) -> Any:
+    def _request(self, method: str, path: str, body: Any, call: ModelCall, use: _Use) -> Any:
         data = None if body is None else json.dumps(body).encode()
         while True:
             connection, is_fresh = self._connection()

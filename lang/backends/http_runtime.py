@@ -20,9 +20,9 @@ from ...runtime.protocol.errors import RequestError
 from ...runtime.protocol.sampling import TokenLogprob
 from .channel import LazyChannel, LocalChannel
 from .http_client import HttpClient
-from .model import Call, Generated, Method, OnText
-from .native_format import common_length, sampling_body, sequence_of
-from .transcript import Part, Transcript
+from .model import Method, ModelCall, ModelOutput, OnText
+from .native_format import common_length, native_sampling_body, native_sequence
+from .transcript import Transcript, TranscriptPart
 
 MAX_THREADS = 256  # requests at once
 MAX_REMEMBERED = 4096  # texts whose ids are kept
@@ -71,9 +71,9 @@ class HttpRuntime:
     def end_role(self, role: str) -> str:
         return self._role(role)[1]
 
-    def generate(self, transcript: Transcript, gen: session.Gen, on_text: OnText, call: Call) -> Generated:
+    def generate(self, transcript: Transcript, gen: session.Gen, on_text: OnText, call: ModelCall) -> ModelOutput:
         ids = self._ids(transcript.parts, call)
-        body: dict[str, Any] = {"input_ids": ids, "sampling_params": {**sampling_body(gen.sampling), "n": gen.n}}
+        body: dict[str, Any] = {"input_ids": ids, "sampling_params": {**native_sampling_body(gen.sampling), "n": gen.n}}
         if gen.logprobs is not None:
             body |= {
                 "return_logprob": True,
@@ -86,13 +86,13 @@ class HttpRuntime:
         else:
             answer = self._http.post("/generate", body, call)
             answers = answer if isinstance(answer, list) else [answer]
-        ended = [self._whole_tokens(sequence_of(answer, gen), call) for answer in answers]
+        ended = [self._whole_tokens(native_sequence(answer, gen), call) for answer in answers]
         first, rest = ended[0]
-        parts = [Part("generated", first.text[: len(first.text) - len(rest)], tuple(first.ids))]
-        parts += [Part("text", rest)] * bool(rest)
-        return Generated([sequence for sequence, _ in ended], tuple(parts))
+        parts = [TranscriptPart("generated", first.text[: len(first.text) - len(rest)], tuple(first.ids))]
+        parts += [TranscriptPart("text", rest)] * bool(rest)
+        return ModelOutput([sequence for sequence, _ in ended], tuple(parts))
 
-    def select(self, transcript: Transcript, select: session.Select, call: Call) -> session.Choice:
+    def select(self, transcript: Transcript, select: session.Select, call: ModelCall) -> session.Choice:
         """As the runtime does it: a choice's tokens are those after the run that all have in common, and all choices
         are scored in one batch."""
         before, text = self._split(transcript.parts, call)
@@ -124,7 +124,7 @@ class HttpRuntime:
             cached_tokens=cached,
         )
 
-    def decide(self, transcript: Transcript, questions: tuple[Question, ...], call: Call) -> list[DecisionAnswer]:
+    def decide(self, transcript: Transcript, questions: tuple[Question, ...], call: ModelCall) -> list[DecisionAnswer]:
         raise RequestError(
             "the runtime's native HTTP routes answer no decisions; connect by ZMQ",
             param="questions",
@@ -138,16 +138,16 @@ class HttpRuntime:
             case "stats":
                 return session.Reply(number, stats=msgspec.convert(self._http.get("/get_server_info"), CoreStats))
             case "flush_cache":
-                self._http.post("/flush_cache", None, Call())
+                self._http.post("/flush_cache", None, ModelCall())
                 return session.Reply(number)
 
     # Texts and ids
 
-    def _ids(self, parts: tuple[Part, ...], call: Call) -> list[int]:
+    def _ids(self, parts: tuple[TranscriptPart, ...], call: ModelCall) -> list[int]:
         before, text = self._split(parts, call)
         return before + self._tokenize([text], not before, call)[0] if text or not before else before
 
-    def _split(self, parts: tuple[Part, ...], call: Call) -> tuple[list[int], str]:
+    def _split(self, parts: tuple[TranscriptPart, ...], call: ModelCall) -> tuple[list[int], str]:
         """The ids up to the last generated ones, and the text after them."""
         ids: list[int] = []
         text = ""
@@ -161,7 +161,7 @@ class HttpRuntime:
             text = ""
         return ids, text
 
-    def _tokenize(self, texts: list[str], at_start: bool, call: Call) -> list[list[int]]:
+    def _tokenize(self, texts: list[str], at_start: bool, call: ModelCall) -> list[list[int]]:
         """All that are not remembered in one request."""
         with self._lock:
             known = {text: ids for text in texts if (ids := self._remembered.get((text, at_start))) is not None}
@@ -177,7 +177,7 @@ class HttpRuntime:
                     self._remembered[text, at_start] = ids
         return [known[text] for text in texts]
 
-    def _whole_tokens(self, sequence: session.Sequence, call: Call) -> tuple[session.Sequence, str]:
+    def _whole_tokens(self, sequence: session.Sequence, call: ModelCall) -> tuple[session.Sequence, str]:
         """A stop string may have cut a token: then the ids end before it, and the rest of the text goes on as text."""
         matched, ids = sequence.finish.matched, sequence.ids
         if not isinstance(matched, str):
@@ -200,7 +200,7 @@ class HttpRuntime:
 
     # Requests
 
-    def _streamed(self, body: dict[str, Any], on_text: OnText, call: Call) -> dict[str, Any]:
+    def _streamed(self, body: dict[str, Any], on_text: OnText, call: ModelCall) -> dict[str, Any]:
         last: dict[str, Any] = {"text": ""}
 
         def on_event(event: dict[str, Any]) -> None:
@@ -212,7 +212,9 @@ class HttpRuntime:
         self._http.stream("/generate", {**body, "stream": True}, call, on_event)
         return last
 
-    def _scored(self, prompts: list[list[int]], start: int, call: Call) -> tuple[list[list[TokenLogprob]], int, int]:
+    def _scored(
+        self, prompts: list[list[int]], start: int, call: ModelCall
+    ) -> tuple[list[list[TokenLogprob]], int, int]:
         """The log-probabilities from `start` on, and how many tokens were asked for and found in the cache."""
         body = {
             "input_ids": prompts,

@@ -14,13 +14,13 @@ from typing import Literal, Protocol
 from ...runtime.protocol.decisions import DecisionAnswer, Question
 from ...runtime.protocol.errors import RuntimeFailed
 from ...runtime.protocol.session import Choice, Gen, Reply, Select, Sequence
-from .transcript import Foretold, Part, Transcript
+from .transcript import SpeculatedText, Transcript, TranscriptPart
 
 Method = Literal["info", "stats", "flush_cache"]
 OnText = Callable[[str], None]  # of a streamed Gen: more text
 
 
-class Call:
+class ModelCall:
     """One use of a model, which another thread may end."""
 
     def __init__(self) -> None:
@@ -50,12 +50,12 @@ class Call:
 
 
 @dataclass(frozen=True)
-class Generated:
+class ModelOutput:
     """`parts` are what the state goes on with: the first of the sequences."""
 
     sequences: list[Sequence]
-    parts: tuple[Part, ...]
-    foretold: Foretold | None = None
+    parts: tuple[TranscriptPart, ...]
+    foretold: SpeculatedText | None = None
 
 
 class Model(Protocol):
@@ -67,11 +67,13 @@ class Model(Protocol):
 
     def end_role(self, role: str) -> str: ...
 
-    def generate(self, transcript: Transcript, gen: Gen, on_text: OnText, call: Call) -> Generated: ...
+    def generate(self, transcript: Transcript, gen: Gen, on_text: OnText, call: ModelCall) -> ModelOutput: ...
 
-    def select(self, transcript: Transcript, select: Select, call: Call) -> Choice: ...
+    def select(self, transcript: Transcript, select: Select, call: ModelCall) -> Choice: ...
 
-    def decide(self, transcript: Transcript, questions: tuple[Question, ...], call: Call) -> list[DecisionAnswer]: ...
+    def decide(
+        self, transcript: Transcript, questions: tuple[Question, ...], call: ModelCall
+    ) -> list[DecisionAnswer]: ...
 
     def tell(self, method: Method, number: int) -> Reply:
         """The answer to a question outside any state."""

@@ -15,18 +15,18 @@ from ...runtime.protocol.sampling import Constraint, SamplingParams, TokenLogpro
 _CONSTRAINTS = {"regex": "regex", "json_schema": "json_schema", "grammar": "ebnf", "structural_tag": "structural_tag"}
 
 
-def sampling_body(sampling: SamplingParams) -> dict[str, Any]:
+def native_sampling_body(sampling: SamplingParams) -> dict[str, Any]:
     """`sampling_params` of the native API."""
     body = msgspec.to_builtins(sampling)
     del body["constraint"]
     body["sampling_seed"] = body.pop("seed")
     body["logit_bias"] = {str(token): bias for token, bias in sampling.logit_bias.items()}
     if sampling.constraint is not None:
-        body |= _constraint_body(sampling.constraint)
+        body |= _native_constraint_body(sampling.constraint)
     return {name: value for name, value in body.items() if value is not None}
 
 
-def _constraint_body(constraint: Constraint) -> dict[str, str]:
+def _native_constraint_body(constraint: Constraint) -> dict[str, str]:
     if constraint.kind == "choices":
         return {"regex": "|".join(re.escape(choice) for choice in json.loads(constraint.source))}
     body = {_CONSTRAINTS[constraint.kind]: constraint.source}
@@ -35,7 +35,7 @@ def _constraint_body(constraint: Constraint) -> dict[str, str]:
     return body
 
 
-def sequence_of(answer: dict[str, Any], gen: session.Gen) -> session.Sequence:
+def native_sequence(answer: dict[str, Any], gen: session.Gen) -> session.Sequence:
     meta = answer["meta_info"]
     reason = meta["finish_reason"]
     matched = reason.get("matched")

@@ -16,11 +16,11 @@ from ...runtime.protocol.sampling import SamplingParams, TokenLogprob
 from . import chatml as roles
 from .channel import LazyChannel, LocalChannel
 from .http_client import HttpClient
-from .model import Call, Generated, Method, OnText
+from .model import Method, ModelCall, ModelOutput, OnText
 from .openai_answer import scores_of, sequence_of, sequences_of
 from .openai_format import DIALECTS, Dialect, sampling_body
-from .speculation import can_take, manner, take
-from .transcript import Foretold, Part, Transcript
+from .speculation import can_take, sampling_without_stop, take
+from .transcript import SpeculatedText, Transcript, TranscriptPart
 
 UNKNOWN_ID = -1  # of tokens: the API tells texts only
 
@@ -86,7 +86,7 @@ class OpenAI:
     def end_role(self, role: str) -> str:
         return roles.end(role)
 
-    def generate(self, transcript: Transcript, gen: session.Gen, on_text: OnText, call: Call) -> Generated:
+    def generate(self, transcript: Transcript, gen: session.Gen, on_text: OnText, call: ModelCall) -> ModelOutput:
         if gen.logprobs is not None:
             raise RequestError(
                 "an OpenAI-compatible endpoint tells no token ids, so log-probabilities of a gen are not supported",
@@ -104,9 +104,9 @@ class OpenAI:
             sequences = [self._streamed(path, body, on_text, call)]
         else:
             sequences = sequences_of(self._http.post(path, body, call), gen.n)
-        return Generated(sequences, (Part("generated", sequences[0].text),))
+        return ModelOutput(sequences, (TranscriptPart("generated", sequences[0].text),))
 
-    def select(self, transcript: Transcript, select: session.Select, call: Call) -> session.Choice:
+    def select(self, transcript: Transcript, select: session.Select, call: ModelCall) -> session.Choice:
         if transcript.has_roles:
             raise RequestError(
                 "a chat endpoint gives no log-probabilities of given text, so no select inside messages",
@@ -147,7 +147,7 @@ class OpenAI:
             prompt_tokens=(answer.get("usage") or {}).get("prompt_tokens", 0),
         )
 
-    def decide(self, transcript: Transcript, questions: tuple[Question, ...], call: Call) -> list[DecisionAnswer]:
+    def decide(self, transcript: Transcript, questions: tuple[Question, ...], call: ModelCall) -> list[DecisionAnswer]:
         raise RequestError(
             "an OpenAI-compatible endpoint answers no decisions; use gen or select",
             param="questions",
@@ -161,7 +161,9 @@ class OpenAI:
 
     # Requests
 
-    def _speculate(self, transcript: Transcript, gen: session.Gen, on_text: OnText, call: Call) -> Generated | None:
+    def _speculate(
+        self, transcript: Transcript, gen: session.Gen, on_text: OnText, call: ModelCall
+    ) -> ModelOutput | None:
         """One over-long call. None when its text does not tell where `gen` ends."""
         assert self._num_speculative is not None
         length = max(self._num_speculative, gen.sampling.max_new_tokens)
@@ -173,7 +175,7 @@ class OpenAI:
         if not sequence.text.startswith(written):
             return None
         text = sequence.text[len(written) :]
-        ahead = Foretold(text, manner(gen.sampling), ended=sequence.finish.type == "stop")
+        ahead = SpeculatedText(text, sampling_without_stop(gen.sampling), ended=sequence.finish.type == "stop")
         if (taken := take(ahead, gen)) is not None:
             return _taken(*taken, sequence, on_text)
         is_all = length == gen.sampling.max_new_tokens and not any(stop in text for stop in gen.sampling.stop)
@@ -211,7 +213,7 @@ class OpenAI:
         body[self._max_tokens_field if in_chat else "max_tokens"] = sampling.max_new_tokens
         return body | ({"n": n} if n > 1 else {})
 
-    def _streamed(self, path: str, body: dict[str, Any], on_text: OnText, call: Call) -> session.Sequence:
+    def _streamed(self, path: str, body: dict[str, Any], on_text: OnText, call: ModelCall) -> session.Sequence:
         pieces: list[str] = []
         usage: dict[str, Any] = {}
         last: dict[str, Any] = {}
@@ -232,8 +234,8 @@ class OpenAI:
 
 
 def _taken(
-    text: str, finish: Finish, rest: Foretold | None, call: session.Sequence | None, on_text: OnText
-) -> Generated:
+    text: str, finish: Finish, rest: SpeculatedText | None, call: session.Sequence | None, on_text: OnText
+) -> ModelOutput:
     """`call`: the one that was made for it, whose tokens count here."""
     on_text(text)
     sequence = session.Sequence(
@@ -244,7 +246,7 @@ def _taken(
         cached_tokens=0 if call is None else call.cached_tokens,
         finish=finish,
     )
-    return Generated([sequence], (Part("generated", text),), rest)
+    return ModelOutput([sequence], (TranscriptPart("generated", text),), rest)
 
 
 def _open_message(transcript: Transcript) -> str:

@@ -12,7 +12,7 @@ from ...runtime.protocol import session
 from ...runtime.protocol.errors import ErrorInfo, RamiformError, RequestError
 from ...runtime.protocol.session import Append, Close, Delta, Done, Failed, Open, Play, Supply
 from .calls import Answered, Calls, Streamed
-from .model import Generated, Model
+from .model import Model, ModelOutput
 from .steps import Join, Program, State, Step, Tell, after
 from .transcript import Transcript
 
@@ -187,7 +187,7 @@ class Player:
         match answer:
             case ErrorInfo():
                 self._fail(state, op, session.Sync(), answer)
-            case Generated(sequences=sequences, parts=parts, foretold=foretold):
+            case ModelOutput(sequences=sequences, parts=parts, foretold=foretold):
                 if not state.program.spend(sum(sequence.completion_tokens for sequence in sequences)):
                     self._end(state.program, ErrorInfo.of(state.program.exhausted()))
                     return

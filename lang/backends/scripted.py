@@ -13,8 +13,8 @@ from ...runtime.protocol.errors import RamiformError, RequestError
 from ...runtime.protocol.sampling import TokenLogprob
 from . import chatml as roles
 from .channel import LazyChannel, LocalChannel
-from .model import Call, Generated, Method, OnText
-from .transcript import Part, Transcript
+from .model import Method, ModelCall, ModelOutput, OnText
+from .transcript import Transcript, TranscriptPart
 
 _UNLIKELY = -1e9  # a log-probability whose exponential is 0
 
@@ -58,7 +58,7 @@ class Scripted:
     def end_role(self, role: str) -> str:
         return roles.end(role)
 
-    def generate(self, transcript: Transcript, gen: protocol.Gen, on_text: OnText, call: Call) -> Generated:
+    def generate(self, transcript: Transcript, gen: protocol.Gen, on_text: OnText, call: ModelCall) -> ModelOutput:
         answer = self._next(transcript)
         texts = [answer] if isinstance(answer, str) else answer
         if not _is_texts(texts) or (len(texts) != gen.n and (gen.n > 1 or not texts)):
@@ -72,9 +72,9 @@ class Scripted:
             if left:
                 on_text(piece[:left])
             left = max(0, left - len(piece))
-        return Generated(sequences, (Part("generated", sequences[0].text),))
+        return ModelOutput(sequences, (TranscriptPart("generated", sequences[0].text),))
 
-    def select(self, transcript: Transcript, select: protocol.Select, call: Call) -> protocol.Choice:
+    def select(self, transcript: Transcript, select: protocol.Select, call: ModelCall) -> protocol.Choice:
         answer = self._next(transcript)
         index = select.choices.index(answer) if answer in select.choices else answer
         if type(index) is not int or not 0 <= index < len(select.choices):
@@ -90,7 +90,7 @@ class Scripted:
             unconditional_logprobs=logprobs if select.method == "unconditional_likelihood_normalized" else None,
         )
 
-    def decide(self, transcript: Transcript, questions: tuple[Question, ...], call: Call) -> list[DecisionAnswer]:
+    def decide(self, transcript: Transcript, questions: tuple[Question, ...], call: ModelCall) -> list[DecisionAnswer]:
         decisions.check(questions)
         return [_decided(question, self._next(transcript)) for question in questions]
 

@@ -13,7 +13,7 @@ import msgspec
 from ...runtime.protocol.core import Finish
 from ...runtime.protocol.sampling import SamplingParams
 from ...runtime.protocol.session import Gen
-from .transcript import Foretold
+from .transcript import SpeculatedText
 
 
 def can_take(gen: Gen) -> bool:
@@ -32,17 +32,17 @@ def can_take(gen: Gen) -> bool:
     )
 
 
-def manner(sampling: SamplingParams) -> SamplingParams:
+def sampling_without_stop(sampling: SamplingParams) -> SamplingParams:
     """How text is drawn, whatever ends it: only text drawn in the same manner can be taken."""
     return msgspec.structs.replace(sampling, stop=(), max_new_tokens=0)
 
 
-def take(ahead: Foretold, gen: Gen) -> tuple[str, Finish, Foretold | None] | None:
+def take(ahead: SpeculatedText, gen: Gen) -> tuple[str, Finish, SpeculatedText | None] | None:
     """What `gen` would have generated, why it would have ended, and what is left. None when the text does not tell.
 
     A token is at least one byte, so a text of no more bytes than `max_new_tokens` has not too many tokens.
     """
-    if ahead.sampling != manner(gen.sampling):
+    if ahead.sampling != sampling_without_stop(gen.sampling):
         return None
     found = [(ahead.text.index(stop), -len(stop), stop) for stop in gen.sampling.stop if stop in ahead.text]
     if not found and not ahead.ended:
@@ -50,5 +50,5 @@ def take(ahead: Foretold, gen: Gen) -> tuple[str, Finish, Foretold | None] | Non
     end, _, stop = min(found) if found else (len(ahead.text), 0, None)
     if len((ahead.text[:end] + (stop or "")).encode()) > gen.sampling.max_new_tokens:
         return None
-    left = None if stop is None else Foretold(ahead.text[end:], ahead.sampling, ahead.ended)
+    left = None if stop is None else SpeculatedText(ahead.text[end:], ahead.sampling, ahead.ended)
     return ahead.text[:end], Finish("stop", stop), left

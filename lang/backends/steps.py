@@ -24,8 +24,8 @@ from ...runtime.protocol.session import (
     Sync,
     Text,
 )
-from .model import Call, Model
-from .transcript import Part, Transcript
+from .model import Model, ModelCall
+from .transcript import Transcript, TranscriptPart
 
 
 @dataclass(eq=False)
@@ -33,7 +33,7 @@ class Join:
     """Append what each child reports to have appended; `Tell` brings the reports."""
 
     state: State
-    reports: list[tuple[Part, ...] | ErrorInfo | None]
+    reports: list[tuple[TranscriptPart, ...] | ErrorInfo | None]
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,7 +107,7 @@ class State:
     steps: deque[tuple[int, Step]] = field(default_factory=deque)
     next_op: int = 0
     failure: ErrorInfo | None = None
-    call: Call | None = None
+    call: ModelCall | None = None
     supplied: dict[int, Supply] = field(default_factory=dict)
     closed: bool = False
 

@@ -10,7 +10,7 @@ from ...runtime.protocol.sampling import SamplingParams
 
 
 @dataclass(frozen=True)
-class Part:
+class TranscriptPart:
     """`text` is what `s.text()` shows. `ids` are those of generated text, where the endpoint tells them."""
 
     kind: Literal["text", "generated", "begin", "end"]
@@ -20,7 +20,7 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Foretold:
+class SpeculatedText:
     """Text that the model has written beyond what was asked for, and how it was drawn. `ended`: it has said all."""
 
     text: str
@@ -30,9 +30,9 @@ class Foretold:
 
 @dataclass(frozen=True)
 class Transcript:
-    parts: tuple[Part, ...] = ()
+    parts: tuple[TranscriptPart, ...] = ()
     open_role: str | None = None
-    foretold: Foretold | None = None  # follows the parts, until something else does
+    foretold: SpeculatedText | None = None  # follows the parts, until something else does
 
     @property
     def text(self) -> str:
@@ -47,28 +47,28 @@ class Transcript:
         if ahead is not None:
             rest = ahead.text.removeprefix(text) if ahead.text.startswith(text) else None
             ahead = None if rest is None else replace(ahead, text=rest)
-        return replace(self, parts=(*self.parts, Part("text", text)), foretold=ahead)
+        return replace(self, parts=(*self.parts, TranscriptPart("text", text)), foretold=ahead)
 
-    def add_generated(self, parts: tuple[Part, ...], foretold: Foretold | None = None) -> Transcript:
+    def add_generated(self, parts: tuple[TranscriptPart, ...], foretold: SpeculatedText | None = None) -> Transcript:
         return replace(self, parts=(*self.parts, *parts), foretold=foretold)
 
     def begin(self, role: str, text: str) -> Transcript:
         """Raises RequestError when a message is open."""
         if self.open_role is not None:
             raise RequestError(f"role {role!r} cannot begin inside role {self.open_role!r}", param="role")
-        return Transcript((*self.parts, Part("begin", text, role=role)), role)
+        return Transcript((*self.parts, TranscriptPart("begin", text, role=role)), role)
 
     def end(self, text: str) -> Transcript:
         """Raises RequestError when no message is open."""
         if self.open_role is None:
             raise RequestError("no role to end: none is open", param="role")
-        return Transcript((*self.parts, Part("end", text)))
+        return Transcript((*self.parts, TranscriptPart("end", text)))
 
     def fork(self) -> Transcript:
         """What was foretold stays behind: two branches that both took it would not be two samples."""
         return replace(self, foretold=None)
 
-    def since(self, start: Transcript) -> tuple[Part, ...]:
+    def since(self, start: Transcript) -> tuple[TranscriptPart, ...]:
         """What was appended to `start`. Raises RequestError unless the same message is open as was there."""
         parts = self.parts[len(start.parts) :]
         begins = [part for part in parts if part.kind == "begin"]
@@ -78,7 +78,7 @@ class Transcript:
             raise RequestError(f"a fork that ended role {start.open_role!r} cannot be joined", param="role")
         return parts
 
-    def join(self, parts: tuple[Part, ...]) -> Transcript:
+    def join(self, parts: tuple[TranscriptPart, ...]) -> Transcript:
         """Raises RequestError when they hold messages and one is open here."""
         if self.open_role is not None and any(part.kind == "begin" for part in parts):
             raise RequestError(f"a fork that wrote messages cannot be joined inside role {self.open_role!r}")

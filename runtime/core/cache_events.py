@@ -20,9 +20,9 @@ import zmq
 from ...radix.events import Cleared, Removed, Stored
 from ..protocol.errors import RequestError
 
-MAX_KEPT = 10_000  # batches, for replay
+MAX_KEPT_BATCHES = 10_000  # batches, for replay
 END_OF_REPLAY = (-1).to_bytes(8, "big", signed=True)
-_MEDIA = {"device": "GPU", "host": "CPU"}  # as the subscribers know them, whatever the device is
+_MEDIUM_NAMES = {"device": "GPU", "host": "CPU"}  # as the subscribers know them, whatever the device is
 _STOP = b""
 
 
@@ -37,11 +37,11 @@ def replay_address(address: str) -> str:
     raise RequestError(f"kv_events must be tcp://HOST:PORT or ipc://PATH, got {address!r}", param="kv_events")
 
 
-class _Event(msgspec.Struct, omit_defaults=True, tag=True):
+class _PublishedEvent(msgspec.Struct, omit_defaults=True, tag=True):
     """A map with the class's name under "type"."""
 
 
-class BlockStored(_Event):
+class BlockStored(_PublishedEvent):
     """Whole pages; `block_hashes[i]` stands for page i of `token_ids` and everything before it."""
 
     block_hashes: list[int]
@@ -53,12 +53,12 @@ class BlockStored(_Event):
     cache_salt: str | None = None  # the namespace
 
 
-class BlockRemoved(_Event):
+class BlockRemoved(_PublishedEvent):
     block_hashes: list[int]
     medium: str | None
 
 
-class AllBlocksCleared(_Event):
+class AllBlocksCleared(_PublishedEvent):
     pass
 
 
@@ -104,7 +104,7 @@ class CacheEventPublisher:
         socket.linger = 0
         # What is beyond it a PUB socket keeps from a slow subscriber, who sees the gap; and a ROUTER from who asked for
         # a replay, who would wait for its end for ever. Towards the thread nothing waits.
-        socket.sndhwm = MAX_KEPT + 1
+        socket.sndhwm = MAX_KEPT_BATCHES + 1
         socket.rcvhwm = 0
         try:
             socket.bind(address)
@@ -121,16 +121,16 @@ class CacheEventPublisher:
                     token_ids=list(event.tokens),
                     block_size=self._page_size,
                     lora_id=None,
-                    medium=_MEDIA[event.tier],
+                    medium=_MEDIUM_NAMES[event.tier],
                     cache_salt=event.namespace or None,
                 )
             case Removed():
-                return BlockRemoved(block_hashes=list(event.hashes), medium=_MEDIA[event.tier])
+                return BlockRemoved(block_hashes=list(event.hashes), medium=_MEDIUM_NAMES[event.tier])
             case Cleared():
                 return AllBlocksCleared()
 
     def _run(self) -> None:
-        kept: deque[tuple[bytes, bytes]] = deque(maxlen=MAX_KEPT)
+        kept: deque[tuple[bytes, bytes]] = deque(maxlen=MAX_KEPT_BATCHES)
         number = 0
         poller = zmq.Poller()
         for socket in (self._inbox, self._replay):

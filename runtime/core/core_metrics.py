@@ -10,18 +10,18 @@ from typing import Any
 from ..protocol.config import GrammarBackendName
 from ..protocol.core import FromCore, Tokens
 from ..protocol.errors import RequestError
-from ..protocol.metrics import CoreMeasures, Distribution
+from ..protocol.metrics import CoreMetrics, Histogram
 from ..protocol.sampling import AdditionalProperties, Constraint
-from ..scheduler.interfaces import Bitmask, CompiledGrammar, Matcher
+from ..scheduler.interfaces import Bitmask, GrammarMatcher, MatcherFactory
 from ..scheduler.plan import ForwardPlan
-from .grammar_cache import Grammars
+from .grammar_cache import GrammarCache
 
 
-class Meter:
+class CoreMetricsRecorder:
     """Of one core's requests and steps."""
 
     def __init__(self) -> None:
-        self.measures = CoreMeasures()
+        self.measures = CoreMetrics()
 
     def computed(self, plan: ForwardPlan, seconds: float) -> None:
         self.measures.step.observe(seconds)
@@ -35,14 +35,14 @@ class Meter:
                 self.measures.decode.observe(message.timings.decode)
 
 
-class TimedGrammars(Grammars):
+class TimedGrammarCache(GrammarCache):
     """Grammars whose compilation and masks are timed into `measures`."""
 
     def __init__(
         self,
         token_bytes: Sequence[bytes | None],
         eos_ids: Iterable[int],
-        measures: CoreMeasures,
+        measures: CoreMetrics,
         *,
         engine: GrammarBackendName,
         additional_properties: AdditionalProperties,
@@ -65,7 +65,7 @@ class TimedGrammars(Grammars):
 
 
 class _TimedGrammar:
-    def __init__(self, grammar: CompiledGrammar, times: Distribution) -> None:
+    def __init__(self, grammar: MatcherFactory, times: Histogram) -> None:
         self._grammar = grammar
         self._times = times
 
@@ -76,7 +76,7 @@ class _TimedGrammar:
 class _TimedMatcher:
     """Times `mask`; everything else is the matcher's own."""
 
-    def __init__(self, matcher: Matcher, times: Distribution) -> None:
+    def __init__(self, matcher: GrammarMatcher, times: Histogram) -> None:
         self._matcher = matcher
         self._times = times
 

@@ -34,7 +34,7 @@ from ..protocol.sampling import AdditionalProperties, Constraint, ConstraintKind
 _GBNF_RULE = re.compile(r"^\s*[\w-]+\s*::=", re.MULTILINE)  # a Lark rule has one colon
 MAX_GRAMMARS = 256  # kept, the least recently used go first
 NUM_THREADS = 2
-_SMALL = (  # one of each kind of parser and automaton
+_WARM_UP_GRAMMARS = (  # one of each kind of parser and automaton
     Regex("[a-z]+"),
     JsonSchema('{"type": "object", "properties": {"a": {"type": "integer"}}}', SchemaOptions("closed", "digits")),
     Grammar('start: "a" start | "b"', syntax="lark"),
@@ -42,12 +42,12 @@ _SMALL = (  # one of each kind of parser and automaton
 
 
 @dataclass
-class _Asked:
+class _CacheEntry:
     future: Future[MatcherSource]
     num_waiting: int = 0  # who asked and has not let go; of those that are compiled it says nothing
 
 
-class Grammars:
+class GrammarCache:
     """Compiles a constraint once, however many requests ask for it, also at the same time.
 
     Integers are written as digits; `additional_properties` is for constraints that do not say. Raises RequestError
@@ -73,7 +73,7 @@ class Grammars:
         self._max_grammars = max_grammars
         self._additional_properties = additional_properties
         self._threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="grammar")
-        self._asked: OrderedDict[Constraint, _Asked] = OrderedDict()
+        self._asked: OrderedDict[Constraint, _CacheEntry] = OrderedDict()
         self._lock = Lock()
 
     def get(self, constraint: Constraint) -> Future[MatcherSource]:
@@ -83,7 +83,7 @@ class Grammars:
         with self._lock:
             asked = self._asked.get(constraint)
             if asked is None:
-                asked = self._asked[constraint] = _Asked(self._threads.submit(self._compile, constraint))
+                asked = self._asked[constraint] = _CacheEntry(self._threads.submit(self._compile, constraint))
             asked.num_waiting += 1
             self._asked.move_to_end(constraint)
             while len(self._asked) > self._max_grammars:
@@ -118,7 +118,7 @@ class Grammars:
         return msgspec.structs.replace(constraint, additional_properties=self._additional_properties)
 
     def _load(self) -> None:
-        for source in _SMALL:
+        for source in _WARM_UP_GRAMMARS:
             with suppress(GrammarError):  # not every engine has every kind
                 matcher = self._compile_source(source, "any").matcher()
                 matcher.mask(np.full(self._num_words, -1, np.int32))
@@ -126,12 +126,12 @@ class Grammars:
 
     def _compile(self, constraint: Constraint) -> MatcherSource:
         try:
-            return self._compile_source(_source(constraint), constraint.order)
+            return self._compile_source(_grammar_source(constraint), constraint.order)
         except GrammarError as error:
-            raise _invalid(constraint.kind, str(error)) from None
+            raise _invalid_grammar(constraint.kind, str(error)) from None
 
 
-def _source(constraint: Constraint) -> GrammarSource:
+def _grammar_source(constraint: Constraint) -> GrammarSource:
     options = SchemaOptions(constraint.additional_properties or "closed", "digits")
     match constraint.kind:
         case "regex":
@@ -154,11 +154,13 @@ def _choices(source: str) -> list[str]:
     try:
         values = json.loads(source)
     except (ValueError, RecursionError) as error:
-        raise _invalid("choices", f"the choices are no JSON: {error}") from None
+        raise _invalid_grammar("choices", f"the choices are no JSON: {error}") from None
     if not isinstance(values, list) or not values or not all(isinstance(value, str) for value in values):
-        raise _invalid("choices", f"choices must be a JSON array of strings that is not empty, not {source[:100]}")
+        raise _invalid_grammar(
+            "choices", f"choices must be a JSON array of strings that is not empty, not {source[:100]}"
+        )
     return values
 
 
-def _invalid(kind: ConstraintKind, message: str) -> RequestError:
+def _invalid_grammar(kind: ConstraintKind, message: str) -> RequestError:
     return RequestError(f"invalid {kind}: {message}", param=kind, code="invalid_grammar")

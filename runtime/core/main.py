@@ -22,12 +22,12 @@ import zmq
 from ...radix.cache import PrefixCache
 from ..engine import Engine, build_engine
 from ..models.checkpoint import find_checkpoint, served_name
-from ..parallel.rank_processes import Ranks
-from ..parallel.rank_zero import LeadEngine, MakeLead, build_lead_engine
+from ..parallel.rank_processes import RankProcesses
+from ..parallel.rank_zero import MakeRankZeroEngine, RankZeroEngine, build_rank_zero_engine
 from ..processes import load_progress as progress
 from ..processes import logs
 from ..processes import parent_watchdog as lifeline
-from ..processes.compile_ahead import load_loops
+from ..processes.compile_ahead import compile_loops
 from ..protocol import wire
 from ..protocol.config import CoreConfig
 from ..protocol.core import (
@@ -47,12 +47,12 @@ from ..protocol.core import (
 from ..protocol.errors import ErrorInfo, RamiformError, RequestError, RuntimeFailed
 from ..protocol.version import __version__
 from ..scheduler.jump_forward import Retokenise, Retokeniser
-from ..scheduler.plan_log import Header, LoggingScheduler, PlanLog
-from ..scheduler.scheduler import Scheduler, VocabularyFacts, make_cache
-from ..speculation.build import build_source, draft_page_bytes, with_choices
+from ..scheduler.plan_log import LoggingScheduler, LogHeader, PlanLog
+from ..scheduler.scheduler import Scheduler, VocabularyInfo, make_cache
+from ..speculation.build import build_source, draft_page_bytes, resolve_speculation
 from ..tokenizer import load_tokenizer
 from .cache_events import CacheEventPublisher
-from .core_metrics import Meter, TimedGrammars
+from .core_metrics import CoreMetricsRecorder, TimedGrammarCache
 from .pipeline import Pipeline
 
 logger = logging.getLogger("ramiform.core")
@@ -61,10 +61,10 @@ GRAMMAR_POLL_MS = 2  # how often to look again while the only work is a grammar 
 # Seconds that a thread may keep the interpreter when another waits for it. A step lets go of it and takes it back
 # dozens of times; at Python's 5 ms each, a grammar that compiles for a second would make everybody wait that second.
 SWITCH_INTERVAL = 1e-4
-GOODBYE_MS = 10_000  # how long a core that cannot start waits for somebody to tell
+FAILURE_LINGER_MS = 10_000  # how long a core that cannot start waits for somebody to tell
 
 
-class Link:
+class FrontendSocket:
     """The frontends' end of the core: a ROUTER socket, and which frontend each request came from."""
 
     def __init__(self, address: str, wake: int) -> None:
@@ -143,19 +143,19 @@ class Link:
 
 
 @dataclass(frozen=True)
-class Core:
+class LoadedCore:
     """What the loop drives."""
 
-    engine: Engine | LeadEngine
+    engine: Engine | RankZeroEngine
     scheduler: Scheduler | LoggingScheduler
     info: ModelInfo
     cache: PrefixCache
     publisher: CacheEventPublisher | None
-    meter: Meter
+    meter: CoreMetricsRecorder
     ahead: bool  # plan a step while the one before is computed
 
 
-def load(config: CoreConfig, lead: MakeLead | None = None) -> Core:
+def load_core(config: CoreConfig, lead: MakeRankZeroEngine | None = None) -> LoadedCore:
     """Everything that a core is made of. `lead` makes the engine when several ranks share the model.
 
     Raises RamiformError when the checkpoint or a setting is at fault.
@@ -163,36 +163,36 @@ def load(config: CoreConfig, lead: MakeLead | None = None) -> Core:
     path = find_checkpoint(config.model)
     name = served_name(config.model, config.served_model_name)
     tokenizer = load_tokenizer(path)
-    load_loops()
-    with progress.loading(name) as on_progress:
+    compile_loops()
+    with progress.show_load_progress(name) as on_progress:
         make_source = partial(build_source, config, path)
-        engine: Engine | LeadEngine
+        engine: Engine | RankZeroEngine
         if config.num_ranks > 1:
             assert lead is not None, "several ranks need sockets to meet at"
             engine = lead(path, on_progress, make_source)
         else:
             page_bytes = partial(draft_page_bytes, config, path)
             engine = build_engine(config, path, on_progress, make_source, draft_page_bytes=page_bytes)
-    config = with_choices(config, path)
+    config = resolve_speculation(config, path)
     engine.warm_up()
     info = ModelInfo(name=name, path=str(path), version=__version__, **asdict(engine.info))
     token_bytes = (tokenizer.token_bytes + [None] * info.vocab_size)[: info.vocab_size]
-    facts = VocabularyFacts(info.vocab_size, token_bytes, frozenset(tokenizer.eos_ids))
+    facts = VocabularyInfo(info.vocab_size, token_bytes, frozenset(tokenizer.eos_ids))
     publisher = None
     if config.kv_events is not None:
         publisher = CacheEventPublisher(config.kv_events, page_size=info.page_size)
     shape = {"num_pages": info.num_pages, "num_host_pages": info.num_host_pages, "page_size": info.page_size}
     cache = make_cache(config, **shape, events=publisher is not None)
-    meter = Meter()
+    meter = CoreMetricsRecorder()
     retokenise: Retokenise = Retokeniser(
         token_bytes, lambda text: tokenizer.encode(text, parse_special=False, continues=True)
     )
     log = None
     if config.log_plans is not None:
-        header = Header.of(config, facts, **shape, context_length=info.context_length)
-        log = PlanLog(header, _open_log(config.log_plans))
+        header = LogHeader.of(config, facts, **shape, context_length=info.context_length)
+        log = PlanLog(header, _open_plan_log(config.log_plans))
         retokenise = log.retokenise(retokenise)
-    grammars = TimedGrammars(
+    grammars = TimedGrammarCache(
         facts.token_bytes,
         facts.eos_ids,
         meter.measures,
@@ -212,17 +212,17 @@ def load(config: CoreConfig, lead: MakeLead | None = None) -> Core:
         scheduler = LoggingScheduler(scheduler, log)
     # On a CPU planning would take from the processors what computing needs.
     ahead = config.overlap == "on" or (config.overlap == "auto" and info.device.startswith("cuda"))
-    return Core(engine, scheduler, info, cache, publisher, meter, ahead)
+    return LoadedCore(engine, scheduler, info, cache, publisher, meter, ahead)
 
 
-def _open_log(path: str) -> IO[bytes]:
+def _open_plan_log(path: str) -> IO[bytes]:
     try:
         return open(path, "wb")
     except OSError as error:
         raise RequestError(f"cannot write the plan log: {error}", param="log_plans") from None
 
 
-def loop(link: Link, core: Core, ranks: Ranks) -> None:
+def run_loop(link: FrontendSocket, core: LoadedCore, ranks: RankProcesses) -> None:
     """For ever: messages in, one forward, tokens out. Raises RuntimeFailed when a rank dies."""
     scheduler, meter = core.scheduler, core.meter
     pipeline = Pipeline(core.engine, scheduler, ahead=core.ahead, on_step=meter.computed)
@@ -258,31 +258,31 @@ def loop(link: Link, core: Core, ranks: Ranks) -> None:
 
 def main() -> int:
     config = lifeline.read_config(sys.stdin.buffer)
-    ranks = Ranks()
-    lifeline.leave_at_end(
+    ranks = RankProcesses()
+    lifeline.exit_with_parent(
         sys.stdin.buffer, who="core", parent="frontend", socket_dir=config.serve.socket_dir, on_quit=ranks.quit
     )
-    logs.set_up(config.serve, "core")
+    logs.set_up_logging(config.serve, "core")
     try:
-        link = Link(config.serve.core_address, ranks.wake)
+        link = FrontendSocket(config.serve.core_address, ranks.wake)
     except zmq.ZMQError as error:  # the directory is gone, as when the frontend died meanwhile: nobody to tell
         print(f"ramiform core: cannot listen: {error}", file=sys.stderr)
         return 1
     try:
         sys.setswitchinterval(SWITCH_INTERVAL)
-        core = load(config.core, partial(build_lead_engine, config, ranks))
+        core = load_core(config.core, partial(build_rank_zero_engine, config, ranks))
         ranks.serve()
         gc.collect()
         gc.freeze()  # what is there now stays: collections in the middle of a step need not walk it
     except Exception as error:
         if not isinstance(error, RamiformError):
             traceback.print_exc()
-        for _ in link.receive(GOODBYE_MS):
+        for _ in link.receive(FAILURE_LINGER_MS):
             pass
         link.fail(error)
         return 1
     try:
-        loop(link, core, ranks)
+        run_loop(link, core, ranks)
     except RuntimeFailed as error:  # of another rank
         print(f"ramiform core: {error}", file=sys.stderr)
         link.fail(error)
@@ -295,4 +295,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    lifeline.leave(main())
+    lifeline.exit_now(main())

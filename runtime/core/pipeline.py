@@ -17,7 +17,7 @@ from ..protocol.core import FromCore
 from ..scheduler.plan import ForwardPlan, ForwardResult, SamplingPlan
 
 
-class Launched(Protocol):
+class StepHandle(Protocol):
     """A step that a device computes."""
 
     def sample(self, sampling: SamplingPlan) -> None:
@@ -27,11 +27,11 @@ class Launched(Protocol):
         """Once, in the order of launching."""
 
 
-class Launches(Protocol):
-    def launch(self, plan: ForwardPlan) -> Launched: ...
+class StepLauncher(Protocol):
+    def launch(self, plan: ForwardPlan) -> StepHandle: ...
 
 
-class Plans(Protocol):
+class StepPlanner(Protocol):
     """As `scheduler.Scheduler`."""
 
     def plan(self, now: float) -> ForwardPlan | None: ...
@@ -41,9 +41,9 @@ class Plans(Protocol):
 
 
 @dataclass(frozen=True)
-class Step:
+class PendingStep:
     plan: ForwardPlan
-    launched: Launched
+    launched: StepHandle
 
 
 class Pipeline:
@@ -51,8 +51,8 @@ class Pipeline:
 
     def __init__(
         self,
-        engine: Launches,
-        scheduler: Plans,
+        engine: StepLauncher,
+        scheduler: StepPlanner,
         *,
         ahead: bool,
         on_step: Callable[[ForwardPlan, float], None] = lambda plan, seconds: None,
@@ -64,7 +64,7 @@ class Pipeline:
         self._ahead = ahead
         self._on_step = on_step
         self._clock = clock
-        self._last: Step | None = None  # launched, and not waited for
+        self._last: PendingStep | None = None  # launched, and not waited for
         self._since: float | None = None  # when the last result was there, if there has been something to do since
 
     def rested(self) -> None:
@@ -78,14 +78,14 @@ class Pipeline:
         self._since = began if self._since is None else self._since
         plan = self._scheduler.plan(began)
         yield self._scheduler.answers()
-        before, self._last = self._last, None if plan is None else Step(plan, self._engine.launch(plan))
+        before, self._last = self._last, None if plan is None else PendingStep(plan, self._engine.launch(plan))
         if before is not None:
             yield self._commit(before)
         if not self._ahead and self._last is not None:
             last, self._last = self._last, None
             yield self._commit(last)
 
-    def _commit(self, step: Step) -> list[FromCore]:
+    def _commit(self, step: PendingStep) -> list[FromCore]:
         assert self._since is not None
         result, now = step.launched.wait(), self._clock()
         # What the economy of guesses judges is all that a step takes, not only what the engine measures of it.

@@ -14,14 +14,14 @@ from ..models.decoder import Decoder
 from ..models.load import load_model
 from ..models.parameters import num_parameters
 from ..models.weights import Progress
-from ..parallel.group import ALONE, Alone, Group
-from ..parallel.shard import cut
+from ..parallel.group import SINGLE_RANK, Group, SingleRank
+from ..parallel.shard import shard_of
 from ..parallel.stage import layer_counts
 from ..protocol.config import CoreConfig
 from ..protocol.errors import RequestError
 from ..speculation.draft_source import DraftSource
 from .choose_ops import choose_ops
-from .cpu_threads import Threads
+from .cpu_threads import CpuThreads
 from .decode_graphs import CudaCapture, DecodeGraphs
 from .engine import Engine
 from .kv_format import choose_kv_dtype, choose_scales
@@ -31,7 +31,7 @@ _SMALL = 200_000_000  # parameters; below it a CPU is faster in float32 than in 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
-class MakeSource(Protocol):
+class DraftSourceFactory(Protocol):
     def __call__(self, target: Decoder, *, num_pages: int, num_host_pages: int) -> DraftSource | None:
         """The draft source for a target with a pool of so many pages."""
 
@@ -44,8 +44,8 @@ def build_engine(
     config: CoreConfig,
     path: Path,
     on_progress: Progress | None = None,
-    make_source: MakeSource | None = None,
-    group: Group = ALONE,
+    make_source: DraftSourceFactory | None = None,
+    group: Group = SINGLE_RANK,
     draft_page_bytes: DraftPageBytes | None = None,
 ) -> Engine:
     """The engine of the checkpoint in directory `path`, its weights loaded, and the draft source beside it, if any. Of
@@ -56,8 +56,8 @@ def build_engine(
     sequence or is more than there is.
     """
     whole_config = read_config(path)
-    if config.deterministic and group is ALONE:
-        group = Alone(cut(whole_config, rank=0, size=1, ordered=True))
+    if config.deterministic and group is SINGLE_RANK:
+        group = SingleRank(shard_of(whole_config, rank=0, size=1, ordered=True))
     model_config = group.shard.local(group.stage.local(whole_config))
     num_weights = num_parameters(whole_config)
     device = choose_device(config.device)
@@ -97,7 +97,7 @@ def build_engine(
             captures=() if source is None else source.captures,
             capture=CudaCapture(),
         )
-    threads = Threads(num_weights, fixed=config.deterministic) if device.type == "cpu" else None
+    threads = CpuThreads(num_weights, fixed=config.deterministic) if device.type == "cpu" else None
     return Engine(
         model,
         pool,

@@ -15,7 +15,7 @@ _MIN_WORK = 400_000_000  # products of a step (tokens times parameters) from whi
 _SMALL = 50_000_000  # parameters; below it few steps are large
 
 
-class Threads:
+class CpuThreads:
     """As many as the process has when this is made, or one. `fixed`: the same for every step, for how a product is
     shared out may change its sums."""
 
@@ -23,7 +23,7 @@ class Threads:
         self._now = torch.get_num_threads()
         self._most = 1 if fixed and num_parameters < _SMALL else self._now
         self._min_tokens = 0 if fixed else -(-_MIN_WORK // num_parameters)
-        workers.use(self._most)
+        workers.set_num_threads(self._most)
 
     def choose(self, num_tokens: int) -> None:
         """For a step of `num_tokens`."""

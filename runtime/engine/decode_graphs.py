@@ -19,7 +19,7 @@ from ...kernels import Attention, KvCache, to_device
 from ..models.decoder import Decoder, DecoderInputs
 from ..scheduler.plan import Row
 from .kv_pool import PAGE_SIZE
-from .last_tokens import NOTHING_SAMPLED, Sampled
+from .last_tokens import NO_LAST_TOKENS, LastTokens
 
 Forward = Callable[[], None]
 Capture = Callable[[Forward], Forward]  # runs it, perhaps, and says how it is run again
@@ -94,11 +94,11 @@ class DecodeGraphs:
     def capture_all(self) -> None:
         """The largest first: the others find room in its memory."""
         for size in reversed(self._sizes):
-            self._fill([], size, NOTHING_SAMPLED)
+            self._fill([], size, NO_LAST_TOKENS)
             self._graphs[size] = self._capture(lambda size=size: self._forward(size))  # type: ignore[misc]
 
     def hidden_and_features(
-        self, rows: Sequence[Row], sampled: Sampled, *, features: bool
+        self, rows: Sequence[Row], sampled: LastTokens, *, features: bool
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """As the decoder's, for rows that fit. The hidden states are valid until the next call; features, if wanted,
         are the caller's, since a draft source keeps them for later. `sampled` is what the step before sampled."""
@@ -109,7 +109,7 @@ class DecodeGraphs:
         kept_RE = features_RE[: len(rows)].clone() if features and features_RE is not None else None
         return hidden_RE[: len(rows)], kept_RE
 
-    def _fill(self, rows: Sequence[Row], size: int, sampled: Sampled) -> None:
+    def _fill(self, rows: Sequence[Row], size: int, sampled: LastTokens) -> None:
         ids, positions = np.zeros((2, size), dtype=np.int64)
         slots, num_keys = np.full(size, -1, dtype=np.int64), np.zeros(size, dtype=np.int32)
         num_pages = [row.first_position // PAGE_SIZE + 1 for row in rows]

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 import torch
 
 from ..models.decoder import Decoder
-from ..parallel.group import ALONE, Group
+from ..parallel.group import SINGLE_RANK, Group
 from ..scheduler.plan import ForwardPlan, ForwardResult, Row, Sample
 from ..speculation.draft_source import DraftSource
-from .cpu_threads import Threads
+from .cpu_threads import CpuThreads
 from .decode_graphs import DecodeGraphs
-from .in_flight_step import Device, Launched
+from .in_flight_step import InFlightStep, ModelRunner
 from .kv_format import kv_dtype_name
 from .kv_pool import PAGE_SIZE, KvPool
 
@@ -45,12 +45,12 @@ class Engine:
         source: DraftSource | None = None,
         graphs: DecodeGraphs | None = None,
         kv_scales: str = "none",
-        group: Group = ALONE,
-        threads: Threads | None = None,
+        group: Group = SINGLE_RANK,
+        threads: CpuThreads | None = None,
     ) -> None:
         """`group` are the ranks that compute the same plans, each with its part of the model; rank 0 has the source."""
         config = model.config
-        self._device = Device(model, pool, group, source, graphs)
+        self._device = ModelRunner(model, pool, group, source, graphs)
         self._threads = threads
         self.info = EngineInfo(
             architecture=config.architecture,
@@ -67,7 +67,7 @@ class Engine:
         )
 
     @torch.inference_mode()
-    def launch(self, plan: ForwardPlan) -> Launched:
+    def launch(self, plan: ForwardPlan) -> InFlightStep:
         """Queue on the device: copy pages, compute every row's tokens, sample, verify guesses, score. Rows write to
         distinct slots and to no slot that another row of the plan reads.
 
@@ -76,7 +76,7 @@ class Engine:
         """
         if self._threads is not None:
             self._threads.choose(plan.num_tokens)
-        return Launched(self._device, plan)
+        return InFlightStep(self._device, plan)
 
     def run(self, plan: ForwardPlan) -> ForwardResult:
         """Launch a plan that is not open, and wait for it; then the draft source is asked for new guesses."""

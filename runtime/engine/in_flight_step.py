@@ -17,24 +17,24 @@ import msgspec
 import numpy as np
 import torch
 
-from ...kernels import Later, to_device, to_host
+from ...kernels import Deferred, to_device, to_host
 from ..models.decoder import Decoder
-from ..parallel.group import Group, leads
+from ..parallel.group import Group, is_rank_zero
 from ..protocol.sampling import TokenLogprob
-from ..scheduler.plan import ForwardPlan, ForwardResult, Row, RowResult, Sampling, SamplingPlan
+from ..scheduler.plan import ForwardPlan, ForwardResult, Row, RowResult, RowSampling, SamplingPlan
 from ..speculation.draft_source import DraftSource
 from .decode_graphs import DecodeGraphs
 from .draft_step import draft_step
 from .kv_pool import KvPool
-from .last_tokens import NOTHING_SAMPLED, Sampled
+from .last_tokens import NO_LAST_TOKENS, LastTokens
 from .logprobs import score
-from .sampled_positions import Outputs
+from .sampled_positions import SampledPositions
 from .sampler import chosen_logprobs, sample
 from .stages import hidden_and_features
 
 
 @dataclass
-class Device:
+class ModelRunner:
     """What computes steps, and what the last one left there."""
 
     model: Decoder
@@ -42,7 +42,7 @@ class Device:
     group: Group
     source: DraftSource | None = None
     graphs: DecodeGraphs | None = None
-    sampled: Sampled = NOTHING_SAMPLED
+    sampled: LastTokens = NO_LAST_TOKENS
     said: Sequence[RowResult] = ()  # of the step that was waited for last
 
     def forward(
@@ -55,18 +55,18 @@ class Device:
         captures = self.source.captures if features and self.source is not None else ()
         return hidden_and_features(rows, wanted, self.model, self.pool.layers, self.group, captures, self.sampled)
 
-    def decide(self, logits_OV: torch.Tensor | None, outputs: Outputs) -> torch.Tensor:
+    def decide(self, logits_OV: torch.Tensor | None, outputs: SampledPositions) -> torch.Tensor:
         """int64 [O]: what rank 0 samples."""
-        if leads(self.group):
+        if is_rank_zero(self.group):
             assert logits_OV is not None
             return self.group.decide(sample(self.model.ops, logits_OV, outputs.samples, outputs.masks))
         return self.group.decide(torch.empty(len(outputs), dtype=torch.int64, device=self.model.device))
 
 
-class Launched:
+class InFlightStep:
     """One step, as `pipeline.Launched` has it. To be made, sampled and waited for under `torch.inference_mode`."""
 
-    def __init__(self, device: Device, plan: ForwardPlan) -> None:
+    def __init__(self, device: ModelRunner, plan: ForwardPlan) -> None:
         self._began = time.perf_counter()
         self._device = device
         self._plan = plan
@@ -75,10 +75,10 @@ class Launched:
         self._logits_OV: torch.Tensor | None = None
         self._features_TE: torch.Tensor | None = None
         self._sampling: list[int] = []  # indices of the rows that sample
-        self._way: Later[tuple[list[int], list[list[int]]]] = lambda: ([], [])
-        self._logprobs: Later[dict[int, TokenLogprob]] = dict
-        self._scores: Later[list[list[TokenLogprob]]] = list
-        self._pools: Later[list[np.ndarray]] = list
+        self._way: Deferred[tuple[list[int], list[list[int]]]] = lambda: ([], [])
+        self._logprobs: Deferred[dict[int, TokenLogprob]] = dict
+        self._scores: Deferred[list[list[TokenLogprob]]] = list
+        self._pools: Deferred[list[np.ndarray]] = list
         device.pool.copy(plan.copies)
         if device.source is not None and plan.copies:
             device.source.copy(plan.copies)
@@ -152,8 +152,8 @@ class Launched:
         """Sample, see what that says about guesses, and keep the tokens for the step after this one."""
         device, logits_OV = self._device, self._logits_OV
         self._sampling = [index for index, row in enumerate(rows) if row.sample is not None]
-        outputs = Outputs.of(rows[index] for index in self._sampling)
-        device.sampled = NOTHING_SAMPLED
+        outputs = SampledPositions.of(rows[index] for index in self._sampling)
+        device.sampled = NO_LAST_TOKENS
         if not self._sampling:
             return
         if logits_OV is not None and len(outputs) < len(
@@ -166,7 +166,7 @@ class Launched:
         self._way = outputs.walk(device.model.ops, tokens_O, device.pool)
         if logits_OV is not None:
             self._logprobs = chosen_logprobs(device.model.ops, logits_OV, tokens_O, outputs.samples)
-        device.sampled = Sampled(tokens_O, dict(zip(self._sampling, outputs.starts, strict=False)))
+        device.sampled = LastTokens(tokens_O, dict(zip(self._sampling, outputs.starts, strict=False)))
 
 
 _NONE = np.empty(0, dtype=np.int64)
@@ -177,7 +177,7 @@ def _with_token(row: Row, before: Sequence[RowResult]) -> Row:
     return row if row.follows is None else msgspec.structs.replace(row, tokens=[before[row.follows].tokens[-1]])
 
 
-def _with_sampling(row: Row, own: Sampling | None) -> Row:
+def _with_sampling(row: Row, own: RowSampling | None) -> Row:
     return row if own is None else msgspec.structs.replace(row, sample=own.sample, mask=own.mask)
 
 

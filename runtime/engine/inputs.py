@@ -15,11 +15,11 @@ from ..models.decoder import Decoder, DecoderInputs
 from ..scheduler.plan import Row
 from ..speculation.tree import is_chain
 from .kv_pool import PAGE_SIZE
-from .last_tokens import NOTHING_SAMPLED, Sampled
+from .last_tokens import NO_LAST_TOKENS, LastTokens
 
 
 def decoder_inputs(
-    rows: Sequence[Row], model: Decoder, wanted: np.ndarray, kv: KvCache, sampled: Sampled = NOTHING_SAMPLED
+    rows: Sequence[Row], model: Decoder, wanted: np.ndarray, kv: KvCache, sampled: LastTokens = NO_LAST_TOKENS
 ) -> DecoderInputs:
     """`wanted` are the indices, among the rows' tokens concatenated, of those whose hidden states will be read; `kv` is
     any layer's memory; `sampled` is what the step before sampled, for rows that follow its rows."""

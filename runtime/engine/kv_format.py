@@ -9,10 +9,10 @@ from pathlib import Path
 
 import torch
 
-from ...kernels import LARGEST
+from ...kernels import QUANTISED_MAX
 from ..models.decoder import Decoder
-from ..models.kv_scales import KvScales, checkpoint_scales
-from ..parallel.group import ALONE, Group
+from ..models.kv_scales import KvScales, read_kv_scales
+from ..parallel.group import SINGLE_RANK, Group
 from ..protocol.config import CoreConfig, KvDtypeName
 from ..protocol.errors import RequestError
 from .kv_ranges import measure, random_texts, ranges_file, read_ranges
@@ -52,7 +52,7 @@ class ChosenScales:
 
 
 def choose_scales(
-    config: CoreConfig, path: Path, model: Decoder, dtype: torch.dtype, group: Group = ALONE
+    config: CoreConfig, path: Path, model: Decoder, dtype: torch.dtype, group: Group = SINGLE_RANK
 ) -> ChosenScales:
     """Those for keys and values of `dtype` of the model at `path`: from the file that is asked for, the file
     beside the model, the checkpoint, or measured here and now, in this order. They never change afterwards.
@@ -60,14 +60,14 @@ def choose_scales(
     Raises CheckpointError when what is there is not readable or of another model, RequestError when scales are asked
     for without a use.
     """
-    if dtype not in LARGEST:
+    if dtype not in QUANTISED_MAX:
         if config.kv_scales is not None:
             raise RequestError(f"kv_scales are for kv_dtype fp8 and int8, not {config.kv_dtype!r}", param="kv_scales")
         return ChosenScales(None, "none")
     file = ranges_file(path) if config.kv_scales is None else Path(config.kv_scales)
     if config.kv_scales is not None or file.is_file():
         return ChosenScales(_own(read_ranges(file, model.whole_config).scales(dtype), model), str(file))
-    if (stored := checkpoint_scales(path, model.whole_config, dtype)) is not None:
+    if (stored := read_kv_scales(path, model.whole_config, dtype)) is not None:
         return ChosenScales(_own(stored, model), "checkpoint")
     ranges = measure(model, random_texts(model.config), group)
     logger.warning(

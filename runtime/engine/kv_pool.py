@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import torch
 
-from ...kernels import LARGEST, KvCache
+from ...kernels import QUANTISED_MAX, KvCache
 from ..models.config import ModelConfig
 from ..models.kv_scales import KvScales
 from ..scheduler.plan import PageCopy
@@ -34,7 +34,7 @@ class KvMemory:
 
     def layers(self, scales: KvScales | None = None) -> tuple[KvCache, ...]:
         """What the decoder computes with, one for each layer."""
-        assert (scales is not None) == (self.k_LSKD.dtype in LARGEST), "scales are for codes, and codes need them"
+        assert (scales is not None) == (self.k_LSKD.dtype in QUANTISED_MAX), "scales are for codes, and codes need them"
         if scales is None:
             return tuple(map(KvCache, self.k_LSKD.unbind(), self.v_LSKD.unbind()))
         scales = scales.to(self.k_LSKD.device)

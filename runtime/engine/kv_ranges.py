@@ -16,12 +16,12 @@ import msgspec
 import numpy as np
 import torch
 
-from ...kernels import LARGEST
+from ...kernels import QUANTISED_MAX
 from ..models.config import ModelConfig
 from ..models.decoder import Decoder
 from ..models.errors import CheckpointError
 from ..models.kv_scales import KvScales
-from ..parallel.group import ALONE, Group
+from ..parallel.group import SINGLE_RANK, Group
 from ..protocol.errors import RequestError
 from ..scheduler.plan import Row
 from .kv_pool import PAGE_SIZE, KvMemory
@@ -45,13 +45,13 @@ class KvRanges:
 
     def scales(self, dtype: torch.dtype) -> KvScales:
         """For codes of `dtype`."""
-        factor = MARGIN[dtype] / LARGEST[dtype]
+        factor = MARGIN[dtype] / QUANTISED_MAX[dtype]
         # A head that says nothing still needs a scale to be divided by.
         return KvScales(*((range_LK * factor).clamp_min(1e-6) for range_LK in (self.k_LK, self.v_LK)))
 
 
 @torch.inference_mode()
-def measure(model: Decoder, texts: Iterable[Sequence[int]], group: Group = ALONE) -> KvRanges:
+def measure(model: Decoder, texts: Iterable[Sequence[int]], group: Group = SINGLE_RANK) -> KvRanges:
     """Of texts as token ids, each computed by itself with keys and values in the model's dtype; of the layers and heads
     that the rank of `group` computes.
 
@@ -86,7 +86,7 @@ def random_texts(config: ModelConfig, *, num_texts: int = 4, length: int = 512) 
 Range = Annotated[float, msgspec.Meta(ge=0)]
 
 
-class _File(msgspec.Struct, forbid_unknown_fields=True):
+class _RangesFile(msgspec.Struct, forbid_unknown_fields=True):
     """What is in the file, lists by layer, then head."""
 
     format: Literal["ramiform KV ranges, 1"]
@@ -101,14 +101,14 @@ def ranges_file(path: Path) -> Path:
 
 
 def write_ranges(ranges: KvRanges, file: Path) -> None:
-    content = _File("ramiform KV ranges, 1", ranges.num_tokens, ranges.k_LK.tolist(), ranges.v_LK.tolist())
+    content = _RangesFile("ramiform KV ranges, 1", ranges.num_tokens, ranges.k_LK.tolist(), ranges.v_LK.tolist())
     file.write_bytes(msgspec.json.format(msgspec.json.encode(content), indent=1) + b"\n")
 
 
 def read_ranges(file: Path, config: ModelConfig) -> KvRanges:
     """Raises CheckpointError, naming the file and the field, when it is not readable or of another model."""
     try:
-        content = msgspec.json.decode(file.read_bytes(), type=_File)
+        content = msgspec.json.decode(file.read_bytes(), type=_RangesFile)
     except OSError as error:
         raise CheckpointError(file, f"not readable: {error.strerror}") from None
     except msgspec.DecodeError as error:

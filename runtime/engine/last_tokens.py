@@ -16,7 +16,7 @@ from ..scheduler.plan import Row
 
 
 @dataclass(frozen=True)
-class Sampled:
+class LastTokens:
     """`index` says where the token is that a row of the plan sampled."""
 
     tokens_O: torch.Tensor  # int64
@@ -34,4 +34,4 @@ class Sampled:
             ids_T.index_copy_(0, targets_F, self.tokens_O[sources_F])
 
 
-NOTHING_SAMPLED = Sampled(torch.empty(0, dtype=torch.int64), {})
+NO_LAST_TOKENS = LastTokens(torch.empty(0, dtype=torch.int64), {})

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import torch
 
-from ...kernels import Later, Ops, to_device
+from ...kernels import Deferred, Ops, to_device
 from ..protocol.sampling import TokenLogprob
 from ..scheduler.plan import Score
 from .sampler import list_logprobs
@@ -24,7 +24,7 @@ def score(
     scores: Sequence[Score],
     head: Callable[[torch.Tensor], torch.Tensor],
     vocab_size: int,
-) -> Later[list[list[TokenLogprob]]]:
+) -> Deferred[list[list[TokenLogprob]]]:
     """One list per Score, an entry per target. `hidden_OE` holds the scores' positions, concatenated in order;
     `head` makes float32 logits of hidden states."""
     [targets] = to_device([np.array([token for s in scores for token in s.targets])], hidden_OE.device)

@@ -17,14 +17,14 @@ import msgspec
 import numpy as np
 import torch
 
-from ...kernels import Later, Ops, to_device, to_host
+from ...kernels import Deferred, Ops, to_device, to_host
 from ..scheduler.plan import Row, Sample
 from ..speculation.tree import depths, is_chain
 from .kv_pool import PAGE_SIZE, KvPool
 
 
 @dataclass(frozen=True)
-class Outputs:
+class SampledPositions:
     """The rows that sample, in order: row r of them has the outputs [starts[r], starts[r + 1])."""
 
     rows: list[Row]
@@ -33,7 +33,7 @@ class Outputs:
     starts: list[int]
 
     @classmethod
-    def of(cls, rows: Iterable[Row]) -> Outputs:
+    def of(cls, rows: Iterable[Row]) -> SampledPositions:
         outputs = cls(list(rows), [], [], [0])
         for row in outputs.rows:
             assert row.sample is not None
@@ -49,7 +49,7 @@ class Outputs:
     def __len__(self) -> int:
         return len(self.samples)
 
-    def walk(self, ops: Ops, tokens_O: torch.Tensor, pool: KvPool) -> Later[tuple[list[int], list[list[int]]]]:
+    def walk(self, ops: Ops, tokens_O: torch.Tensor, pool: KvPool) -> Deferred[tuple[list[int], list[list[int]]]]:
         """The tokens sampled, and of each row the outputs on the way that they take, its root first. The KV of guesses
         that proved right is moved to follow the committed tokens'."""
         trees = [r for r, row in enumerate(self.rows) if row.parents]

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from ...kernels import Later, Ops, to_device, to_host
+from ...kernels import Deferred, Ops, to_device, to_host
 from ..protocol.sampling import TokenLogprob
 from ..scheduler.plan import Penalties, Sample
 
@@ -26,7 +26,7 @@ def sample(ops: Ops, logits_RV: torch.Tensor, samples: Sequence[Sample], masks: 
 
 def chosen_logprobs(
     ops: Ops, logits_RV: torch.Tensor, tokens_R: torch.Tensor, samples: Sequence[Sample]
-) -> Later[dict[int, TokenLogprob]]:
+) -> Deferred[dict[int, TokenLogprob]]:
     """By row, the log-probabilities of what was chosen there, for those that want them."""
     wanted = [row for row, s in enumerate(samples) if s.num_top_logprobs is not None]
     if not wanted:
@@ -44,7 +44,7 @@ def list_logprobs(
     tokens_R: torch.Tensor,
     nums_top: Sequence[int],
     asked: Sequence[tuple[int, ...]],
-) -> Later[list[TokenLogprob]]:
+) -> Deferred[list[TokenLogprob]]:
     """Each row's log-probability of its token, its `nums_top` likeliest, and those of the tokens `asked` for."""
     logprob_R, top_RM, ids_RM = ops.token_logprobs(logits_RV, tokens_R, max(nums_top))
     arriving = to_host([logprob_R, tokens_R, top_RM, ids_RM, _logprobs_of(logits_RV, tokens_R, logprob_R, asked)])

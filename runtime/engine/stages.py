@@ -19,11 +19,11 @@ import torch
 
 from ...kernels import KvCache
 from ..models.decoder import Decoder, DecoderInputs
-from ..parallel.group import Group, Settle
-from ..parallel.stage import LEAST, num_micro_batches
+from ..parallel.group import Group, WaitSent
+from ..parallel.stage import MIN_MICRO_BATCH_TOKENS, num_micro_batches
 from ..scheduler.plan import Row
 from .inputs import decoder_inputs
-from .last_tokens import NOTHING_SAMPLED, Sampled
+from .last_tokens import NO_LAST_TOKENS, LastTokens
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ def hidden_and_features(
     kv: Sequence[KvCache],
     group: Group,
     captures: Sequence[int],
-    sampled: Sampled = NOTHING_SAMPLED,
+    sampled: LastTokens = NO_LAST_TOKENS,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """As `Decoder.hidden_and_features`, on every stage at once. Stages but the first get [0, E] and None. `sampled` is
     as in `decoder_inputs`."""
@@ -50,7 +50,11 @@ def hidden_and_features(
         return model.hidden_and_features(decoder_inputs(rows, model, wanted, kv[0], sampled), kv, captures)
     # Where rotation depends on a row's length, a row must stay whole.
     batches = micro_batches(
-        rows, wanted, group.stage.size, least=LEAST[model.device.type], cut_rows=not model.rope.depends_on_length
+        rows,
+        wanted,
+        group.stage.size,
+        least=MIN_MICRO_BATCH_TOKENS[model.device.type],
+        cut_rows=not model.rope.depends_on_length,
     )
     return _Forward(model, kv, group, captures, sampled).run(batches)
 
@@ -88,10 +92,10 @@ def _part(row: Row, start: int, end: int) -> Row | None:
 
 class _Forward:
     def __init__(
-        self, model: Decoder, kv: Sequence[KvCache], group: Group, captures: Sequence[int], sampled: Sampled
+        self, model: Decoder, kv: Sequence[KvCache], group: Group, captures: Sequence[int], sampled: LastTokens
     ) -> None:
         self._model, self._kv, self._group, self._captures, self._sampled = model, kv, group, captures, sampled
-        self._sent: list[Settle] = []
+        self._sent: list[WaitSent] = []
 
     def run(self, batches: Sequence[MicroBatch]) -> tuple[torch.Tensor, torch.Tensor | None]:
         through_M = [self._through_layers(batch) for batch in batches]

@@ -11,25 +11,25 @@ import time
 
 import zmq.asyncio
 
-from ..processes.bounded_sleep import STEP, pause_until
+from ..processes.bounded_sleep import STEP_SECONDS, poll_until
 from ..protocol.config import RuntimeConfig
 from ..protocol.core import ModelInfo
 from ..protocol.errors import ErrorInfo, RuntimeFailed
 from ..tokenizer.interface import Tokenizer
 from .core import opentelemetry as tracing
 from .core.client import CoreClient
-from .core.frontend_peers import Siblings
-from .core.request_metrics import Watcher
+from .core.frontend_peers import FrontendPeers
+from .core.request_metrics import RequestObserver
 from .http.app import create_app
 from .http.transport.listener import listen
-from .http.transport.server import GRACE, HttpServer
-from .programs.remote import RemoteService
-from .programs.server import Service
+from .http.transport.server import STOP_GRACE_SECONDS, HttpServer
+from .programs.remote import RemoteProgramServer
+from .programs.server import ProgramServer
 from .text.generation import Generator
 
-SHUT_DOWN = ErrorInfo.of(RuntimeFailed("the runtime was shut down"))
-QUIET = 0.5  # seconds without a request after which programs count as done: they compute between requests
-LAST_WORDS = 0.3  # seconds that the core's may take to come after the news of its end
+SHUT_DOWN_ERROR = ErrorInfo.of(RuntimeFailed("the runtime was shut down"))
+DRAIN_IDLE_SECONDS = 0.5  # seconds without a request after which programs count as done: they compute between requests
+FAILURE_MESSAGE_SECONDS = 0.3  # seconds that the core's may take to come after the news of its end
 
 
 class Frontend:
@@ -48,11 +48,11 @@ class Frontend:
         self._context = zmq.asyncio.Context()
         self._traces = None
         if config.serve.otlp_endpoint is not None:
-            self._traces = tracing.Traces(config.serve.otlp_endpoint)
-        self._watcher = Watcher(self._traces)
+            self._traces = tracing.OpenTelemetryTracer(config.serve.otlp_endpoint)
+        self._watcher = RequestObserver(self._traces)
         self._core = CoreClient(self._context, config.serve.core_address, self._watcher)
         self._generator = Generator(self._core, tokenizer)
-        self._service = Service(
+        self._service = ProgramServer(
             self._context,
             config.serve.client_address_of(index),
             self._generator,
@@ -62,8 +62,8 @@ class Frontend:
         )
         self._remote = None
         if config.serve.bind is not None and index == 0:
-            self._remote = RemoteService(self._context, config.serve.bind, config.serve.keys, self._generator)
-        self._siblings = Siblings(
+            self._remote = RemoteProgramServer(self._context, config.serve.bind, config.serve.keys, self._generator)
+        self._siblings = FrontendPeers(
             self._context, config.serve.socket_dir, index, config.serve.frontends, self._watcher.measures
         )
         self._http: HttpServer | None = None
@@ -98,7 +98,7 @@ class Frontend:
 
     async def hear_last_words(self) -> None:
         """The core has ended: why it did may still be on its way."""
-        await pause_until(lambda: self._core.has_failed, LAST_WORDS)
+        await poll_until(lambda: self._core.has_failed, FAILURE_MESSAGE_SECONDS)
 
     def siblings_ready(self) -> None:
         """The other frontends answer: programs may be sent on to them."""
@@ -115,19 +115,19 @@ class Frontend:
         num_quiet = 0  # looks in a row: time may go on while everything stands still
         while time.monotonic() < deadline:
             num_quiet = 0 if self._core.num_live else num_quiet + 1
-            if num_quiet * STEP >= QUIET:
+            if num_quiet * STEP_SECONDS >= DRAIN_IDLE_SECONDS:
                 break
-            await asyncio.sleep(STEP)
+            await asyncio.sleep(STEP_SECONDS)
         else:
-            self._core.fail(SHUT_DOWN)
+            self._core.fail(SHUT_DOWN_ERROR)
         if self._http is not None:  # who reads slowly may do so for the rest of the time
-            await self._http.stop(max(0.0, deadline - time.monotonic()) + GRACE)
+            await self._http.stop(max(0.0, deadline - time.monotonic()) + STOP_GRACE_SECONDS)
 
     async def stop(self, error: ErrorInfo | None = None) -> None:
         """Tell everybody who waits that it is over, and why, then close. Calling it again does nothing."""
         if self._closed.is_set():
             return
-        reason = SHUT_DOWN if error is None else error
+        reason = SHUT_DOWN_ERROR if error is None else error
         self._core.fail(reason)
         await self._service.stop(reason)
         if self._remote is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from ..protocol.errors import RamiformError
-from .gguf.file import SUFFIX, is_gguf
+from .gguf.file import GGUF_SUFFIX, is_gguf
 
 SHIPPED_MODEL = Path(__file__).parents[1] / "shipped_model"
 SHIPPED_NAME = "ramiform-demo"
@@ -31,4 +31,4 @@ def find_checkpoint(model: str | None) -> Path:
 def served_name(model: str | None, served_model_name: str | None) -> str:
     if served_model_name is not None:
         return served_model_name
-    return SHIPPED_NAME if model is None else find_checkpoint(model).resolve().name.removesuffix(SUFFIX)
+    return SHIPPED_NAME if model is None else find_checkpoint(model).resolve().name.removesuffix(GGUF_SUFFIX)

@@ -20,15 +20,15 @@ import torch
 from ...kernels import Attention, KvCache
 from ...kernels.cpu.compiled import Floats, Ints
 from ...kernels.cpu.layers import decoder_layer
-from ...kernels.cpu.ops import PagedTokens, is_plain
-from ...kernels.cpu.packed_weights import Weights, alike
+from ...kernels.cpu.ops import CompiledAttention, is_unscaled_float32
+from ...kernels.cpu.packed_weights import PackedWeights, with_same_dtype
 from ...kernels.cpu.thread_pool import num_threads, share
 from .linear import Linear
 from .mlp import DenseMlp
 from .packed_linear import PackedLinear
 from .parameters import DecoderParameters
 
-_MOST = 256  # tokens of a step: beyond it what lies between products leaves the cache
+_MAX_TOKENS = 256  # tokens of a step: beyond it what lies between products leaves the cache
 # Tokens and multiplications that a thread is given at least: it reads all weights for them, and is woken for them.
 _PART_TOKENS, _PART_WORK = 8, 30_000_000
 
@@ -48,7 +48,7 @@ class CompiledLayers:
         for layer in parameters.layers:
             if not isinstance(layer.mlp, DenseMlp) or layer.qk_norm_HD is not None:
                 return None
-            products = held([layer.qkv, layer.o, layer.mlp.gate_up, layer.mlp.down])
+            products = loop_weights([layer.qkv, layer.o, layer.mlp.gate_up, layer.mlp.down])
             if products is None:
                 return None
             qkv, o, gate_up, down = products
@@ -59,9 +59,9 @@ class CompiledLayers:
 
     def serve(self, attentions: Mapping[int | None, Attention], kv: Sequence[KvCache], num_tokens: int) -> bool:
         return (
-            num_tokens <= _MOST
-            and is_plain(kv[0])
-            and all(isinstance(attention, PagedTokens) for attention in attentions.values())
+            num_tokens <= _MAX_TOKENS
+            and is_unscaled_float32(kv[0])
+            and all(isinstance(attention, CompiledAttention) for attention in attentions.values())
         )
 
     def go_through(
@@ -79,7 +79,7 @@ class CompiledLayers:
         x, slots = x_TE.numpy(), slots_T.numpy()
         cos_TD, sin_TD = cos_T1D.squeeze(1).numpy(), sin_T1D.squeeze(1).numpy()
         memories = [(layer_kv.k_SKD.numpy(), layer_kv.v_SKD.numpy()) for layer_kv in kv]
-        sights = [attention.sight for attention in attentions if isinstance(attention, PagedTokens)]
+        sights = [attention.sight for attention in attentions if isinstance(attention, CompiledAttention)]
         assert len(sights) == len(self._layers)
         copies = {place: capture.numpy() for place, capture in captured.items()}
 
@@ -105,10 +105,10 @@ class CompiledLayers:
         return [slice(begin, end) for begin, end in pairwise([*np.unique(bounds).tolist(), T])]
 
 
-def held(linears: Sequence[Linear]) -> list[tuple[Weights, Floats]] | None:
+def loop_weights(linears: Sequence[Linear]) -> list[tuple[PackedWeights, Floats]] | None:
     """Their weights and biases as the loops take them, weights of one type; None: one of them is of another kind."""
     pairs = [linear.held for linear in linears if isinstance(linear, PackedLinear) and linear.held is not None]
     if len(pairs) < len(linears):
         return None
     weights, biases = zip(*pairs, strict=True)
-    return list(zip(alike(weights), biases, strict=True))
+    return list(zip(with_same_dtype(weights), biases, strict=True))

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from .config_fields import Fields, read_object
+from .config_fields import ConfigFields, read_json_object
 from .errors import CheckpointError
 from .experts_config import MIXTRAL, QWEN2_MOE, QWEN3_MOE, ExpertFamily, ExpertsConfig, parse_experts
 from .gguf.file import is_gguf, open_gguf
@@ -97,12 +97,12 @@ def read_config(path: Path) -> ModelConfig:
     file = path / "config.json"
     if not file.is_file():
         raise CheckpointError(path, "not a Hugging Face checkpoint: it has no config.json")
-    return parse_config(read_object(file), file)
+    return parse_config(read_json_object(file), file)
 
 
 def parse_config(raw: dict[str, Any], file: Path) -> ModelConfig:
     """The ModelConfig of `raw`, the object in config.json; `file` is named in errors."""
-    fields = Fields(raw, file)
+    fields = ConfigFields(raw, file)
     architecture = _architecture(fields)
     family = FAMILIES[architecture]
     fields.one_of("hidden_act", ("silu", "swish"), default="silu")
@@ -149,7 +149,7 @@ def parse_config(raw: dict[str, Any], file: Path) -> ModelConfig:
     )
 
 
-def _architecture(fields: Fields) -> str:
+def _architecture(fields: ConfigFields) -> str:
     names = fields.raw.get("architectures")
     if not isinstance(names, list) or not names:
         raise fields.invalid("architectures", "must list the model's class")
@@ -158,7 +158,7 @@ def _architecture(fields: Fields) -> str:
     return str(names[0])
 
 
-def _windows(fields: Fields, family: Family, num_layers: int) -> tuple[int | None, ...]:
+def _windows(fields: ConfigFields, family: Family, num_layers: int) -> tuple[int | None, ...]:
     """Mistral and Mixtral: `sliding_window` everywhere; Qwen3-MoE too, but only with `use_sliding_window`. Qwen, with
     that: on the layers that `layer_types` names, or without it on those from `max_window_layers` on."""
     used = fields.boolean("use_sliding_window", default=False)

@@ -11,7 +11,7 @@ from typing import Any
 from .errors import CheckpointError
 
 
-def read_object(file: Path) -> dict[str, Any]:
+def read_json_object(file: Path) -> dict[str, Any]:
     """The JSON object in `file`. Raises CheckpointError when it holds none."""
     try:
         raw = json.loads(file.read_text(encoding="utf-8"))
@@ -22,7 +22,7 @@ def read_object(file: Path) -> dict[str, Any]:
     return raw
 
 
-class Fields:
+class ConfigFields:
     """The fields of `raw`. `null` counts as absent, as it does for the library that writes these files."""
 
     def __init__(self, raw: dict[str, Any], file: Path, within: str = "") -> None:
@@ -30,14 +30,14 @@ class Fields:
         self.file = file
         self._within = within
 
-    def nested(self, field: str) -> Fields:
+    def nested(self, field: str) -> ConfigFields:
         """The fields of the object `field`; absent: none."""
         value = self.raw.get(field)
         if value is None:
             value = {}
         if not isinstance(value, dict):
             raise self.invalid(field, "must be an object")
-        return Fields(value, self.file, f"{self._within}{field}.")
+        return ConfigFields(value, self.file, f"{self._within}{field}.")
 
     def count(self, field: str, *, default: int | None = None, least: int = 1) -> int:
         value = self._value(field, default)

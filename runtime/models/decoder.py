@@ -14,18 +14,18 @@ import torch
 import torch.nn.functional as F
 
 from ...kernels import Attention, KvCache, Ops, for_device
-from ..parallel.group import ALONE, Group
+from ..parallel.group import SINGLE_RANK, Group
 from .compiled_layers import CompiledLayers
 from .config import ModelConfig
-from .fixed_rows import FixedRows, with_fixed_rows
+from .fixed_rows import FixedRowsLinear, with_fixed_rows
 from .linear import Linear
-from .packed_linear import pack
+from .packed_linear import pack_linear
 from .parameters import DecoderParameters, LayerParameters, num_parameters
 from .rope import Rope
 
 # Of products, where they must all have the same. Fewer waste less on a step of few tokens, more read the weights less
 # often on one of many.
-FIXED_ROWS = {"cpu": 16, "cuda": 64}
+ROWS_PER_PRODUCT = {"cpu": 16, "cuda": 64}
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Decoder:
         config: ModelConfig,
         parameters: DecoderParameters,
         ops: Ops | None = None,
-        group: Group = ALONE,
+        group: Group = SINGLE_RANK,
     ) -> None:
         """`config` is the whole model's; the parameters are the part of it that the rank of `group` holds."""
         shard = group.shard
@@ -73,11 +73,15 @@ class Decoder:
         rows, head = parameters.rows, parameters.head
         self.head: Linear = head
         if group.stage.has_ends:
-            self.head = pack(head) if rows is None else rows.head([pack(part) for part in rows.parts(head.weight)])
+            self.head = (
+                pack_linear(head)
+                if rows is None
+                else rows.head([pack_linear(part) for part in rows.parts(head.weight)])
+            )
         if ops.deterministic:
-            num_rows = FIXED_ROWS[self.device.type]
+            num_rows = ROWS_PER_PRODUCT[self.device.type]
             self.parameters = with_fixed_rows(parameters, num_rows)
-            self.head = FixedRows(self.head, num_rows)
+            self.head = FixedRowsLinear(self.head, num_rows)
         self._scale = config.head_dim**-0.5
         self._compiled = None
         if ops.name == "cpu" and self._head_slices is None:

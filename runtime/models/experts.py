@@ -13,13 +13,13 @@ import torch
 
 from ... import kernels
 from ...kernels import Ops
-from .linear import DenseLinear, Filled, Linear
-from .packed_linear import packs
+from .linear import DenseLinear, Linear, Loadable
+from .packed_linear import can_pack
 from .quantised.factory import make_linear
 from .quantised.scheme import Quantisation
 
 
-class ExpertLinear(Filled, Protocol):
+class ExpertLinear(Loadable, Protocol):
     def __call__(self, x: torch.Tensor, ends_N: torch.Tensor, rows_P: torch.Tensor | None, ops: Ops) -> torch.Tensor:
         """[P, O]: row p is expert n's product of `x[rows_P[p]]`, n the expert whose rows end behind p; of `x[p]` when
         `rows_P` is None."""
@@ -66,7 +66,7 @@ class SeparateExperts:
 
     def __call__(self, x: torch.Tensor, ends_N: torch.Tensor, rows_P: torch.Tensor | None, ops: Ops) -> torch.Tensor:
         x_PC = x if rows_P is None else x[rows_P]
-        some = list(kernels.groups(ends_N)) or [(0, 0, 0)]
+        some = list(kernels.expert_ranges(ends_N)) or [(0, 0, 0)]
         return torch.cat([self.linears[n](x_PC[start:end]) for n, start, end in some])
 
     def expert(self, index: int) -> Linear:
@@ -97,7 +97,7 @@ def make_experts(
     """Unfilled layers, one for each expert's `modules`; `grouped` stacks dense ones even where each could be packed.
     Raises ValueError, naming them, when a scheme does not fit."""
     dense = quantisation is None or all(quantisation.scheme_of(name) is None for names in modules for name in names)
-    if dense and (grouped or not packs(device, dtype)):
+    if dense and (grouped or not can_pack(device, dtype)):
         return StackedExperts(torch.empty((len(modules), outputs, inputs), device=device, dtype=dtype))
     return SeparateExperts(
         tuple(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from .config_fields import Fields
+from .config_fields import ConfigFields
 
 
 class ExpertNames(NamedTuple):
@@ -43,7 +43,7 @@ class ExpertsConfig:
     layers: tuple[bool, ...]  # which layers are mixtures; the others' MLPs are dense
 
 
-def parse_experts(fields: Fields, family: ExpertFamily, num_layers: int) -> ExpertsConfig:
+def parse_experts(fields: ConfigFields, family: ExpertFamily, num_layers: int) -> ExpertsConfig:
     """Raises CheckpointError, naming the field."""
     # Qwen's are `num_experts` in the files that Qwen writes, `num_local_experts` in those of transformers 5.
     spelling = "num_experts" if fields.raw.get("num_experts") is not None else "num_local_experts"
@@ -62,7 +62,7 @@ def parse_experts(fields: Fields, family: ExpertFamily, num_layers: int) -> Expe
     )
 
 
-def _sparse_layers(fields: Fields, num_layers: int) -> tuple[bool, ...]:
+def _sparse_layers(fields: ConfigFields, num_layers: int) -> tuple[bool, ...]:
     step = fields.count("decoder_sparse_step", default=1)
     dense = fields.raw.get("mlp_only_layers") or []
     if not isinstance(dense, list) or not all(type(layer) is int and 0 <= layer < num_layers for layer in dense):

@@ -12,14 +12,14 @@ import torch
 
 from ...kernels import Ops
 from ...kernels.reference.fixed_rows import in_fixed_rows
-from .linear import Destination, Filled, Linear
+from .linear import Destination, Linear, Loadable
 from .mixture import MixtureMlp
 from .mlp import Mlp
 from .parameters import DecoderParameters, LayerParameters
 
 
 @dataclass(frozen=True, slots=True)
-class FixedRows:
+class FixedRowsLinear:
     """Of so many rows at a time, the last ones zeros."""
 
     linear: Linear
@@ -40,7 +40,7 @@ class FixedRows:
 
 
 @dataclass(frozen=True, slots=True)
-class FixedMlp:
+class FixedRowsMlp:
     mlp: Mlp
     num_rows: int
 
@@ -56,7 +56,7 @@ class FixedMlp:
     def total(self, parts_TE: Sequence[torch.Tensor]) -> torch.Tensor:
         return self.mlp.total(parts_TE)
 
-    def linears(self) -> Iterator[Filled]:
+    def linears(self) -> Iterator[Loadable]:
         return self.mlp.linears()
 
     def destinations(self, prefix: str) -> dict[str, Destination]:
@@ -68,17 +68,17 @@ def with_fixed_rows(parameters: DecoderParameters, num_rows: int) -> DecoderPara
     ops'."""
 
     def rows(linear: Linear) -> Linear:
-        return FixedRows(linear, num_rows)
+        return FixedRowsLinear(linear, num_rows)
 
     def mlp(whole: Mlp) -> Mlp:
         if not isinstance(whole, MixtureMlp):
-            return FixedMlp(whole, num_rows)
+            return FixedRowsMlp(whole, num_rows)
         # A token's experts have other tokens than it has itself.
         return replace(
             whole,
             router=rows(whole.router),
             slices=tuple(experts.each(rows) for experts in whole.slices),
-            shared=None if whole.shared is None else FixedMlp(whole.shared, num_rows),
+            shared=None if whole.shared is None else FixedRowsMlp(whole.shared, num_rows),
         )
 
     def fixed(layer: LayerParameters) -> LayerParameters:

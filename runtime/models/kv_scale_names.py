@@ -18,11 +18,11 @@ _UNUSED = re.compile(
 )
 
 
-def kv_scale(name: str) -> tuple[str, int] | None:
+def parse_kv_scale_name(name: str) -> tuple[str, int] | None:
     """Whose scale the tensor is, "k", "v" or "kv", and of which layer; None: it is something else."""
     match = _KV.fullmatch(name)
     return None if match is None else (match["whose"] or match["output"], int(match["layer"]))
 
 
 def is_attention_scale(name: str) -> bool:
-    return kv_scale(name) is not None or _UNUSED.fullmatch(name) is not None
+    return parse_kv_scale_name(name) is not None or _UNUSED.fullmatch(name) is not None

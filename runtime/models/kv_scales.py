@@ -12,11 +12,11 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError, safe_open
 
-from ...kernels import LARGEST
+from ...kernels import QUANTISED_MAX
 from .config import ModelConfig
 from .errors import CheckpointError
 from .gguf.file import is_gguf
-from .kv_scale_names import kv_scale
+from .kv_scale_names import parse_kv_scale_name
 from .weights import weight_files
 
 
@@ -40,7 +40,7 @@ class KvScales:
         return KvScales(self.k_LK.to(device), self.v_LK.to(device))
 
 
-def checkpoint_scales(path: Path, config: ModelConfig, dtype: torch.dtype) -> KvScales | None:
+def read_kv_scales(path: Path, config: ModelConfig, dtype: torch.dtype) -> KvScales | None:
     """Those in the checkpoint at `path`, for codes of `dtype`; None when it has none, as a GGUF file never has.
 
     They are meant for e4m3; for int8 they are stretched, so that the same numbers fit. Raises CheckpointError when a
@@ -53,15 +53,15 @@ def checkpoint_scales(path: Path, config: ModelConfig, dtype: torch.dtype) -> Kv
         try:
             with safe_open(file, framework="pt") as tensors:
                 for name in tensors.keys():  # noqa: SIM118  # safe_open is no mapping
-                    if (known := kv_scale(name)) is not None:
+                    if (known := parse_kv_scale_name(name)) is not None:
                         scale_K = _scale(file, name, tensors.get_tensor(name), config.num_kv_heads)
                         found |= {(which, known[1]): scale_K for which in known[0]}
         except (SafetensorError, OSError) as error:
             raise CheckpointError(file, f"corrupt or truncated: {error}") from None
     if not found:
         return None
-    stretched = LARGEST[torch.float8_e4m3fn] / LARGEST[dtype]
-    k_LK, v_LK = (_of_layers(path, found, which, config.num_layers) for which in "kv")
+    stretched = QUANTISED_MAX[torch.float8_e4m3fn] / QUANTISED_MAX[dtype]
+    k_LK, v_LK = (_stack_layers(path, found, which, config.num_layers) for which in "kv")
     return KvScales(k_LK * stretched, v_LK * stretched)
 
 
@@ -77,7 +77,7 @@ def _scale(file: Path, name: str, tensor: torch.Tensor, num_heads: int) -> torch
     return scale.expand(num_heads)
 
 
-def _of_layers(path: Path, found: dict[tuple[str, int], torch.Tensor], which: str, num_layers: int) -> torch.Tensor:
+def _stack_layers(path: Path, found: dict[tuple[str, int], torch.Tensor], which: str, num_layers: int) -> torch.Tensor:
     missing = [layer for layer in range(num_layers) if (which, layer) not in found]
     if missing:
         raise CheckpointError(path, f"has scales for quantised KV, but not {which}_scale of layer {missing[0]}")

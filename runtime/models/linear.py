@@ -28,7 +28,7 @@ class Destination(NamedTuple):
     inputs: int | None = 1
 
 
-class Filled(Protocol):
+class Loadable(Protocol):
     """What is filled piece by piece."""
 
     def finish(self) -> None:
@@ -41,7 +41,7 @@ class Filled(Protocol):
         ...
 
 
-class Linear(Filled, Protocol):
+class Linear(Loadable, Protocol):
     """y = x W^T + b. Which numbers W is made of, only the layer knows."""
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
@@ -63,7 +63,7 @@ class DenseLinear:
 
     def pieces(self, start: int, size: int) -> dict[str, Destination]:
         part = self.weight[start : start + size]
-        return {"weight": Destination(tuple(part.shape), part.copy_), **bias_piece(self.bias, start, size)}
+        return {"weight": Destination(tuple(part.shape), part.copy_), **bias_destination(self.bias, start, size)}
 
     def finish(self) -> None:
         """Nothing is left to do."""
@@ -73,14 +73,14 @@ class DenseLinear:
         return total_bytes(self.weight, self.bias)
 
 
-def bias_piece(bias: torch.Tensor | None, start: int, size: int) -> dict[str, Destination]:
+def bias_destination(bias: torch.Tensor | None, start: int, size: int) -> dict[str, Destination]:
     if bias is None:
         return {}
     part = bias[start : start + size]
     return {"bias": Destination((size,), part.copy_, inputs=None)}
 
 
-def stacked(prefix: str, names_sizes: Sequence[tuple[str, int]], linear: Linear) -> dict[str, Destination]:
+def stacked_destinations(prefix: str, names_sizes: Sequence[tuple[str, int]], linear: Linear) -> dict[str, Destination]:
     """Of a layer that is several of the checkpoint's, one below the other: each one's pieces, by their whole names."""
     parts: dict[str, Destination] = {}
     start = 0

@@ -8,16 +8,16 @@ from pathlib import Path
 import torch
 
 from ...kernels import Ops, for_device
-from ..parallel.group import ALONE, Group
+from ..parallel.group import SINGLE_RANK, Group
 from ..parallel.stage import Stage
 from .config import ModelConfig, read_config
 from .decoder import Decoder
 from .errors import CheckpointError
 from .gguf.file import is_gguf
 from .linear import Destination
-from .parameters import allocate, destinations
+from .parameters import allocate_parameters, checkpoint_destinations
 from .quantised.rounding import int4_group_size
-from .quantised.scheme import Kind, while_loading
+from .quantised.scheme import WeightKind, quantise_while_loading
 from .weights import Progress, load_weights
 
 
@@ -26,10 +26,10 @@ def load_model(
     *,
     device: torch.device,
     dtype: torch.dtype,
-    quantize: Kind | None = None,
+    quantize: WeightKind | None = None,
     ops: Ops | None = None,
     on_progress: Progress | None = None,
-    group: Group = ALONE,
+    group: Group = SINGLE_RANK,
 ) -> Decoder:
     """The decoder of the Hugging Face checkpoint in directory `path`, or of the GGUF file `path`, its weights as
     `dtype` on `device`; the part of it that the rank of `group` holds.
@@ -49,25 +49,25 @@ def load_model(
         sizes = config.linear_inputs
         if group.shard.num_slices > 1:
             sizes = (sizes[0], *(size // group.shard.num_slices for size in sizes[1:]))
-        config = replace(config, quantisation=while_loading(quantize, int4_group_size(*sizes)))
+        config = replace(config, quantisation=quantise_while_loading(quantize, int4_group_size(*sizes)))
     try:
         groups_experts = (ops or for_device(device)).groups_experts
-        parameters = allocate(config, device=device, dtype=dtype, group=group, groups_experts=groups_experts)
+        parameters = allocate_parameters(config, device=device, dtype=dtype, group=group, groups_experts=groups_experts)
     except ValueError as error:
         raise CheckpointError(path, str(error)) from None
-    _fill(path, config, destinations(parameters, config, group), on_progress, stage=group.stage)
+    _fill(path, config, checkpoint_destinations(parameters, config, group), on_progress, stage=group.stage)
     for linear in parameters.linears():
         linear.finish()
     return Decoder(config, parameters, ops, group)
 
 
-def load_ends(path: Path, *, device: torch.device, dtype: torch.dtype) -> Decoder:
+def load_embedding_and_head(path: Path, *, device: torch.device, dtype: torch.dtype) -> Decoder:
     """The model without its layers: embedding, final norm and head, whole. For what stands beside a model of which
     this rank holds but a part."""
     config = read_config(path)
     ends = replace(config, num_layers=0, windows=())
-    parameters = allocate(ends, device=device, dtype=dtype)
-    _fill(path, config, destinations(parameters, ends), stage=None)
+    parameters = allocate_parameters(ends, device=device, dtype=dtype)
+    _fill(path, config, checkpoint_destinations(parameters, ends), stage=None)
     return Decoder(config, parameters)
 
 

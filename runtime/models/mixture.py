@@ -15,7 +15,7 @@ from ... import kernels
 from ...kernels import Ops
 from .experts import ExpertLinear
 from .experts_config import ExpertsConfig
-from .linear import Destination, Filled, Linear, stacked
+from .linear import Destination, Linear, Loadable, stacked_destinations
 from .mlp import DenseMlp, Mlp
 
 
@@ -37,11 +37,11 @@ class SharedExpert:
     def total(self, parts_TE: Sequence[torch.Tensor]) -> torch.Tensor:
         return self.mlp.total(parts_TE)
 
-    def linears(self) -> Iterator[Filled]:
+    def linears(self) -> Iterator[Loadable]:
         yield from self.mlp.linears()
 
     def destinations(self, prefix: str) -> dict[str, Destination]:
-        gate = stacked(f"{prefix}.{self.block}", [("shared_expert_gate", 1)], self.gate)
+        gate = stacked_destinations(f"{prefix}.{self.block}", [("shared_expert_gate", 1)], self.gate)
         return {**gate, **self.mlp.destinations(prefix)}
 
 
@@ -93,7 +93,7 @@ class MixtureMlp:
         [experts] = self.slices
         return experts.gate_up.expert(index), experts.down.expert(index)
 
-    def linears(self) -> Iterator[Filled]:
+    def linears(self) -> Iterator[Loadable]:
         for experts in self.slices:
             yield from experts
         if self.shared is not None:
@@ -101,10 +101,10 @@ class MixtureMlp:
 
     def destinations(self, prefix: str) -> dict[str, Destination]:
         names, size = self.config.names, self.config.intermediate_size
-        parts = stacked(f"{prefix}.{names.block}", [("gate", self.config.num_experts)], self.router)
+        parts = stacked_destinations(f"{prefix}.{names.block}", [("gate", self.config.num_experts)], self.router)
         for index in range(self.config.num_experts):
             expert = f"{prefix}.{names.block}.experts.{index}"
             gate_up, down = self.expert(index)
-            parts |= stacked(expert, [(names.gate, size), (names.up, size)], gate_up)
-            parts |= stacked(expert, [(names.down, self.hidden_size)], down)
+            parts |= stacked_destinations(expert, [(names.gate, size), (names.up, size)], gate_up)
+            parts |= stacked_destinations(expert, [(names.down, self.hidden_size)], down)
         return parts if self.shared is None else {**parts, **self.shared.destinations(prefix)}

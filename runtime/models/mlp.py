@@ -12,7 +12,7 @@ from typing import Protocol
 import torch
 
 from ...kernels import Ops
-from .linear import Destination, Filled, Linear, stacked
+from .linear import Destination, Linear, Loadable, stacked_destinations
 
 
 class Mlp(Protocol):
@@ -28,7 +28,7 @@ class Mlp(Protocol):
         """What comes out when the slices gave `parts_TE`."""
         ...
 
-    def linears(self) -> Iterator[Filled]:
+    def linears(self) -> Iterator[Loadable]:
         """The layers that may be quantised."""
         ...
 
@@ -55,12 +55,12 @@ class DenseMlp:
         [y_TE] = parts_TE
         return y_TE
 
-    def linears(self) -> Iterator[Filled]:
+    def linears(self) -> Iterator[Loadable]:
         yield from (self.gate_up, self.down)
 
     def destinations(self, prefix: str) -> dict[str, Destination]:
         prefix, size = f"{prefix}.{self.block}", self.intermediate_size
         return {
-            **stacked(prefix, [("gate_proj", size), ("up_proj", size)], self.gate_up),
-            **stacked(prefix, [("down_proj", self.hidden_size)], self.down),
+            **stacked_destinations(prefix, [("gate_proj", size), ("up_proj", size)], self.gate_up),
+            **stacked_destinations(prefix, [("down_proj", self.hidden_size)], self.down),
         }

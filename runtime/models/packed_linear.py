@@ -11,22 +11,22 @@ from __future__ import annotations
 import torch
 
 from ...kernels.cpu.compiled import Floats
-from ...kernels.cpu.matmul import few_rows_product
-from ...kernels.cpu.packed_weights import Weights, hold
+from ...kernels.cpu.matmul import packed_matmul
+from ...kernels.cpu.packed_weights import PackedWeights, pack_weights
 from .linear import DenseLinear, Destination, Linear, total_bytes
 
-_FEW = 8, 64  # rows for which our loops are faster than oneDNN, with many threads and with one; they have one
-_MAX_HELD = 4 << 20  # bytes of a weight that is held twice; beyond it oneDNN reads one row's product as fast
+_SMALL_BATCH = 8, 64  # rows for which our loops are faster than oneDNN, with many threads and with one; they have one
+_MAX_COPIED_BYTES = 4 << 20  # bytes of a weight that is held twice; beyond it oneDNN reads one row's product as fast
 _NUM_ROWS = 32  # of the products that the order is chosen for; measured, it is no worse for 1 or 1,024
 
 
-def are_few(num_rows: int) -> bool:
+def uses_small_batch_loop(num_rows: int) -> bool:
     """Whether our loops are to multiply so many rows."""
-    most, alone = _FEW
+    most, alone = _SMALL_BATCH
     return num_rows <= most or (num_rows <= alone and torch.get_num_threads() == 1)
 
 
-def packs(device: torch.device | str, dtype: torch.dtype) -> bool:
+def can_pack(device: torch.device | str, dtype: torch.dtype) -> bool:
     """Whether weights of `dtype` on `device` can be packed, and gain by it."""
     if torch.device(device).type != "cpu" or not torch.backends.mkldnn.is_available():
         return False
@@ -35,9 +35,9 @@ def packs(device: torch.device | str, dtype: torch.dtype) -> bool:
     return dtype == torch.float32
 
 
-def pack(linear: DenseLinear) -> Linear:
+def pack_linear(linear: DenseLinear) -> Linear:
     """The same product from a packed copy of the weight; `linear` itself where there is no such thing."""
-    if not packs(linear.weight.device, linear.weight.dtype):
+    if not can_pack(linear.weight.device, linear.weight.dtype):
         return linear
     packed = PackedLinear(linear)
     packed.finish()
@@ -51,11 +51,11 @@ class PackedLinear:
         self._dense: DenseLinear | None = dense
         self._bias = dense.bias
         self._packed = torch.empty(0)
-        self.held: tuple[Weights, Floats] | None = None  # weight and bias for the plain loops, if they serve
+        self.held: tuple[PackedWeights, Floats] | None = None  # weight and bias for the plain loops, if they serve
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        if self.held is not None and are_few(len(x)):
-            return few_rows_product(x, *self.held)
+        if self.held is not None and uses_small_batch_loop(len(x)):
+            return packed_matmul(x, *self.held)
         y: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, self._packed, self._bias, "none", [], "")
         return y
 
@@ -67,9 +67,9 @@ class PackedLinear:
         assert self._dense is not None, "packed twice"
         weight = self._dense.weight.detach()
         self._packed = torch.ops.mkldnn._reorder_linear_weight(weight, _NUM_ROWS)
-        if weight.dtype == torch.float32 and weight.nbytes <= _MAX_HELD:
+        if weight.dtype == torch.float32 and weight.nbytes <= _MAX_COPIED_BYTES:
             bias = weight.new_zeros(len(weight)) if self._bias is None else self._bias.detach().contiguous()
-            self.held = hold(weight), bias.numpy()
+            self.held = pack_weights(weight), bias.numpy()
         self._dense = None
 
     def dense(self) -> DenseLinear:

@@ -14,13 +14,13 @@ from functools import partial
 
 import torch
 
-from ..parallel.group import ALONE, Group
-from ..parallel.layers import ColumnLinear, RowLinear, Section
-from ..parallel.mlp import DividedMixture, DividedMlp
-from ..parallel.vocabulary import VocabularyRows
+from ..parallel.group import SINGLE_RANK, Group
+from ..parallel.layers import ColumnParallelLinear, OutputSection, RowParallelLinear
+from ..parallel.mlp import TensorParallelMixture, TensorParallelMlp
+from ..parallel.vocabulary import VocabParallelEmbedding
 from .config import ModelConfig
 from .experts import make_experts
-from .linear import DenseLinear, Destination, Filled, Linear, stacked
+from .linear import DenseLinear, Destination, Linear, Loadable, stacked_destinations
 from .mixture import ExpertSlice, MixtureMlp, SharedExpert
 from .mlp import DenseMlp, Mlp
 from .quantised.factory import make_linear
@@ -44,21 +44,21 @@ class DecoderParameters:
     layers: tuple[LayerParameters, ...]
     norm_E: torch.Tensor
     head: DenseLinear  # E -> V; the embedding itself when tied
-    rows: VocabularyRows | None = None  # which of the vocabulary the two hold; None: all
+    rows: VocabParallelEmbedding | None = None  # which of the vocabulary the two hold; None: all
 
-    def linears(self) -> Iterator[Filled]:
+    def linears(self) -> Iterator[Loadable]:
         """Those of the layers; the head is not among them, and never quantised."""
         for layer in self.layers:
             yield from (layer.qkv, layer.o)
             yield from layer.mlp.linears()
 
 
-def allocate(
+def allocate_parameters(
     config: ModelConfig,
     *,
     device: torch.device | str,
     dtype: torch.dtype,
-    group: Group = ALONE,
+    group: Group = SINGLE_RANK,
     groups_experts: bool = True,
 ) -> DecoderParameters:
     """Uninitialised parameters, of `config`, the whole model's, the part that the rank of `group` holds; experts as ops
@@ -77,24 +77,24 @@ def allocate(
         modules = [f"model.layers.{index}.{name}" for name in names.split()]
         return make_linear(config.quantisation, modules, out, inner, bias, device=device, dtype=dtype)
 
-    def columns(index: int, names: str, sections: list[Section], inner: int, bias: bool) -> Linear:
+    def columns(index: int, names: str, sections: list[OutputSection], inner: int, bias: bool) -> Linear:
         if not cut:
             return linear(index, names, sum(section.rows for section in sections), inner, bias)
         out = sum(section.size for section in sections)
         slices = [linear(index, names, out, inner, bias) for _ in group.shard.slices]
-        return ColumnLinear(group.shard, sections, slices)
+        return ColumnParallelLinear(group.shard, sections, slices)
 
     def rows(index: int, name: str, out: int, inner: int, bias: bool) -> Linear:
         if not cut:
             return linear(index, name, out, inner, bias)
         slices = [linear(index, name, out, inner // num_slices, bias=False) for _ in group.shard.slices]
-        return RowLinear(group, inner, tensor(out) if bias else None, slices)
+        return RowParallelLinear(group, inner, tensor(out) if bias else None, slices)
 
     def dense(index: int, block: str, size: int, bias: bool) -> DenseMlp:
-        halves = [Section(size, num_slices)] * 2
+        halves = [OutputSection(size, num_slices)] * 2
         gate_up = columns(index, f"{block}.gate_proj {block}.up_proj", halves, E, bias)
         down = rows(index, f"{block}.down_proj", E, size, bias)
-        return (DividedMlp if cut else DenseMlp)(gate_up, down, size, E, block)
+        return (TensorParallelMlp if cut else DenseMlp)(gate_up, down, size, E, block)
 
     def mlp(index: int) -> Mlp:
         experts = config.experts
@@ -118,14 +118,14 @@ def allocate(
             mlp = dense(index, f"{names.block}.shared_expert", experts.shared_size, False)
             shared = SharedExpert(mlp, DenseLinear(tensor(1, E)), names.block)
         if cut:
-            return DividedMixture(experts, E, router, slices, shared, group=group)
+            return TensorParallelMixture(experts, E, router, slices, shared, group=group)
         return MixtureMlp(experts, E, router, slices, shared)
 
     E, H, K, D = config.hidden_size, config.num_heads, config.num_kv_heads, config.head_dim
-    heads = [Section(count * D, min(count, num_slices)) for count in (H, K, K)]
+    heads = [OutputSection(count * D, min(count, num_slices)) for count in (H, K, K)]
     local_heads = group.shard.heads(config) + group.shard.kv_heads(config)
     has_ends = group.stage.has_ends
-    vocabulary = VocabularyRows(group, config.vocab_size) if cut and has_ends else None
+    vocabulary = VocabParallelEmbedding(group, config.vocab_size) if cut and has_ends else None
     num_rows = config.vocab_size if vocabulary is None else vocabulary.num_rows
     num_rows = num_rows if has_ends else 0
     embedding = tensor(num_rows, E)
@@ -144,7 +144,9 @@ def allocate(
     return DecoderParameters(embedding, layers, tensor(E if has_ends else 0), head, vocabulary)
 
 
-def destinations(parameters: DecoderParameters, config: ModelConfig, group: Group = ALONE) -> dict[str, Destination]:
+def checkpoint_destinations(
+    parameters: DecoderParameters, config: ModelConfig, group: Group = SINGLE_RANK
+) -> dict[str, Destination]:
     """Every checkpoint tensor by its Hugging Face name; those of quantised layers by their format's. `config` is the
     whole model's."""
     parts: dict[str, Destination] = {}
@@ -164,11 +166,11 @@ def destinations(parameters: DecoderParameters, config: ModelConfig, group: Grou
         prefix = f"model.layers.{index}"
         whole(f"{prefix}.input_layernorm.weight", layer.input_norm_E)
         heads = [("q_proj", H * D), ("k_proj", K * D), ("v_proj", K * D)]
-        parts |= stacked(f"{prefix}.self_attn", heads, layer.qkv)
+        parts |= stacked_destinations(f"{prefix}.self_attn", heads, layer.qkv)
         if layer.qk_norm_HD is not None:
             parts[f"{prefix}.self_attn.q_norm.weight"] = Destination((D,), layer.qk_norm_HD[:H_local].copy_)
             parts[f"{prefix}.self_attn.k_norm.weight"] = Destination((D,), layer.qk_norm_HD[H_local:].copy_)
-        parts |= stacked(f"{prefix}.self_attn", [("o_proj", config.hidden_size)], layer.o)
+        parts |= stacked_destinations(f"{prefix}.self_attn", [("o_proj", config.hidden_size)], layer.o)
         whole(f"{prefix}.post_attention_layernorm.weight", layer.post_norm_E)
         parts |= layer.mlp.destinations(prefix)
     if not group.stage.has_ends:
@@ -185,7 +187,9 @@ def num_parameters(config: ModelConfig) -> int:
     config = replace(config, quantisation=None)
 
     def sizes() -> Iterator[int]:
-        for destination in destinations(allocate(config, device="meta", dtype=torch.float32), config).values():
+        for destination in checkpoint_destinations(
+            allocate_parameters(config, device="meta", dtype=torch.float32), config
+        ).values():
             yield torch.Size(destination.shape).numel()
 
     return sum(sizes())

@@ -25,8 +25,8 @@ class Rope:
         self._config = config
         self._head_dim = head_dim
         self._dtype = dtype
-        self._frequencies = frequencies(config, head_dim).to(device)
-        self._amplitude = amplitude(config)
+        self._frequencies = rope_frequencies(config, head_dim).to(device)
+        self._amplitude = rope_amplitude(config)
         self._tables = self._compute(torch.empty(0, dtype=torch.int64, device=device), self._frequencies)
 
     @property
@@ -67,7 +67,7 @@ class Rope:
         return 1.0 / base[..., None] ** _exponents(D).to(lengths.device)
 
 
-def frequencies(config: RopeConfig, head_dim: int) -> torch.Tensor:
+def rope_frequencies(config: RopeConfig, head_dim: int) -> torch.Tensor:
     """Radians per position of each pair of dimensions, float32 [D/2]; for dynamic, those of a short sequence."""
     plain = 1.0 / config.theta ** _exponents(head_dim)
     match config.type:
@@ -89,7 +89,7 @@ def frequencies(config: RopeConfig, head_dim: int) -> torch.Tensor:
             return torch.lerp(plain, plain / config.factor, ramp.clamp(0, 1))
 
 
-def amplitude(config: RopeConfig) -> float:
+def rope_amplitude(config: RopeConfig) -> float:
     """What cos and sin are multiplied by: yarn's attention temperature (section 3.4), else 1."""
     if config.type != "yarn":
         return 1.0

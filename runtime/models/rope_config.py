@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from .config_fields import Fields
+from .config_fields import ConfigFields
 
 RopeType = Literal["default", "linear", "dynamic", "yarn", "llama3", "listed"]
 _TYPES: tuple[RopeType, ...] = ("default", "linear", "dynamic", "yarn", "llama3")
@@ -41,7 +41,7 @@ class RopeConfig:
                 return max_positions
 
 
-def parse_rope(config: Fields, max_positions: int) -> RopeConfig:
+def parse_rope(config: ConfigFields, max_positions: int) -> RopeConfig:
     """The rope of the config.json `config`. Raises CheckpointError naming an unsupported type or a missing field."""
     spelling = "rope_scaling" if config.raw.get("rope_scaling") is not None else "rope_parameters"
     rope = config.nested(spelling)

@@ -16,10 +16,10 @@ from .kv_scale_names import is_attention_scale
 from .linear import Destination
 
 Progress = Callable[[int, int], None]  # (done_bytes, total_bytes), called after each tensor
-Ignored = Callable[[str], bool]  # whether a checkpoint may have a tensor of that name that is not wanted
+IsIgnored = Callable[[str], bool]  # whether a checkpoint may have a tensor of that name that is not wanted
 
 _SINGLE = "model.safetensors"
-INDEX = "model.safetensors.index.json"
+INDEX_FILE = "model.safetensors.index.json"
 # Buffers that older checkpoints carry; they follow from the config.
 _DERIVED = re.compile(r"\.rotary_emb\.inv_freq$|\.attn\.masked_bias$")
 
@@ -30,7 +30,7 @@ def refuse_all(name: str) -> bool:
 
 
 def load_weights(
-    path: Path, parts: Mapping[str, Destination], on_progress: Progress | None = None, ignored: Ignored = refuse_all
+    path: Path, parts: Mapping[str, Destination], on_progress: Progress | None = None, ignored: IsIgnored = refuse_all
 ) -> None:
     """Fill every destination from the checkpoint in directory `path`, converting to its dtype. Tensors without a
     destination are an error, but those whose names are `ignored`.
@@ -94,10 +94,10 @@ def _copy(
 
 def weight_files(path: Path) -> list[Path]:
     """The safetensors files of the checkpoint in directory `path`. Raises CheckpointError when one is missing."""
-    index = path / INDEX
+    index = path / INDEX_FILE
     if not index.is_file():
         if not (path / _SINGLE).is_file():
-            raise CheckpointError(path, f"holds neither {_SINGLE} nor {INDEX}")
+            raise CheckpointError(path, f"holds neither {_SINGLE} nor {INDEX_FILE}")
         return [path / _SINGLE]
     try:
         names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))

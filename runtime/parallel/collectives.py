@@ -12,26 +12,26 @@ import torch
 import torch.distributed as dist
 
 from ..protocol.config import CoreConfig, RuntimeConfig
-from .group import Settle, tree_sum
-from .master_address import Master, interface_of
-from .placement import Place
+from .group import WaitSent, tree_sum
+from .master_address import MasterAddress, interface_name
+from .placement import RankPlacement
 from .rendezvous import meeting_file, read_rendezvous
 from .shard import Shard
 from .stage import Stage
-from .symmetric_memory import SymmetricSum, connect
+from .symmetric_memory import SymmetricAllReduce, connect_symmetric
 
 # Seconds until a rank that neither answers nor dies is given up. A first step may compile kernels.
-PATIENCE = 300
+COLLECTIVE_TIMEOUT = 300
 
 
 @dataclass(frozen=True)
-class ProcessGroup:
+class DistributedGroup:
     shard: Shard
     stage: Stage
     neighbours: dist.ProcessGroup | None  # the ranks of the stage; None: all ranks
     # What goes back to the first stage does not wait for what is on its way from it.
     back: dist.ProcessGroup | None
-    symmetric: SymmetricSum | None = None  # None: NCCL's or gloo's sums are all there are
+    symmetric: SymmetricAllReduce | None = None  # None: NCCL's or gloo's sums are all there are
 
     def sum(self, x: torch.Tensor) -> torch.Tensor:
         if self.shard.size == 1:
@@ -57,7 +57,7 @@ class ProcessGroup:
         dist.broadcast(x, src=0)
         return x
 
-    def send(self, x: torch.Tensor, stage: int) -> Settle:
+    def send(self, x: torch.Tensor, stage: int) -> WaitSent:
         x = x.contiguous()
         work = dist.isend(x, self._in(stage), group=self._way(stage))
         assert work is not None, "both are of the group"
@@ -79,7 +79,7 @@ class ProcessGroup:
         return self.back if to == 0 else None
 
 
-def keep_store(ip: str) -> dist.TCPStore:
+def host_store(ip: str) -> dist.TCPStore:
     """A store for the ranks of all nodes to meet at, on any free port of this address and nowhere else. It asks nobody
     who he is: what is in it has a prefix that only nodes know."""
     with socket.create_server((ip, 0)) as listening:
@@ -87,18 +87,18 @@ def keep_store(ip: str) -> dist.TCPStore:
         return dist.TCPStore(ip, port, is_master=True, wait_for_workers=False, master_listen_fd=listening.detach())
 
 
-def _meet(config: RuntimeConfig) -> dist.Store:
+def _open_store(config: RuntimeConfig) -> dist.Store:
     if config.core.nnodes == 1:
         return dist.FileStore(str(meeting_file(config.serve.socket_dir)), config.core.num_ranks)
     found = read_rendezvous(config.serve.socket_dir)
-    store = dist.TCPStore(found.ip, found.port, is_master=False, timeout=timedelta(seconds=PATIENCE))
+    store = dist.TCPStore(found.ip, found.port, is_master=False, timeout=timedelta(seconds=COLLECTIVE_TIMEOUT))
     return dist.PrefixStore(found.prefix, store)
 
 
 def _choose_interface(core: CoreConfig) -> None:
     """Or tensors come where the host's name leads."""
     if core.nnodes > 1:
-        name = interface_of(Master.of(core).own_ip())
+        name = interface_name(MasterAddress.of(core).own_ip())
     else:
         name = next((name for _, name in socket.if_nameindex() if name.startswith("lo")), None)
     if name is not None:
@@ -107,16 +107,16 @@ def _choose_interface(core: CoreConfig) -> None:
             os.environ.setdefault("NCCL_SOCKET_IFNAME", name)
 
 
-def join(place: Place, config: RuntimeConfig) -> ProcessGroup:
+def join_group(place: RankPlacement, config: RuntimeConfig) -> DistributedGroup:
     """Meet the other ranks. Waits until all are there."""
     shard, stage, device = place.shard, place.stage, place.device
     _choose_interface(config.core)
     dist.init_process_group(
         "nccl" if device.type == "cuda" else "gloo",
-        store=_meet(config),
+        store=_open_store(config),
         rank=place.rank,
         world_size=shard.size * stage.size,
-        timeout=timedelta(seconds=PATIENCE),
+        timeout=timedelta(seconds=COLLECTIVE_TIMEOUT),
         device_id=device if device.type == "cuda" else None,
     )
     neighbours = back = None
@@ -126,11 +126,11 @@ def join(place: Place, config: RuntimeConfig) -> ProcessGroup:
         neighbours, back = stages[stage.index], dist.new_group()
     symmetric = None
     if device.type == "cuda" and shard.size > 1 and not shard.ordered and _on_one_host(place, config.core):
-        symmetric = connect(device, shard.rank, shard.size, neighbours)
-    return ProcessGroup(shard, stage, neighbours, back, symmetric)
+        symmetric = connect_symmetric(device, shard.rank, shard.size, neighbours)
+    return DistributedGroup(shard, stage, neighbours, back, symmetric)
 
 
-def _on_one_host(place: Place, core: CoreConfig) -> bool:
+def _on_one_host(place: RankPlacement, core: CoreConfig) -> bool:
     """Whether all ranks of this one's stage are."""
     first, each = place.stage.index * core.tp, len(core.own_ranks)
     return first // each == (first + core.tp - 1) // each

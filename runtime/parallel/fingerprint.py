@@ -14,33 +14,39 @@ from ..protocol.errors import RequestError
 from ..protocol.version import __version__
 
 # Settings that are each node's own, or only node 0's.
-_FILES = ("model", "speculative_draft_model", "kv_scales")  # settings that name what must be alike, wherever it lies
-_OWN = frozenset((*_FILES, "served_model_name", "device", "node_rank", "master", "node_keys", "log_plans", "kv_events"))
-_HEAD = 1 << 16  # bytes of a large file that are looked at: names and shapes are there
-_SMALL = 1 << 24
+_FILE_SETTINGS = (
+    "model",
+    "speculative_draft_model",
+    "kv_scales",
+)  # settings that name what must be alike, wherever it lies
+_PER_NODE = frozenset(
+    (*_FILE_SETTINGS, "served_model_name", "device", "node_rank", "master", "node_keys", "log_plans", "kv_events")
+)
+_HEAD_BYTES = 1 << 16  # bytes of a large file that are looked at: names and shapes are there
+_MAX_JSON_BYTES = 1 << 24
 
 
-class Facts(msgspec.Struct, frozen=True):
+class NodeFingerprint(msgspec.Struct, frozen=True):
     version: str
     settings: dict[str, str | int | float | bool | None]
     files: dict[str, str]  # digests, by setting
 
     @classmethod
-    def of(cls, config: CoreConfig) -> Facts:
+    def of(cls, config: CoreConfig) -> NodeFingerprint:
         """Raises RamiformError when a file is not there."""
-        settings = {name: value for name, value in msgspec.structs.asdict(config).items() if name not in _OWN}
+        settings = {name: value for name, value in msgspec.structs.asdict(config).items() if name not in _PER_NODE}
         files = {}
-        for name in _FILES:
+        for name in _FILE_SETTINGS:
             if name == "model" or getattr(config, name) is not None:
                 path = (
                     Path(getattr(config, name)).expanduser()
                     if name == "kv_scales"
                     else find_checkpoint(getattr(config, name))
                 )
-                files[name] = digest(path)
+                files[name] = files_digest(path)
         return cls(__version__, settings, files)
 
-    def check(self, other: Facts, node: int) -> None:
+    def check(self, other: NodeFingerprint, node: int) -> None:
         """Raises RequestError, naming the setting, when those of node `node` are not node 0's, which these are."""
         if other.version != self.version:
             raise RequestError(f"node {node} runs ramiform {other.version}, node 0 {self.version}", param="version")
@@ -51,12 +57,12 @@ class Facts(msgspec.Struct, frozen=True):
                     f"node {node} was started with {name} {theirs!r}, node 0 with {value!r}: they must be the same",
                     param=name,
                 )
-        for name in _FILES:
+        for name in _FILE_SETTINGS:
             if self.files.get(name) != other.files.get(name):
                 raise RequestError(f"the {name} of node {node} is another than that of node 0", param=name)
 
 
-def digest(path: Path) -> str:
+def files_digest(path: Path) -> str:
     """Of a file, or of what a checkpoint's directory holds of its model and what drafts for it: names, sizes, and
     content as far as it is short or comes first."""
     found = hashlib.sha256()
@@ -68,5 +74,5 @@ def digest(path: Path) -> str:
         name = file.relative_to(path).as_posix() if file != path else ""
         found.update(f"{name}\0{size}\0".encode())
         with file.open("rb") as content:
-            found.update(content.read(_SMALL if file.suffix == ".json" else _HEAD))
+            found.update(content.read(_MAX_JSON_BYTES if file.suffix == ".json" else _HEAD_BYTES))
     return found.hexdigest()

@@ -17,8 +17,8 @@ import torch
 from .shard import Shard
 from .stage import Stage
 
-WHOLE = Stage()
-Settle = Callable[[], None]  # waits until a tensor that was sent may be given up
+WHOLE_MODEL = Stage()
+WaitSent = Callable[[], None]  # waits until a tensor that was sent may be given up
 
 
 class Group(Protocol):
@@ -44,7 +44,7 @@ class Group(Protocol):
         """Rank 0's `x`, on every rank; the others' has its shape and type, and is given up."""
         ...
 
-    def send(self, x: torch.Tensor, stage: int) -> Settle:
+    def send(self, x: torch.Tensor, stage: int) -> WaitSent:
         """Begin to hand `x` to that stage. What one stage sends another arrives in order."""
         ...
 
@@ -53,17 +53,17 @@ class Group(Protocol):
         ...
 
 
-def leads(group: Group) -> bool:
+def is_rank_zero(group: Group) -> bool:
     """Whether this is rank 0, which decides."""
     return group.stage.index == 0 and group.shard.rank == 0
 
 
 @dataclass(frozen=True)
-class Alone:
+class SingleRank:
     """The only rank."""
 
     shard: Shard
-    stage: Stage = WHOLE
+    stage: Stage = WHOLE_MODEL
 
     def sum(self, x: torch.Tensor) -> torch.Tensor:
         return x
@@ -74,14 +74,14 @@ class Alone:
     def decide(self, x: torch.Tensor) -> torch.Tensor:
         return x
 
-    def send(self, x: torch.Tensor, stage: int) -> Settle:
+    def send(self, x: torch.Tensor, stage: int) -> WaitSent:
         raise AssertionError("there is no other stage")
 
     def receive(self, x: torch.Tensor, stage: int) -> torch.Tensor:
         raise AssertionError("there is no other stage")
 
 
-ALONE = Alone(Shard())
+SINGLE_RANK = SingleRank(Shard())
 
 
 def tree_sum(parts: Sequence[torch.Tensor]) -> torch.Tensor:

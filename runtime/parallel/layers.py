@@ -11,12 +11,12 @@ from typing import NamedTuple
 
 import torch
 
-from ..models.linear import Destination, Linear, bias_piece, total_bytes
+from ..models.linear import Destination, Linear, bias_destination, total_bytes
 from .group import Group, tree_sum
 from .shard import Shard
 
 
-class Section(NamedTuple):
+class OutputSection(NamedTuple):
     """Rows of the whole layer that belong together, as those of all queries do: cut into `num_pieces` equal pieces,
     no more than there are slices. With fewer, neighbouring slices hold the same piece."""
 
@@ -33,10 +33,10 @@ class Section(NamedTuple):
         return index * self.num_pieces // shard.num_slices
 
 
-class ColumnLinear:
+class ColumnParallelLinear:
     """Cut along the outputs: what comes out is this rank's part, sections in order."""
 
-    def __init__(self, shard: Shard, sections: Sequence[Section], slices: Sequence[Linear]) -> None:
+    def __init__(self, shard: Shard, sections: Sequence[OutputSection], slices: Sequence[Linear]) -> None:
         """`slices` are this rank's, unfilled; each has a piece of every section."""
         self._shard = shard
         self._sections = tuple(sections)
@@ -64,7 +64,9 @@ class ColumnLinear:
         slices = [linear.pieces(own_start, self._sizes[number]) for linear in self.slices]
         places = [section.piece(index, self._shard) for index in self._shard.slices]
         return {
-            name: joined([pieces[name] for pieces in slices], slices[0][name].outputs, places, section.num_pieces)
+            name: merged_destination(
+                [pieces[name] for pieces in slices], slices[0][name].outputs, places, section.num_pieces
+            )
             for name in slices[0]
         }
 
@@ -88,7 +90,7 @@ class ColumnLinear:
         return sum(linear.nbytes for linear in self.slices)
 
 
-class RowLinear:
+class RowParallelLinear:
     """Cut along the inputs, of which this rank's part comes in: the slices' products are partial sums, which all ranks
     add up. The bias is added once, after that."""
 
@@ -116,10 +118,12 @@ class RowLinear:
         shard = self._group.shard
         slices = [linear.pieces(start, size) for linear in self.slices]
         pieces = {
-            name: joined([own[name] for own in slices], slices[0][name].inputs, list(shard.slices), shard.num_slices)
+            name: merged_destination(
+                [own[name] for own in slices], slices[0][name].inputs, list(shard.slices), shard.num_slices
+            )
             for name in slices[0]
         }
-        return {**pieces, **bias_piece(self._bias, start, size)}
+        return {**pieces, **bias_destination(self._bias, start, size)}
 
     def finish(self) -> None:
         for linear in self.slices:
@@ -130,7 +134,7 @@ class RowLinear:
         return sum(linear.nbytes for linear in self.slices) + total_bytes(self._bias)
 
 
-def joined(
+def merged_destination(
     destinations: Sequence[Destination], axis: int | None, places: Sequence[int], num_pieces: int
 ) -> Destination:
     """One destination for a stored tensor that is cut along `axis` into `num_pieces`, of which piece `places[i]` goes

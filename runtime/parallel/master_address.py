@@ -16,16 +16,16 @@ from ..protocol.keys import program_keys, server_keys
 _GET_ADDRESS = 0x8915  # SIOCGIFADDR of Linux
 
 
-class Master(NamedTuple):
+class MasterAddress(NamedTuple):
     """Node 0's address, as numbers."""
 
     ip: str
     port: int
 
     @classmethod
-    def of(cls, config: CoreConfig) -> Master:
+    def of(cls, config: CoreConfig) -> MasterAddress:
         """Raises RequestError when the host has no address."""
-        host, port = _parts(config.master)
+        host, port = _parse_address(config.master)
         try:
             found = socket.getaddrinfo(host, port, family=socket.AF_INET, type=socket.SOCK_STREAM)
         except OSError as error:
@@ -59,7 +59,7 @@ def check_nodes(config: CoreConfig) -> None:
             "share evenly",
             param="nnodes",
         )
-    _parts(config.master)
+    _parse_address(config.master)
     if config.node_keys is None:
         raise RequestError(
             "nodes must show each other a key: make them with `ramiform keys FOLDER`, and name it with node_keys",
@@ -71,7 +71,7 @@ def check_nodes(config: CoreConfig) -> None:
         raise RequestError(str(error), param="node_keys") from None
 
 
-def _parts(master: str | None) -> tuple[str, int]:
+def _parse_address(master: str | None) -> tuple[str, int]:
     host, _, port = (master or "").rpartition(":")
     if not host or not (port.isdecimal() and 0 < int(port) < 1 << 16):
         raise RequestError(
@@ -80,7 +80,7 @@ def _parts(master: str | None) -> tuple[str, int]:
     return host, int(port)
 
 
-def interface_of(ip: str) -> str | None:
+def interface_name(ip: str) -> str | None:
     """The name of the network interface that has this address, where the system tells."""
     if sys.platform != "linux":
         return None

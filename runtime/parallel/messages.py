@@ -10,26 +10,26 @@ from msgspec import Meta
 
 from ..protocol.errors import ErrorInfo
 from ..scheduler.plan import ForwardPlan, SamplingPlan
-from .fingerprint import Facts
+from .fingerprint import NodeFingerprint
 
 
-class Begin(msgspec.Struct, frozen=True, tag="begin"):
+class StartSteps(msgspec.Struct, frozen=True, tag="begin"):
     """The first message: `captures` are the hidden states that rank 0's draft source wants of every forward."""
 
     captures: tuple[int, ...]
 
 
-class Step(msgspec.Struct, frozen=True, tag="step"):
+class RunPlan(msgspec.Struct, frozen=True, tag="step"):
     plan: ForwardPlan
 
 
-class Decide(msgspec.Struct, frozen=True, tag="decide"):
+class SampleStep(msgspec.Struct, frozen=True, tag="decide"):
     """What the rows sample that the last step left open."""
 
     sampling: SamplingPlan
 
 
-ToRank = Begin | Step | Decide
+ToRank = StartSteps | RunPlan | SampleStep
 
 
 class RankReady(msgspec.Struct, frozen=True, tag="ready"):
@@ -45,11 +45,11 @@ class RankFailed(msgspec.Struct, frozen=True, tag="failed"):
 RankReport = RankReady | RankFailed
 
 
-class Join(msgspec.Struct, frozen=True, tag="join"):
+class NodeJoin(msgspec.Struct, frozen=True, tag="join"):
     """A node is there, and waits for plans at `address` as the holder of `key`, a public one."""
 
     node: int
-    facts: Facts
+    facts: NodeFingerprint
     address: Annotated[str, Meta(pattern=r"^tcp://[0-9.]{7,15}:[0-9]{1,5}$")]
     key: Annotated[str, Meta(min_length=40, max_length=40)]
 
@@ -64,7 +64,7 @@ class NodeFailed(msgspec.Struct, frozen=True, tag="failed"):
     error: ErrorInfo
 
 
-FromNode = Join | NodeReady | NodeFailed
+FromNode = NodeJoin | NodeReady | NodeFailed
 
 
 class Rendezvous(msgspec.Struct, frozen=True):
@@ -75,17 +75,17 @@ class Rendezvous(msgspec.Struct, frozen=True):
     prefix: str
 
 
-class Welcome(msgspec.Struct, frozen=True, tag="welcome"):
+class NodeWelcome(msgspec.Struct, frozen=True, tag="welcome"):
     rendezvous: Rendezvous
 
 
-class Leave(msgspec.Struct, frozen=True, tag="leave"):
+class NodeLeave(msgspec.Struct, frozen=True, tag="leave"):
     """The runtime ends, or will not have this node; without an error it was told to end."""
 
     error: ErrorInfo | None
 
 
-ToNode = Welcome | Leave
+ToNode = NodeWelcome | NodeLeave
 
 
 def plan_address(socket_dir: str, rank: int) -> str:

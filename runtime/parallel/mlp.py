@@ -17,15 +17,15 @@ from ..models.linear import Linear
 from ..models.mixture import MixtureMlp
 from ..models.mlp import DenseMlp
 from .group import Group, tree_sum
-from .layers import ColumnLinear, RowLinear, Section
+from .layers import ColumnParallelLinear, OutputSection, RowParallelLinear
 
 
 @dataclass(frozen=True, slots=True)
-class DividedMlp(DenseMlp):
+class TensorParallelMlp(DenseMlp):
     """The sizes are those of the whole."""
 
-    gate_up: ColumnLinear
-    down: RowLinear
+    gate_up: ColumnParallelLinear
+    down: RowParallelLinear
 
     def parts(self, x_TE: torch.Tensor, ops: Ops) -> Sequence[torch.Tensor]:
         slices = zip(self.gate_up.slices, self.down.slices, strict=True)
@@ -36,17 +36,17 @@ class DividedMlp(DenseMlp):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DividedMixture(MixtureMlp):
+class TensorParallelMixture(MixtureMlp):
     """The router is whole on every rank."""
 
     group: Group
 
     def expert(self, index: int) -> tuple[Linear, Linear]:
         size, shard = self.config.intermediate_size, self.group.shard
-        halves = [Section(size, shard.num_slices)] * 2
+        halves = [OutputSection(size, shard.num_slices)] * 2
         return (
-            ColumnLinear(shard, halves, [experts.gate_up.expert(index) for experts in self.slices]),
-            RowLinear(self.group, size, None, [experts.down.expert(index) for experts in self.slices]),
+            ColumnParallelLinear(shard, halves, [experts.gate_up.expert(index) for experts in self.slices]),
+            RowParallelLinear(self.group, size, None, [experts.down.expert(index) for experts in self.slices]),
         )
 
     def total(self, parts_TE: Sequence[torch.Tensor]) -> torch.Tensor:

@@ -25,7 +25,7 @@ _UNANSWERED_MS = 10_000  # that bytes may be on their way
 _HANDSHAKE_MS = 15_000
 
 
-def prepare(socket: zmq.Socket[bytes], own: tuple[bytes, bytes], *, server: bytes | None, most: int) -> None:
+def configure_socket(socket: zmq.Socket[bytes], own: tuple[bytes, bytes], *, server: bytes | None, most: int) -> None:
     """Before it binds or connects: `own` are our public and secret key. `server` is the key of whom it connects to;
     None: it will be bound, and the context's authenticator says who may come."""
     socket.curve_publickey, socket.curve_secretkey = own
@@ -43,22 +43,22 @@ def prepare(socket: zmq.Socket[bytes], own: tuple[bytes, bytes], *, server: byte
     socket.setsockopt(zmq.LINGER, 0)
 
 
-LOST = zmq.Event.DISCONNECTED | zmq.Event.HANDSHAKE_FAILED_AUTH
+LOST_EVENTS = zmq.Event.DISCONNECTED | zmq.Event.HANDSHAKE_FAILED_AUTH
 # Of whoever was there before we connect: nobody listens any more.
-NEVER_REACHED = zmq.Event.CONNECT_RETRIED
+REFUSED_EVENTS = zmq.Event.CONNECT_RETRIED
 
 
-def watch(socket: zmq.Socket[bytes], events: zmq.Event = LOST) -> zmq.Socket[bytes]:
+def monitor_socket(socket: zmq.Socket[bytes], events: zmq.Event = LOST_EVENTS) -> zmq.Socket[bytes]:
     """A socket to read these events from, of one that connects."""
     return socket.get_monitor_socket(events)
 
 
-def next_event(monitor: zmq.Socket[bytes]) -> zmq.Event:
+def next_monitor_event(monitor: zmq.Socket[bytes]) -> zmq.Event:
     """Of those that `watch` asked for."""
     return zmq.Event(recv_monitor_message(monitor)["event"])
 
 
-class Doorman:
+class KeyAuthenticator:
     """Lets in who shows one of the known keys, in every bound socket of a context."""
 
     def __init__(self, context: zmq.Context[Any], knows: Callable[[bytes], bool]) -> None:

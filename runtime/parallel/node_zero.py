@@ -18,19 +18,28 @@ from ..protocol import wire
 from ..protocol.config import RuntimeConfig
 from ..protocol.errors import ErrorInfo, RamiformError, RequestError, RuntimeFailed
 from ..protocol.keys import server_keys
-from .fingerprint import Facts
-from .master_address import Master
-from .messages import FromNode, Join, Leave, NodeFailed, NodeReady, Rendezvous, Welcome
-from .node_sockets import LOST, MAX_PLAN_BYTES, MAX_REPORT_BYTES, NEVER_REACHED, Doorman, logger, prepare, watch
+from .fingerprint import NodeFingerprint
+from .master_address import MasterAddress
+from .messages import FromNode, NodeFailed, NodeJoin, NodeLeave, NodeReady, NodeWelcome, Rendezvous
+from .node_sockets import (
+    LOST_EVENTS,
+    MAX_PLAN_BYTES,
+    MAX_REPORT_BYTES,
+    REFUSED_EVENTS,
+    KeyAuthenticator,
+    configure_socket,
+    logger,
+    monitor_socket,
+)
 
-JOINING = 300.0  # seconds that the nodes may take to come
+JOIN_TIMEOUT = 300.0  # seconds that the nodes may take to come
 # A report may come later than the news that its sender is gone. Looks, and not one wait: a machine that stands still
 # meanwhile takes one of them.
-_LAST_LOOKS, _LOOK_MS = 4, 50
-_FAREWELL_LOOKS = 20  # for the nodes to leave when they are asked to
+_FINAL_POLLS, _POLL_MS = 4, 50
+_LEAVE_POLLS = 20  # for the nodes to leave when they are asked to
 
 
-class Nodes:
+class WorkerNodes:
     """Those from 1 on. `on_ready` is called when all ranks of one have loaded, `on_gone` when one is lost; both from
     another thread. Raises RequestError when the address cannot be had, or a file is missing."""
 
@@ -45,25 +54,25 @@ class Nodes:
         assert core.node_keys is not None, "checked before"
         self._keys = server_keys(Path(core.node_keys))
         self._num_nodes = core.nnodes
-        self._facts = Facts.of(core)
+        self._facts = NodeFingerprint.of(core)
         self._rendezvous = rendezvous
         self._on_ready, self._on_gone = on_ready, on_gone
         self._context = zmq.Context()
-        self._doorman = Doorman(self._context, lambda key: key in self._keys.programs)
+        self._doorman = KeyAuthenticator(self._context, lambda key: key in self._keys.programs)
         self._control = self._context.socket(zmq.ROUTER)
-        prepare(self._control, self._own, server=None, most=MAX_REPORT_BYTES)
-        master = Master.of(core)
+        configure_socket(self._control, self._own, server=None, most=MAX_REPORT_BYTES)
+        master = MasterAddress.of(core)
         try:
             self._control.bind(f"tcp://{master.ip}:{master.port}")
         except zmq.ZMQError as error:
             raise RequestError(f"cannot listen at master {core.master}: {error}", param="master") from None
         self._decoder = msgspec.msgpack.Decoder(FromNode)
         self._changed = threading.Condition()
-        self._joined: dict[bytes, Join] = {}  # by how the socket calls them
+        self._joined: dict[bytes, NodeJoin] = {}  # by how the socket calls them
         self._plans: list[zmq.Socket[bytes]] = []
         self._monitors: dict[zmq.Socket[bytes], bytes] = {}
         self._woken, self._waker = os.pipe()
-        self._end: Leave | None = None
+        self._end: NodeLeave | None = None
         self._left = threading.Event()
         threading.Thread(target=self._run, name="nodes", daemon=True).start()
 
@@ -75,12 +84,12 @@ class Nodes:
         """Until all are there. `check` raises when waiting has become useless. Raises RuntimeFailed when some do not
         come."""
         with self._changed:
-            come = self._changed.wait_for(lambda: len(self._joined) == self._num_nodes - 1 or self._end, JOINING)
+            come = self._changed.wait_for(lambda: len(self._joined) == self._num_nodes - 1 or self._end, JOIN_TIMEOUT)
             here = {join.node for join in self._joined.values()}
         check()
         if not come:
             missing = ", ".join(str(node) for node in range(1, self._num_nodes) if node not in here)
-            raise RuntimeFailed(f"of nnodes {self._num_nodes}, these did not come within {JOINING:g} s: {missing}")
+            raise RuntimeFailed(f"of nnodes {self._num_nodes}, these did not come within {JOIN_TIMEOUT:g} s: {missing}")
 
     def send(self, data: bytes) -> None:
         for socket in self._plans:
@@ -90,14 +99,14 @@ class Nodes:
         """Ask all to leave, without waiting for it."""
         with self._changed:
             if self._end is None:
-                self._end = Leave(error)
+                self._end = NodeLeave(error)
                 os.write(self._waker, b"\n")
             self._changed.notify_all()
 
     def quit(self) -> None:
         """Ask all for a quiet end, and wait a moment for it."""
         self.end(None)
-        any(self._left.wait(_LOOK_MS / 1000) for _ in range(2 * _FAREWELL_LOOKS))
+        any(self._left.wait(_POLL_MS / 1000) for _ in range(2 * _LEAVE_POLLS))
 
     def _run(self) -> None:
         poller = zmq.Poller()
@@ -113,8 +122,8 @@ class Nodes:
         for identity in self._joined:
             self._control.send_multipart([identity, wire.encode(self._end)])
         staying = set(self._monitors)
-        for _ in range(_FAREWELL_LOOKS):
-            staying -= {monitor for monitor in staying if monitor.poll(max(1, _LOOK_MS // len(staying)))}
+        for _ in range(_LEAVE_POLLS):
+            staying -= {monitor for monitor in staying if monitor.poll(max(1, _POLL_MS // len(staying)))}
         self._left.set()
 
     def _receive(self, poller: zmq.Poller) -> None:
@@ -125,7 +134,7 @@ class Nodes:
             logger.warning("dropped a message of a node: %s", error)
             return
         match message:
-            case Join():
+            case NodeJoin():
                 self._join(identity, message, poller)
             case NodeReady() if identity in self._joined:
                 self._on_ready()
@@ -134,26 +143,26 @@ class Nodes:
             case _:
                 logger.warning("dropped a message of a node that has not joined")
 
-    def _join(self, identity: bytes, join: Join, poller: zmq.Poller) -> None:
+    def _join(self, identity: bytes, join: NodeJoin, poller: zmq.Poller) -> None:
         try:
             self._check(join)
         except RequestError as error:
             logger.warning("refused node %d at %s: %s", join.node, join.address, error)
-            self._control.send_multipart([identity, wire.encode(Leave(ErrorInfo.of(error)))])
+            self._control.send_multipart([identity, wire.encode(NodeLeave(ErrorInfo.of(error)))])
             return
         socket = self._context.socket(zmq.PUSH)
-        prepare(socket, self._own, server=join.key.encode(), most=MAX_PLAN_BYTES)
-        monitor = watch(socket, LOST | NEVER_REACHED)
+        configure_socket(socket, self._own, server=join.key.encode(), most=MAX_PLAN_BYTES)
+        monitor = monitor_socket(socket, LOST_EVENTS | REFUSED_EVENTS)
         socket.connect(join.address)
         poller.register(monitor, zmq.POLLIN)
         self._monitors[monitor] = identity
-        self._control.send_multipart([identity, wire.encode(Welcome(self._rendezvous))])
+        self._control.send_multipart([identity, wire.encode(NodeWelcome(self._rendezvous))])
         with self._changed:
             self._plans.append(socket)
             self._joined[identity] = join
             self._changed.notify_all()
 
-    def _check(self, join: Join) -> None:
+    def _check(self, join: NodeJoin) -> None:
         """Raises RequestError for a node that does not fit the others."""
         if not 0 < join.node < self._num_nodes:
             raise RequestError(
@@ -168,8 +177,8 @@ class Nodes:
             raise RequestError(f"node {join.node} waits for plans with an unknown key", param="node_keys")
 
     def _lost(self, identity: bytes, poller: zmq.Poller) -> None:
-        for _ in range(_LAST_LOOKS):
-            while self._control.poll(_LOOK_MS):
+        for _ in range(_FINAL_POLLS):
+            while self._control.poll(_POLL_MS):
                 self._receive(poller)
         join = self._joined[identity]
         self._on_gone(RuntimeFailed(f"node {join.node} ({join.address}) is gone; the runtime is down"))

@@ -11,12 +11,12 @@ from ..engine.build import choose_device
 from ..models.config import read_config
 from ..protocol.config import CoreConfig
 from ..protocol.errors import RequestError
-from .shard import Shard, cut
+from .shard import Shard, shard_of
 from .stage import Stage, stage_of
 
 
 @dataclass(frozen=True)
-class Place:
+class RankPlacement:
     """Where a rank computes, and what."""
 
     rank: int
@@ -25,7 +25,7 @@ class Place:
     device: torch.device
 
 
-def place_of(config: CoreConfig, path: Path, rank: int) -> Place:
+def placement_of(config: CoreConfig, path: Path, rank: int) -> RankPlacement:
     """Of rank `rank` of the model in directory `path`. The ranks of a stage follow one another. They have CUDA devices
     of their own, from the one that is asked for on; on a CPU they share it.
 
@@ -33,7 +33,7 @@ def place_of(config: CoreConfig, path: Path, rank: int) -> Place:
     divided, or there are not enough devices.
     """
     model = read_config(path)
-    shard = cut(model, rank=rank % config.tp, size=config.tp, ordered=config.deterministic)
+    shard = shard_of(model, rank=rank % config.tp, size=config.tp, ordered=config.deterministic)
     stage = stage_of(model, index=rank // config.tp, size=config.pp)
     device = choose_device(config.device)
     if device.type == "cuda":
@@ -46,4 +46,4 @@ def place_of(config: CoreConfig, path: Path, rank: int) -> Place:
                 param="pp" if config.pp > 1 else "tp",
             )
         device = torch.device("cuda", first + rank - config.own_ranks.start)
-    return Place(rank, shard, stage, device)
+    return RankPlacement(rank, shard, stage, device)

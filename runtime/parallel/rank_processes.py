@@ -17,17 +17,17 @@ import msgspec
 import zmq
 
 from ..processes import parent_watchdog as lifeline
-from ..processes.bounded_sleep import pause
+from ..processes.bounded_sleep import bounded_sleep
 from ..protocol.config import RuntimeConfig
 from ..protocol.errors import ErrorInfo, RamiformError, RuntimeFailed
 from .messages import RankFailed, RankReady, RankReport, Rendezvous, ToRank, plan_address
-from .node_zero import Nodes
+from .node_zero import WorkerNodes
 
-_CAUSE = 0.2  # seconds that the end of another, which made a rank fail, may be heard of later than the failure
-GRACE = 1.2  # seconds that rank 0 has to tell its clients when a rank is gone, whatever it is waiting for
+_CAUSE_DELAY = 0.2  # seconds that the end of another, which made a rank fail, may be heard of later than the failure
+RANK_LOSS_GRACE = 1.2  # seconds that rank 0 has to tell its clients when a rank is gone, whatever it is waiting for
 
 
-class Ranks:
+class RankProcesses:
     """Those of this node but rank 0, and on node 0 the other nodes' by way of them. `wake` is a file descriptor that
     becomes readable when one is gone."""
 
@@ -37,7 +37,7 @@ class Ranks:
         self._sockets: list[zmq.Socket[bytes]] = []
         self._changed = threading.Condition()
         self._num_ready = self._num_expected = 0
-        self._nodes: Nodes | None = None
+        self._nodes: WorkerNodes | None = None
         self._where = ""
         self._down: RamiformError | None = None
         self._serving = False
@@ -47,7 +47,7 @@ class Ranks:
         """On node 0 of several, with the `rendezvous` of all: once all nodes are there. Raises RamiformError when they
         do not come, or a setting is at fault."""
         if rendezvous is not None:
-            self._nodes = Nodes(config, rendezvous, self._one_ready, self._gone)
+            self._nodes = WorkerNodes(config, rendezvous, self._one_ready, self._gone)
             self._nodes.wait_joined(self.check)
             self._num_expected += config.core.nnodes - 1
         if config.core.nnodes > 1:
@@ -70,7 +70,7 @@ class Ranks:
             )
             self._children.append(child)
             assert child.stdin is not None
-            child.stdin.write(lifeline.first_line(config))
+            child.stdin.write(lifeline.config_line(config))
             child.stdin.flush()
             threading.Thread(target=self._watch, args=(rank, child), name=f"rank {rank}", daemon=True).start()
 
@@ -124,7 +124,7 @@ class Ranks:
         self.quit()
         for child in self._children:
             try:
-                child.wait(GRACE)
+                child.wait(RANK_LOSS_GRACE)
             except subprocess.TimeoutExpired:
                 child.kill()
                 child.wait()
@@ -145,7 +145,7 @@ class Ranks:
                     failed = error
         status = child.wait()
         if failed is not None and failed.kind != "request":
-            pause(_CAUSE)
+            bounded_sleep(_CAUSE_DELAY)
         who = f"rank {rank} (process {child.pid}{self._where})"
         if failed is not None and failed.kind == "request":
             self._gone(failed.to_exception())  # a setting that does not fit this rank either
@@ -165,6 +165,6 @@ class Ranks:
         if self._nodes is not None:
             self._nodes.end(ErrorInfo.of(error))
         if self._serving:
-            pause(GRACE)
+            bounded_sleep(RANK_LOSS_GRACE)
             print(f"ramiform core: {error}", file=sys.stderr)
-            lifeline.leave(1)
+            lifeline.exit_now(1)

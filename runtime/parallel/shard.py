@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from ..models.config import ModelConfig
 from ..protocol.errors import RequestError
 
-CANONICAL = (8, 4, 2, 1)  # numbers of slices that do not depend on the number of ranks, the best first
+CANONICAL_SLICE_COUNTS = (8, 4, 2, 1)  # numbers of slices that do not depend on the number of ranks, the best first
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,17 +58,17 @@ class Shard:
         return replace(config, num_heads=self.heads(config), num_kv_heads=self.kv_heads(config))
 
 
-def cut(config: ModelConfig, *, rank: int, size: int, ordered: bool) -> Shard:
+def shard_of(config: ModelConfig, *, rank: int, size: int, ordered: bool) -> Shard:
     """The share of rank `rank` of `size`. `ordered`: into slices whose number does not depend on `size`.
 
     Raises RequestError, naming tp, when the model cannot be divided so.
     """
-    problem = indivisible(config, size)
+    problem = why_indivisible(config, size)
     if problem is not None:
         raise RequestError(f"tp {size} does not fit the model: {problem}", param="tp")
     if not ordered:
         return Shard(rank, size, size)
-    num_slices = next(count for count in CANONICAL if indivisible(config, count) is None)
+    num_slices = next(count for count in CANONICAL_SLICE_COUNTS if why_indivisible(config, count) is None)
     if num_slices % size:
         raise RequestError(
             f"tp {size} does not fit deterministic: the model is computed in {num_slices} slices, "
@@ -78,7 +78,7 @@ def cut(config: ModelConfig, *, rank: int, size: int, ordered: bool) -> Shard:
     return Shard(rank, size, num_slices, ordered=True)
 
 
-def indivisible(config: ModelConfig, count: int) -> str | None:
+def why_indivisible(config: ModelConfig, count: int) -> str | None:
     """What about the model cannot be cut into `count` equal slices; None when it can."""
     heads, kv_heads = config.num_heads, config.num_kv_heads
     if heads % count:

@@ -17,7 +17,7 @@ from ..protocol.errors import RequestError
 
 # Tokens that are worth a micro-batch of their own, by kind of device. Fewer take a stage as long as many do, since it
 # reads its weights for them; then it is best to go through the stages once.
-LEAST = {"cpu": 16, "cuda": 256}
+MIN_MICRO_BATCH_TOKENS = {"cpu": 16, "cuda": 256}
 
 _LAYER = re.compile(r"(?:model\.layers|blk)\.(\d+)\.")  # in names of safetensors, and of GGUF
 

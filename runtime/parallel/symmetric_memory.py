@@ -14,30 +14,32 @@ import torch.distributed as dist
 
 logger = logging.getLogger("ramiform.engine")
 
-LARGEST = 64 << 20  # bytes of a sum; above it NCCL's rings are as fast
-_MOST_ONE_SHOT = 256 << 10  # bytes; above it each rank reading all of the others' costs more than a second exchange
-_LEAST_MULTICAST = 4  # ranks; with fewer the switch has little to add up
+MAX_SYMMETRIC_BYTES = 64 << 20  # bytes of a sum; above it NCCL's rings are as fast
+_MAX_ONE_SHOT_BYTES = (
+    256 << 10
+)  # bytes; above it each rank reading all of the others' costs more than a second exchange
+_MIN_MULTICAST_RANKS = 4  # ranks; with fewer the switch has little to add up
 _ALIGNMENT = 16  # bytes of a load
 _DTYPES = (torch.float32, torch.bfloat16)
 _CAPABILITY = (9, 0)
 
-Way = Literal["one-shot", "two-shot", "multicast"]
+AllReduceMethod = Literal["one-shot", "two-shot", "multicast"]
 
 
-def way_of(num_bytes: int, dtype: torch.dtype, size: int, *, multicast: bool) -> Way | None:
+def all_reduce_method(num_bytes: int, dtype: torch.dtype, size: int, *, multicast: bool) -> AllReduceMethod | None:
     """How `size` ranks best sum tensors of so many bytes; None: by NCCL. One-shot: each rank reads all of the others';
     two-shot: each sums a part, and reads the others' sums; multicast: the switch sums.
 
     The bounds between them are guesses at what holds on one machine of eight devices; they have not been measured.
     """
-    if dtype not in _DTYPES or not 0 < num_bytes <= LARGEST or num_bytes % (_ALIGNMENT * size):
+    if dtype not in _DTYPES or not 0 < num_bytes <= MAX_SYMMETRIC_BYTES or num_bytes % (_ALIGNMENT * size):
         return None
-    if multicast and size >= _LEAST_MULTICAST:
+    if multicast and size >= _MIN_MULTICAST_RANKS:
         return "multicast"
-    return "one-shot" if num_bytes <= _MOST_ONE_SHOT else "two-shot"
+    return "one-shot" if num_bytes <= _MAX_ONE_SHOT_BYTES else "two-shot"
 
 
-class SymmetricSum:
+class SymmetricAllReduce:
     """Made by all ranks of the group at once, with `connect`."""
 
     def __init__(self, memory: torch.Tensor, group: str, size: int, *, multicast: bool) -> None:
@@ -50,7 +52,7 @@ class SymmetricSum:
     def __call__(self, x: torch.Tensor) -> torch.Tensor | None:
         """As `Group.sum`, of a contiguous `x`; None when it is NCCL's. All ranks' `x` are alike, and so is the answer
         to that."""
-        way = way_of(x.nbytes, x.dtype, self._size, multicast=self._multicast)
+        way = all_reduce_method(x.nbytes, x.dtype, self._size, multicast=self._multicast)
         if way is None:
             return None
         shared = self._memory[: x.nbytes].view(x.dtype).view(x.shape)
@@ -67,10 +69,12 @@ class SymmetricSum:
         return x.copy_(shared)  # the next sum writes there
 
 
-def connect(device: torch.device, rank: int, size: int, group: dist.ProcessGroup | None = None) -> SymmetricSum | None:
+def connect_symmetric(
+    device: torch.device, rank: int, size: int, group: dist.ProcessGroup | None = None
+) -> SymmetricAllReduce | None:
     """Among the ranks of `group`, None being torch's default one, on neighbouring devices of one host; `rank` is this
     one's there. None, on every rank alike, where one of them cannot."""
-    if not _all(_sees_neighbours(device, rank, size), device, group):
+    if not _all_agree(_has_peer_access(device, rank, size), device, group):
         return None
     from torch.distributed import _symmetric_memory as symmetric  # whose import is slow
 
@@ -78,17 +82,17 @@ def connect(device: torch.device, rank: int, size: int, group: dist.ProcessGroup
     assert group is not None
     handle = None
     try:
-        memory = symmetric.empty(LARGEST, dtype=torch.uint8, device=device)
+        memory = symmetric.empty(MAX_SYMMETRIC_BYTES, dtype=torch.uint8, device=device)
         handle = symmetric.rendezvous(memory, group.group_name)
     except RuntimeError as error:
         logger.warning("no symmetric memory between the ranks, sums go by NCCL: %s", error)
-    if not _all(handle is not None, device, group):
+    if not _all_agree(handle is not None, device, group):
         return None
     assert handle is not None
-    return SymmetricSum(memory, group.group_name, size, multicast=handle.multicast_ptr != 0)
+    return SymmetricAllReduce(memory, group.group_name, size, multicast=handle.multicast_ptr != 0)
 
 
-def _sees_neighbours(device: torch.device, rank: int, size: int) -> bool:
+def _has_peer_access(device: torch.device, rank: int, size: int) -> bool:
     """Whether this rank's device can read all of the others', the first of which has this one's number less `rank`."""
     if device.index is None or torch.cuda.get_device_capability(device) < _CAPABILITY:
         return False
@@ -97,7 +101,7 @@ def _sees_neighbours(device: torch.device, rank: int, size: int) -> bool:
     return all(torch.cuda.can_device_access_peer(device, index) for index in others)
 
 
-def _all(mine: bool, device: torch.device, group: dist.ProcessGroup | None) -> bool:
+def _all_agree(mine: bool, device: torch.device, group: dist.ProcessGroup | None) -> bool:
     """Whether it is so on every rank: what follows is done by all of them or by none."""
     agreed = torch.tensor([mine], dtype=torch.int32, device=device)
     dist.all_reduce(agreed, dist.ReduceOp.MIN, group=group)

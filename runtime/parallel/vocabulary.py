@@ -16,15 +16,15 @@ import torch.nn.functional as F
 from ..models.linear import DenseLinear, Destination, Linear
 from .group import Group
 
-_ALIGNMENT = 16  # rows
+_ROW_ALIGNMENT = 16  # rows
 
 
-class VocabularyRows:
+class VocabParallelEmbedding:
     def __init__(self, group: Group, vocab_size: int) -> None:
         shard = group.shard
         self._group = group
         self._vocab_size = vocab_size
-        self._per_slice = -(-vocab_size // (shard.num_slices * _ALIGNMENT)) * _ALIGNMENT
+        self._per_slice = -(-vocab_size // (shard.num_slices * _ROW_ALIGNMENT)) * _ROW_ALIGNMENT
         self.num_rows = len(shard.slices) * self._per_slice
         self._first = shard.slices.start * self._per_slice
 

@@ -17,29 +17,29 @@ import msgspec
 import zmq
 
 from ..engine import build_engine
-from ..engine.in_flight_step import Launched
+from ..engine.in_flight_step import InFlightStep
 from ..models.checkpoint import find_checkpoint
 from ..models.decoder import Decoder
 from ..processes import logs
 from ..processes import parent_watchdog as lifeline
-from ..processes.bounded_sleep import pause
+from ..processes.bounded_sleep import bounded_sleep
 from ..protocol.config import RuntimeConfig
 from ..protocol.errors import ErrorInfo, RamiformError
 from ..scheduler.plan import PageCopy, Row
 from ..speculation.build import draft_page_bytes
 from ..speculation.draft_source import DraftSource, DraftStep
 from ..speculation.tree import DraftTree
-from .collectives import join
-from .messages import Begin, Decide, RankFailed, RankReady, RankReport, Step, ToRank, plan_address
-from .placement import place_of
+from .collectives import join_group
+from .messages import RankFailed, RankReady, RankReport, RunPlan, SampleStep, StartSteps, ToRank, plan_address
+from .placement import placement_of
 
 # Seconds until a rank tells of what it did not expect. It may be the end of another, which breaks off what this one
 # asked of it: that is heard first then, and ends this process too.
-_SECOND = 0.5
+_REPORT_DELAY = 0.5
 
 
 @dataclass(frozen=True)
-class NoGuesses:
+class CaptureOnlySource:
     """In the place of a draft source that rank 0 has: so that this rank computes what that one captures."""
 
     captures: tuple[int, ...]
@@ -64,21 +64,21 @@ def serve(config: RuntimeConfig, rank: int, report: Callable[[RankReport], None]
     def source(target: Decoder, *, num_pages: int, num_host_pages: int) -> DraftSource | None:
         report(RankReady())
         begin = decoder.decode(socket.recv())
-        assert isinstance(begin, Begin), "rank 0 begins with Begin"
-        return NoGuesses(begin.captures) if begin.captures else None
+        assert isinstance(begin, StartSteps), "rank 0 begins with Begin"
+        return CaptureOnlySource(begin.captures) if begin.captures else None
 
     path = find_checkpoint(config.core.model)
-    place = place_of(config.core, path, rank)
-    group = join(place, config)
+    place = placement_of(config.core, path, rank)
+    group = join_group(place, config)
     core = msgspec.structs.replace(config.core, device=str(place.device))
     page_bytes = partial(draft_page_bytes, core, path)
     engine = build_engine(core, path, make_source=source, draft_page_bytes=page_bytes, group=group)
-    launched: Launched | None = None
+    launched: InFlightStep | None = None
     while True:
         match decoder.decode(socket.recv()):
-            case Step(plan):
+            case RunPlan(plan):
                 launched = engine.launch(plan)  # its result is rank 0's affair
-            case Decide(sampling):
+            case SampleStep(sampling):
                 assert launched is not None, "what is sampled belongs to a step"
                 launched.sample(sampling)
             case _:
@@ -86,7 +86,7 @@ def serve(config: RuntimeConfig, rank: int, report: Callable[[RankReport], None]
 
 
 def main() -> int:
-    reports = lifeline.take_stdout()
+    reports = lifeline.redirect_stdout()
 
     def report(value: RankReport) -> None:
         reports.write(msgspec.json.encode(value) + b"\n")
@@ -94,17 +94,17 @@ def main() -> int:
     rank = int(sys.argv[1])
     config = lifeline.read_config(sys.stdin.buffer)
     parent = "core" if config.core.node_rank == 0 else "node"
-    lifeline.leave_at_end(sys.stdin.buffer, who=f"rank {rank}", parent=parent, socket_dir=config.serve.socket_dir)
-    logs.set_up(config.serve, f"rank {rank}")
+    lifeline.exit_with_parent(sys.stdin.buffer, who=f"rank {rank}", parent=parent, socket_dir=config.serve.socket_dir)
+    logs.set_up_logging(config.serve, f"rank {rank}")
     try:
         serve(config, rank, report)
     except Exception as error:
         if not isinstance(error, RamiformError):
-            pause(_SECOND)
+            bounded_sleep(_REPORT_DELAY)
             traceback.print_exc()
         report(RankFailed(ErrorInfo.of(error)))
     return 1
 
 
 if __name__ == "__main__":
-    lifeline.leave(main())
+    lifeline.exit_now(main())

@@ -21,42 +21,49 @@ from ..protocol import wire
 from ..protocol.config import CoreConfig, RuntimeConfig
 from ..protocol.errors import ErrorInfo, RamiformError, RequestError, RuntimeFailed
 from ..protocol.keys import program_keys
-from .fingerprint import Facts
-from .master_address import Master
-from .messages import FromNode, Join, Leave, NodeFailed, NodeReady, ToNode, Welcome
-from .node_sockets import MAX_PLAN_BYTES, MAX_REPORT_BYTES, Doorman, next_event, prepare, watch
-from .rank_processes import Ranks
+from .fingerprint import NodeFingerprint
+from .master_address import MasterAddress
+from .messages import FromNode, NodeFailed, NodeJoin, NodeLeave, NodeReady, NodeWelcome, ToNode
+from .node_sockets import (
+    MAX_PLAN_BYTES,
+    MAX_REPORT_BYTES,
+    KeyAuthenticator,
+    configure_socket,
+    monitor_socket,
+    next_monitor_event,
+)
+from .rank_processes import RankProcesses
 from .rendezvous import write_rendezvous
 
-JOINING = 300.0  # seconds that node 0 may take to answer
-_LOOK_MS = 50  # between looks at ranks that load
-_FAREWELL_MS = 1000  # for our last words to leave
+JOIN_TIMEOUT = 300.0  # seconds that node 0 may take to answer
+_CHECK_INTERVAL_MS = 50  # between looks at ranks that load
+_LINGER_MS = 1000  # for our last words to leave
 
 
-class NodeLink:
+class NodeZeroConnection:
     """The sockets of this node."""
 
     def __init__(self, config: CoreConfig) -> None:
         assert config.node_keys is not None, "checked before"
-        self._master, self._name = Master.of(config), config.master
+        self._master, self._name = MasterAddress.of(config), config.master
         self._keys = keys = program_keys(Path(config.node_keys))
         own = (keys.public, keys.secret)
         self._context = zmq.Context()
-        self._doorman = Doorman(self._context, lambda key: key == keys.server)
+        self._doorman = KeyAuthenticator(self._context, lambda key: key == keys.server)
         self.plans = self._context.socket(zmq.PULL)
-        prepare(self.plans, own, server=None, most=MAX_PLAN_BYTES)
+        configure_socket(self.plans, own, server=None, most=MAX_PLAN_BYTES)
         self.plans.bind(f"tcp://{self._master.own_ip()}:*")
         self.control = self._context.socket(zmq.DEALER)
-        prepare(self.control, own, server=keys.server, most=MAX_REPORT_BYTES)
-        self.monitor = watch(self.control)
+        configure_socket(self.control, own, server=keys.server, most=MAX_REPORT_BYTES)
+        self.monitor = monitor_socket(self.control)
         self.control.connect(f"tcp://{self._master.ip}:{self._master.port}")
         self._decoder = msgspec.msgpack.Decoder(ToNode)
 
-    def join(self, node: int, facts: Facts) -> Welcome:
+    def join(self, node: int, facts: NodeFingerprint) -> NodeWelcome:
         """Raises RequestError when node 0 will not have us, and says why; RuntimeFailed when it does not answer."""
         address = self.plans.getsockopt_string(zmq.LAST_ENDPOINT)
-        self.say(Join(node, facts, address, self._keys.public.decode()))
-        end = time.monotonic() + JOINING
+        self.say(NodeJoin(node, facts, address, self._keys.public.decode()))
+        end = time.monotonic() + JOIN_TIMEOUT
         while (left := end - time.monotonic()) > 0:
             poller = zmq.Poller()
             for socket in (self.control, self.monitor):
@@ -64,12 +71,14 @@ class NodeLink:
             ready = dict(poller.poll(left * 1000))
             if self.control in ready:
                 message = self.receive()
-                if isinstance(message, Welcome):
+                if isinstance(message, NodeWelcome):
                     return message
                 raise RuntimeFailed("node 0 is leaving") if message.error is None else message.error.to_exception()
-            if self.monitor in ready and next_event(self.monitor) == zmq.Event.HANDSHAKE_FAILED_AUTH:
+            if self.monitor in ready and next_monitor_event(self.monitor) == zmq.Event.HANDSHAKE_FAILED_AUTH:
                 raise RequestError(f"node 0 at {self._name} does not know our key", param="node_keys")
-        raise RuntimeFailed(f"node 0 at {self._name} did not answer within {JOINING:g} s, or its key is not server.key")
+        raise RuntimeFailed(
+            f"node 0 at {self._name} did not answer within {JOIN_TIMEOUT:g} s, or its key is not server.key"
+        )
 
     def receive(self) -> ToNode:
         message: ToNode = wire.decode(self._decoder, self.control.recv())
@@ -81,7 +90,7 @@ class NodeLink:
     def close(self) -> None:
         """What was said is given a moment to leave."""
         self._doorman.stop()
-        self._context.destroy(linger=_FAREWELL_MS)
+        self._context.destroy(linger=_LINGER_MS)
 
 
 def serve_node(config: RuntimeConfig, on_start: Callable[[], None]) -> None:
@@ -90,22 +99,24 @@ def serve_node(config: RuntimeConfig, on_start: Callable[[], None]) -> None:
 
     The directory of the sockets is removed at the end, however it ends.
     """
-    node, ranks = config.core.node_rank, Ranks()
+    node, ranks = config.core.node_rank, RankProcesses()
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        facts, link = Facts.of(config.core), NodeLink(config.core)
+        facts, link = NodeFingerprint.of(config.core), NodeZeroConnection(config.core)
         try:
             welcome = link.join(node, facts)
             try:
                 write_rendezvous(config.serve.socket_dir, welcome.rendezvous)
                 ranks.start(config)
                 on_start()
-                with _signals() as told_to_end:
-                    _relay(link, ranks, f"node 0 at {config.core.master}", told_to_end)
+                with _termination_pipe() as told_to_end:
+                    _relay_plans(link, ranks, f"node 0 at {config.core.master}", told_to_end)
             except KeyboardInterrupt:
-                raise _told(link, RuntimeFailed(f"node {node} was told to end; the runtime is down")) from None
+                raise _report_failure(
+                    link, RuntimeFailed(f"node {node} was told to end; the runtime is down")
+                ) from None
             except RamiformError as error:
-                raise _told(link, error) from None
+                raise _report_failure(link, error) from None
         finally:
             ranks.stop()
             link.close()
@@ -113,14 +124,14 @@ def serve_node(config: RuntimeConfig, on_start: Callable[[], None]) -> None:
         shutil.rmtree(config.serve.socket_dir, ignore_errors=True)
 
 
-def _told(link: NodeLink, error: RamiformError) -> RamiformError:
+def _report_failure(link: NodeZeroConnection, error: RamiformError) -> RamiformError:
     """The error, of which node 0 knows now."""
     link.say(NodeFailed(ErrorInfo.of(error)))
     return error
 
 
 @contextmanager
-def _signals() -> Iterator[int]:
+def _termination_pipe() -> Iterator[int]:
     """A file descriptor that can be read once this process was told to end. An exception out of a signal's handler is
     lost where it comes up in a callback."""
     readable, writable = os.pipe()
@@ -138,7 +149,7 @@ def _signals() -> Iterator[int]:
         os.close(writable)
 
 
-def _relay(link: NodeLink, ranks: Ranks, master: str, told_to_end: int) -> None:
+def _relay_plans(link: NodeZeroConnection, ranks: RankProcesses, master: str, told_to_end: int) -> None:
     """Plans to the ranks, until node 0 says that it is enough. Raises KeyboardInterrupt when `told_to_end` can be
     read."""
     poller = zmq.Poller()
@@ -146,7 +157,7 @@ def _relay(link: NodeLink, ranks: Ranks, master: str, told_to_end: int) -> None:
         poller.register(waited, zmq.POLLIN)
     told = False
     while True:
-        come = dict(poller.poll(None if told else _LOOK_MS))
+        come = dict(poller.poll(None if told else _CHECK_INTERVAL_MS))
         if told_to_end in come:
             raise KeyboardInterrupt
         ranks.check()
@@ -157,7 +168,7 @@ def _relay(link: NodeLink, ranks: Ranks, master: str, told_to_end: int) -> None:
             ranks.relay(link.plans.recv())
         if link.control in come:
             message = link.receive()
-            assert isinstance(message, Leave), "a welcome comes once"
+            assert isinstance(message, NodeLeave), "a welcome comes once"
             if message.error is not None:
                 raise message.error.to_exception()
             return

@@ -5,31 +5,31 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ..models.config import ModelConfig
-from ..parallel.shard import indivisible
-from .devices import Device
+from ..parallel.shard import why_indivisible
+from .devices import DeviceSpec
 from .estimate import Estimate, estimate
 from .memory import KvFormat, WeightFormat
 from .workload import Arrangement, Workload
 
-WEIGHTS: tuple[WeightFormat, ...] = ("bf16", "fp8", "int8", "int4")
-KV: tuple[KvFormat, ...] = ("bf16", "fp8")
+WEIGHT_FORMATS: tuple[WeightFormat, ...] = ("bf16", "fp8", "int8", "int4")
+KV_FORMATS: tuple[KvFormat, ...] = ("bf16", "fp8")
 
 
 def arrangements(config: ModelConfig, num_devices: int) -> Iterator[Arrangement]:
     """All that use at most `num_devices`: powers of two for `tp` that the model can be cut by; no more stages than
     layers."""
     for tp in (1 << exponent for exponent in range(num_devices.bit_length())):
-        if indivisible(config, tp) is not None:
+        if why_indivisible(config, tp) is not None:
             continue
         for pp in range(1, min(num_devices // tp, config.num_layers) + 1):
-            for weights in WEIGHTS:
-                for kv in KV:
+            for weights in WEIGHT_FORMATS:
+                for kv in KV_FORMATS:
                     yield Arrangement(tp=tp, pp=pp, weights=weights, kv=kv)
 
 
 def choose(
     config: ModelConfig,
-    device: Device,
+    device: DeviceSpec,
     num_devices: int,
     workload: Workload,
     *,
@@ -53,6 +53,6 @@ def choose(
 
     def rank(one: Estimate) -> tuple[float, ...]:
         a = one.arrangement
-        return a.num_devices, WEIGHTS.index(a.weights) + KV.index(a.kv), one.step_seconds
+        return a.num_devices, WEIGHT_FORMATS.index(a.weights) + KV_FORMATS.index(a.kv), one.step_seconds
 
     return sorted(fitting, key=rank)

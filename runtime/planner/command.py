@@ -32,7 +32,7 @@ def plan(
     # Reading a model's configuration imports torch, which `--help` must not.
     from ..models.config import read_config
     from .choose import choose
-    from .report import facts, table
+    from .report import estimates_table, model_summary
     from .workload import Workload
 
     number, _, name = gpus.partition("x")
@@ -49,7 +49,7 @@ def plan(
     config = read_config(model)
     workload = Workload(prompt=prompt, cached=cached, context=context, concurrency=concurrency)
     console = Console(highlight=False)
-    console.print(facts(config), highlight=False)
+    console.print(model_summary(config), highlight=False)
     found = choose(
         config,
         DEVICES[name],
@@ -63,6 +63,6 @@ def plan(
         console.print(f"no arrangement of {gpus} holds {concurrency} sequences of {context} tokens within the targets")
         raise typer.Exit(1)
     console.print()
-    console.print(table(found[:limit], price))
+    console.print(estimates_table(found[:limit], price))
     if len(found) > limit:
         console.print(f"and {len(found) - limit} more")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 
-class Device(msgspec.Struct, frozen=True, kw_only=True):
+class DeviceSpec(msgspec.Struct, frozen=True, kw_only=True):
     memory: float  # bytes
     bandwidth: float  # of the memory, bytes/s
     bf16: float  # dense operations/s, two for a multiplication with its addition
@@ -14,13 +14,13 @@ class Device(msgspec.Struct, frozen=True, kw_only=True):
 
 
 DEVICES = {
-    "a100-40": Device(memory=40e9, bandwidth=1.555e12, bf16=312e12, eight_bit=624e12, link=300e9),
-    "a100-80": Device(memory=80e9, bandwidth=2.039e12, bf16=312e12, eight_bit=624e12, link=300e9),
-    "h100": Device(memory=80e9, bandwidth=3.35e12, bf16=989e12, eight_bit=1979e12, link=450e9),
-    "h200": Device(memory=141e9, bandwidth=4.8e12, bf16=989e12, eight_bit=1979e12, link=450e9),
-    "b200": Device(memory=180e9, bandwidth=8.0e12, bf16=2250e12, eight_bit=4500e12, link=900e9),
-    "l40s": Device(memory=48e9, bandwidth=0.864e12, bf16=362e12, eight_bit=733e12, link=32e9),
-    "l4": Device(memory=24e9, bandwidth=0.3e12, bf16=121e12, eight_bit=242e12, link=32e9),
-    "rtx4090": Device(memory=24e9, bandwidth=1.008e12, bf16=165e12, eight_bit=330e12, link=32e9),
-    "mi300x": Device(memory=192e9, bandwidth=5.3e12, bf16=1307e12, eight_bit=2614e12, link=448e9),
+    "a100-40": DeviceSpec(memory=40e9, bandwidth=1.555e12, bf16=312e12, eight_bit=624e12, link=300e9),
+    "a100-80": DeviceSpec(memory=80e9, bandwidth=2.039e12, bf16=312e12, eight_bit=624e12, link=300e9),
+    "h100": DeviceSpec(memory=80e9, bandwidth=3.35e12, bf16=989e12, eight_bit=1979e12, link=450e9),
+    "h200": DeviceSpec(memory=141e9, bandwidth=4.8e12, bf16=989e12, eight_bit=1979e12, link=450e9),
+    "b200": DeviceSpec(memory=180e9, bandwidth=8.0e12, bf16=2250e12, eight_bit=4500e12, link=900e9),
+    "l40s": DeviceSpec(memory=48e9, bandwidth=0.864e12, bf16=362e12, eight_bit=733e12, link=32e9),
+    "l4": DeviceSpec(memory=24e9, bandwidth=0.3e12, bf16=121e12, eight_bit=242e12, link=32e9),
+    "rtx4090": DeviceSpec(memory=24e9, bandwidth=1.008e12, bf16=165e12, eight_bit=330e12, link=32e9),
+    "mi300x": DeviceSpec(memory=192e9, bandwidth=5.3e12, bf16=1307e12, eight_bit=2614e12, link=448e9),
 }

@@ -9,7 +9,7 @@ import msgspec
 
 from ..models.config import ModelConfig
 from ..parallel.stage import Stage
-from .devices import Device
+from .devices import DeviceSpec
 from .memory import kv_bytes, mlp_width, weight_bytes
 from .times import prefill_seconds, step_seconds
 from .workload import Arrangement, Workload
@@ -32,7 +32,7 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True):
 
 def estimate(
     config: ModelConfig,
-    device: Device,
+    device: DeviceSpec,
     workload: Workload,
     arrangement: Arrangement,
     *,

@@ -44,7 +44,7 @@ def kv_bytes(config: ModelConfig, kv: KvFormat, tp: int = 1) -> float:
     return 2 * config.num_layers * math.ceil(config.num_kv_heads / tp) * config.head_dim * KV_BYTES[kv]
 
 
-def kept_tokens(config: ModelConfig, context: int) -> float:
+def mean_kept_tokens(config: ModelConfig, context: int) -> float:
     """How many of a context's tokens a layer keeps on average: a window forgets the others."""
     kept = (context if window is None else min(window, context) for window in config.windows)
     return sum(kept) / config.num_layers

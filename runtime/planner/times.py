@@ -9,16 +9,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..models.config import ModelConfig
-from ..parallel.stage import LEAST, Stage, num_micro_batches
-from .devices import Device
-from .memory import WeightFormat, kept_tokens, kv_bytes, read_bytes
+from ..parallel.stage import MIN_MICRO_BATCH_TOKENS, Stage, num_micro_batches
+from .devices import DeviceSpec
+from .memory import WeightFormat, kv_bytes, mean_kept_tokens, read_bytes
 from .workload import Arrangement, Workload
 
 TRANSFER_LATENCY = 10e-6  # seconds, of a message so small that its bytes do not count
 
 
 @dataclass(frozen=True)
-class Step:
+class StepLoad:
     """So many tokens at once, and what all of them together meet of the KV."""
 
     num_tokens: float
@@ -28,7 +28,13 @@ class Step:
 
 
 def prefill_seconds(
-    config: ModelConfig, device: Device, workload: Workload, arrangement: Arrangement, *, efficiency: float, chunk: int
+    config: ModelConfig,
+    device: DeviceSpec,
+    workload: Workload,
+    arrangement: Arrangement,
+    *,
+    efficiency: float,
+    chunk: int,
 ) -> float:
     """Of one prompt by itself, in equal steps of at most `chunk` tokens."""
     new = workload.prompt - workload.cached
@@ -38,25 +44,27 @@ def prefill_seconds(
         for window in config.windows
     ]
     num_steps = -(-new // chunk)
-    step = Step(new / num_steps, 1 / num_steps, 0.0, sum(met) / config.num_layers / num_steps)
-    return num_steps * _seconds(config, device, arrangement, step, efficiency)
+    step = StepLoad(new / num_steps, 1 / num_steps, 0.0, sum(met) / config.num_layers / num_steps)
+    return num_steps * _forward_seconds(config, device, arrangement, step, efficiency)
 
 
 def step_seconds(
-    config: ModelConfig, device: Device, workload: Workload, arrangement: Arrangement, *, efficiency: float
+    config: ModelConfig, device: DeviceSpec, workload: Workload, arrangement: Arrangement, *, efficiency: float
 ) -> float:
     """Between two tokens of a sequence, with all sequences half-way."""
     batch = workload.concurrency
-    length = kept_tokens(config, round(workload.mean_length))
+    length = mean_kept_tokens(config, round(workload.mean_length))
     read = batch * length * kv_bytes(config, arrangement.kv, arrangement.tp) / config.num_layers
-    return _seconds(config, device, arrangement, Step(batch, batch, read, 0.0), efficiency)
+    return _forward_seconds(config, device, arrangement, StepLoad(batch, batch, read, 0.0), efficiency)
 
 
-def _seconds(config: ModelConfig, device: Device, arrangement: Arrangement, step: Step, efficiency: float) -> float:
+def _forward_seconds(
+    config: ModelConfig, device: DeviceSpec, arrangement: Arrangement, step: StepLoad, efficiency: float
+) -> float:
     """The first micro-batch goes through all stages, and the others leave the slowest of them one by one; then come
     the logits, on the first stage."""
     tp, pp = arrangement.tp, arrangement.pp
-    num_parts = num_micro_batches(int(step.num_tokens), pp, least=LEAST["cuda"])
+    num_parts = num_micro_batches(int(step.num_tokens), pp, least=MIN_MICRO_BATCH_TOKENS["cuda"])
     T = step.num_tokens / num_parts
     rate = _matrix_rate(device, arrangement.weights) * tp
     stages = []
@@ -70,20 +78,20 @@ def _seconds(config: ModelConfig, device: Device, arrangement: Arrangement, step
         attention = 4 * config.num_heads * config.head_dim * num_layers * step.attended / num_parts / tp / device.bf16
         stages.append(
             max(products + attention, read / device.bandwidth) / efficiency
-            + num_layers * _sums(config, device, arrangement, T)
-            + _transfer(config, device, arrangement, T)
+            + num_layers * _all_reduce_seconds(config, device, arrangement, T)
+            + _transfer_seconds(config, device, arrangement, T)
         )
     head = 2 * config.vocab_size * config.hidden_size  # its bytes, and the operations of one token
     logits = max(head * step.num_outputs / rate, head / tp / device.bandwidth) / efficiency
     return sum(stages) + (num_parts - 1) * max(stages) + logits
 
 
-def _matrix_rate(device: Device, weights: WeightFormat) -> float:
+def _matrix_rate(device: DeviceSpec, weights: WeightFormat) -> float:
     """int8 and int4 are formats of storage here: their products are bf16's."""
     return device.eight_bit if weights == "fp8" else device.bf16
 
 
-def _sums(config: ModelConfig, device: Device, arrangement: Arrangement, num_tokens: float) -> float:
+def _all_reduce_seconds(config: ModelConfig, device: DeviceSpec, arrangement: Arrangement, num_tokens: float) -> float:
     """Seconds of a layer's two all-reduces of the hidden states, in rings."""
     tp = arrangement.tp
     if tp == 1:
@@ -91,6 +99,6 @@ def _sums(config: ModelConfig, device: Device, arrangement: Arrangement, num_tok
     return 2 * (2 * (tp - 1) / tp * 2 * config.hidden_size * num_tokens / device.link + TRANSFER_LATENCY)
 
 
-def _transfer(config: ModelConfig, device: Device, arrangement: Arrangement, num_tokens: float) -> float:
+def _transfer_seconds(config: ModelConfig, device: DeviceSpec, arrangement: Arrangement, num_tokens: float) -> float:
     """Seconds until the next stage has the hidden states; after the last that is the first."""
     return 0.0 if arrangement.pp == 1 else 2 * config.hidden_size * num_tokens / device.link + TRANSFER_LATENCY

@@ -11,22 +11,22 @@ import asyncio
 import time
 from collections.abc import Callable
 
-STEP = 0.05  # seconds
+STEP_SECONDS = 0.05  # seconds
 
 
-def pause(seconds: float) -> None:
+def bounded_sleep(seconds: float) -> None:
     for _ in range(_num_steps(seconds)):
-        time.sleep(STEP)
+        time.sleep(STEP_SECONDS)
 
 
-async def pause_until(condition: Callable[[], bool], seconds: float) -> bool:
+async def poll_until(condition: Callable[[], bool], seconds: float) -> bool:
     """Look at it now and then, for so long at most. Whether it came true."""
     for _ in range(_num_steps(seconds)):
         if condition():
             return True
-        await asyncio.sleep(STEP)
+        await asyncio.sleep(STEP_SECONDS)
     return condition()
 
 
 def _num_steps(seconds: float) -> int:
-    return max(1, round(seconds / STEP))
+    return max(1, round(seconds / STEP_SECONDS))

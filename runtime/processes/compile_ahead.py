@@ -20,7 +20,7 @@ from rich.console import Console
 
 logger = logging.getLogger("ramiform.core")
 
-MODULES = (  # that have loops of known signatures: importing them compiles those
+LOOP_MODULES = (  # that have loops of known signatures: importing them compiles those
     "kernels.cpu.attention",
     "kernels.cpu.layers",
     "kernels.cpu.matmul",
@@ -31,15 +31,15 @@ MODULES = (  # that have loops of known signatures: importing them compiles thos
 )
 
 
-def load_loops() -> None:
+def compile_loops() -> None:
     """Returns when every loop is ready to be called."""
-    with _told():
-        for name in MODULES:
+    with _announced():
+        for name in LOOP_MODULES:
             import_module(f"...{name}", __package__)
 
 
 @contextmanager
-def _told() -> Iterator[None]:
+def _announced() -> Iterator[None]:
     """Says so, on a terminal or in the log, if something is compiled and not only read."""
     start = time.monotonic()
     with ExitStack() as shown:
@@ -76,4 +76,4 @@ class _FirstCompilation(event.Listener):  # type: ignore[misc]  # numba has no t
 
 if __name__ == "__main__":
     logging.basicConfig(level="INFO", format="%(message)s")
-    load_loops()
+    compile_loops()

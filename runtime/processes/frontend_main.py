@@ -20,7 +20,7 @@ from typing import BinaryIO, NoReturn
 import msgspec
 
 from ..frontend.http.transport.connection_limits import raise_descriptor_limit
-from ..frontend.http.transport.listener import forget, listen
+from ..frontend.http.transport.listener import listen, remove_socket_file
 from ..frontend.process import Frontend
 from ..models.checkpoint import find_checkpoint
 from ..protocol.config import RuntimeConfig
@@ -30,15 +30,15 @@ from ..protocol.start_report import Started, StartFailed, StartReport
 from ..tokenizer import load_tokenizer
 from . import logs
 from . import parent_watchdog as lifeline
-from .bounded_sleep import pause
-from .supervisor import Child
+from .bounded_sleep import bounded_sleep
+from .supervisor import ChildProcess
 
-LAST_WORDS = 5.0  # seconds that a core's reason not to start may come after the news of its end
-STUCK = 10.0  # seconds after which a frontend that was to end does so, whatever it is busy with
+START_FAILURE_SECONDS = 5.0  # seconds that a core's reason not to start may come after the news of its end
+FRONTEND_EXIT_SECONDS = 10.0  # seconds after which a frontend that was to end does so, whatever it is busy with
 
 
 @dataclass
-class Signals:
+class ShutdownSignals:
     """`end`: leave now. `drain`: leave when what runs has ended, or its time is over."""
 
     end: asyncio.Event = field(default_factory=asyncio.Event)
@@ -54,13 +54,13 @@ class Signals:
         (self.end if self.drain.is_set() else self.drain).set()
 
 
-async def serve(config: RuntimeConfig, signals: Signals, on_start: Callable[[Started], None]) -> None:
+async def serve(config: RuntimeConfig, signals: ShutdownSignals, on_start: Callable[[Started], None]) -> None:
     """Serve until told to end. Raises RamiformError when starting fails, RuntimeFailed when a process of ours dies.
 
     The directory of the sockets is removed at the end, however it ends.
     """
     raise_descriptor_limit()
-    children: list[Child] = []
+    children: list[ChildProcess] = []
     try:
         tokenizer = load_tokenizer(find_checkpoint(config.core.model))
         listener = listen(config.serve)
@@ -72,12 +72,14 @@ async def serve(config: RuntimeConfig, signals: Signals, on_start: Callable[[Sta
             raise
         error: RamiformError | None = None
         try:
-            children.append(await Child.start("core", "ramiform.runtime.core.main", config=config, reports=False))
+            children.append(
+                await ChildProcess.start("core", "ramiform.runtime.core.main", config=config, reports=False)
+            )
             fds = [] if listener is None else [listener.fileno()]
             for index in range(1, config.serve.frontends):
                 name, arguments = f"frontend {index}", (str(index), *map(str, fds))
                 children.append(
-                    await Child.start(
+                    await ChildProcess.start(
                         name,
                         "ramiform.runtime.processes.frontend_worker",
                         *arguments,
@@ -98,15 +100,15 @@ async def serve(config: RuntimeConfig, signals: Signals, on_start: Callable[[Sta
             for child in children[:1]:
                 await child.end()
     finally:
-        forget(config.serve)
+        remove_socket_file(config.serve)
         shutil.rmtree(config.serve.socket_dir, ignore_errors=True)
 
 
 async def _supervise(
     config: RuntimeConfig,
     frontend: Frontend,
-    children: list[Child],
-    signals: Signals,
+    children: list[ChildProcess],
+    signals: ShutdownSignals,
     on_start: Callable[[Started], None],
 ) -> None:
     """Returns when it is time to end. Raises RamiformError when the core cannot start, or a child dies."""
@@ -119,7 +121,7 @@ async def _supervise(
         await asyncio.wait({*deaths, ended, drained, ready}, return_when=asyncio.FIRST_COMPLETED)
         if any(death.done() for death in deaths):
             # A core that fails says why before it leaves; the message may still be on its way.
-            await asyncio.wait({ready}, timeout=LAST_WORDS)
+            await asyncio.wait({ready}, timeout=START_FAILURE_SECONDS)
         if ready.done():
             gc.collect()
             gc.freeze()  # what is there now stays: collections between tokens need not walk it
@@ -139,7 +141,7 @@ async def _supervise(
             task.cancel()
 
 
-async def _all_ready(frontend: Frontend, children: list[Child]) -> ModelInfo:
+async def _all_ready(frontend: Frontend, children: list[ChildProcess]) -> ModelInfo:
     info = await frontend.core_ready()
     for child in children[1:]:
         await child.ready()
@@ -147,7 +149,7 @@ async def _all_ready(frontend: Frontend, children: list[Child]) -> ModelInfo:
     return info
 
 
-async def _drain(config: RuntimeConfig, frontend: Frontend, children: list[Child]) -> None:
+async def _drain(config: RuntimeConfig, frontend: Frontend, children: list[ChildProcess]) -> None:
     for child in children[1:]:
         child.process.terminate()
     await frontend.drain(config.serve.drain_seconds)
@@ -155,19 +157,19 @@ async def _drain(config: RuntimeConfig, frontend: Frontend, children: list[Child
         await child.ready()  # its second line
 
 
-async def _child(config: RuntimeConfig, reports: BinaryIO) -> int:
+async def _run_as_child(config: RuntimeConfig, reports: BinaryIO) -> int:
     loop = asyncio.get_running_loop()
-    signals = Signals()
+    signals = ShutdownSignals()
     signals.install()
 
     def on_end(asked: bool) -> None:
         if not asked:
             print("ramiform frontend: the program that started it is gone; leaving", file=sys.stderr, flush=True)
         loop.call_soon_threadsafe(signals.end.set)
-        pause(STUCK)
-        lifeline.leave(1)  # the event loop does not look up; the core follows by its own lifeline
+        bounded_sleep(FRONTEND_EXIT_SECONDS)
+        lifeline.exit_now(1)  # the event loop does not look up; the core follows by its own lifeline
 
-    lifeline.watch(sys.stdin.buffer, on_end)
+    lifeline.watch_parent(sys.stdin.buffer, on_end)
     started = False
 
     def report(value: StartReport) -> None:
@@ -190,15 +192,15 @@ async def _child(config: RuntimeConfig, reports: BinaryIO) -> int:
 
 
 def main() -> NoReturn:
-    reports = lifeline.take_stdout()
+    reports = lifeline.redirect_stdout()
     config = lifeline.read_config(sys.stdin.buffer)
-    logs.set_up(config.serve, "frontend")
+    logs.set_up_logging(config.serve, "frontend")
     try:
-        status = asyncio.run(_child(config, reports))
+        status = asyncio.run(_run_as_child(config, reports))
     except Exception:
         traceback.print_exc()
         status = 1
-    lifeline.leave(status)
+    lifeline.exit_now(status)
 
 
 if __name__ == "__main__":

@@ -21,9 +21,9 @@ from ..protocol.errors import RamiformError
 from ..tokenizer import load_tokenizer
 from . import logs
 from . import parent_watchdog as lifeline
-from .bounded_sleep import pause
+from .bounded_sleep import bounded_sleep
 
-STUCK = 5.0  # seconds after which a frontend that was to end does so, whatever it is busy with
+WORKER_EXIT_SECONDS = 5.0  # seconds after which a frontend that was to end does so, whatever it is busy with
 
 
 async def _serve(config: RuntimeConfig, index: int, listener: socket.socket | None, reports: BinaryIO) -> None:
@@ -35,10 +35,10 @@ async def _serve(config: RuntimeConfig, index: int, listener: socket.socket | No
         if not asked:
             print(f"ramiform frontend {index}: the first frontend is gone; leaving", file=sys.stderr, flush=True)
         loop.call_soon_threadsafe(end.set)
-        pause(STUCK)
-        lifeline.leave(0 if asked else 1)
+        bounded_sleep(WORKER_EXIT_SECONDS)
+        lifeline.exit_now(0 if asked else 1)
 
-    lifeline.watch(sys.stdin.buffer, on_end)
+    lifeline.watch_parent(sys.stdin.buffer, on_end)
     frontend = Frontend(config, load_tokenizer(find_checkpoint(config.core.model)), index=index, listener=listener)
     try:
         await frontend.start()
@@ -60,10 +60,10 @@ async def _serve(config: RuntimeConfig, index: int, listener: socket.socket | No
 
 
 def main() -> NoReturn:
-    reports = lifeline.take_stdout()
+    reports = lifeline.redirect_stdout()
     config = lifeline.read_config(sys.stdin.buffer)
     index = int(sys.argv[1])
-    logs.set_up(config.serve, f"frontend {index}")
+    logs.set_up_logging(config.serve, f"frontend {index}")
     listener = socket.socket(fileno=int(sys.argv[2])) if len(sys.argv) > 2 else None
     status = 0
     try:
@@ -74,7 +74,7 @@ def main() -> NoReturn:
     except Exception:
         traceback.print_exc()
         status = 1
-    lifeline.leave(status)
+    lifeline.exit_now(status)
 
 
 if __name__ == "__main__":

@@ -18,13 +18,15 @@ from ..parallel.master_address import check_nodes
 from ..protocol.client import Connection
 from ..protocol.config import CoreConfig, RuntimeConfig, ServeConfig
 from ..protocol.errors import RamiformError, RequestError, RuntimeFailed
-from ..protocol.setting_aliases import ours_for
+from ..protocol.setting_aliases import suggest_setting
 from ..protocol.start_report import Started, StartFailed, StartReport
 from ..protocol.transport import check_bind
 from . import parent_watchdog as lifeline
 
-MAX_TMPDIR = 80  # characters: the kernel allows 107 bytes for the path of a socket
-GRACE = 30.0  # seconds the processes may take to leave before they are killed; stuck ones leave by themselves sooner
+MAX_TMPDIR_LENGTH = 80  # characters: the kernel allows 107 bytes for the path of a socket
+RUNTIME_EXIT_SECONDS = (
+    30.0  # seconds the processes may take to leave before they are killed; stuck ones leave by themselves sooner
+)
 
 T = TypeVar("T")
 
@@ -59,7 +61,7 @@ class Runtime:
         )
         self._connection: Connection | None = None
         self._connecting = threading.Lock()
-        self._finalizer = weakref.finalize(self, _end, self._process, config.serve.socket_dir, os.getpid())
+        self._finalizer = weakref.finalize(self, _end_process, self._process, config.serve.socket_dir, os.getpid())
         try:
             report = _await_start(self._process, config)
         except BaseException:
@@ -110,7 +112,7 @@ def make_config(model: str | None, settings: dict[str, Any]) -> RuntimeConfig:
     for name in settings:
         if name not in _CORE_FIELDS | _SERVE_FIELDS:
             known = sorted(_CORE_FIELDS | _SERVE_FIELDS)
-            ours = ours_for(name, known)
+            ours = suggest_setting(name, known)
             hint = f"the settings are {', '.join(known)}" if ours is None else f"here it is {ours!r}"
             raise RequestError(f"unknown setting {name!r}; {hint}", param=name)
     core = _convert({"model": model} | {n: value for n, value in settings.items() if n in _CORE_FIELDS}, CoreConfig)
@@ -130,7 +132,7 @@ def make_config(model: str | None, settings: dict[str, Any]) -> RuntimeConfig:
 
 def _make_socket_dir() -> str:
     parent = tempfile.gettempdir()
-    if len(parent) > MAX_TMPDIR:
+    if len(parent) > MAX_TMPDIR_LENGTH:
         raise RamiformError(f"the directory for sockets has too long a path: {parent!r}; set TMPDIR to a shorter one")
     return tempfile.mkdtemp(prefix="ramiform-", dir=parent)
 
@@ -148,7 +150,7 @@ def _await_start(process: subprocess.Popen[bytes], config: RuntimeConfig) -> Sta
     assert process.stdin is not None
     assert process.stdout is not None
     try:
-        process.stdin.write(lifeline.first_line(config))
+        process.stdin.write(lifeline.config_line(config))
         process.stdin.flush()
     except BrokenPipeError:
         raise RuntimeFailed(f"the frontend ended with status {process.wait()} before it started") from None
@@ -161,7 +163,7 @@ def _await_start(process: subprocess.Popen[bytes], config: RuntimeConfig) -> Sta
     return report
 
 
-def _end(process: subprocess.Popen[bytes], socket_dir: str, owner: int) -> None:
+def _end_process(process: subprocess.Popen[bytes], socket_dir: str, owner: int) -> None:
     if os.getpid() != owner:
         return  # a fork of the program ends, which is no reason to end the program's runtime
     assert process.stdin is not None
@@ -172,7 +174,7 @@ def _end(process: subprocess.Popen[bytes], socket_dir: str, owner: int) -> None:
     except BrokenPipeError:
         pass  # it is gone already
     try:
-        process.wait(GRACE)
+        process.wait(RUNTIME_EXIT_SECONDS)
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()

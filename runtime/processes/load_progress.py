@@ -17,7 +17,7 @@ OnProgress = Callable[[int, int], None]  # (bytes done, bytes in all)
 
 
 @contextmanager
-def loading(name: str) -> Iterator[OnProgress]:
+def show_load_progress(name: str) -> Iterator[OnProgress]:
     start = time.monotonic()
     columns = (TextColumn("loading {task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as bar:

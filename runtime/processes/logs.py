@@ -30,7 +30,7 @@ class JsonFormatter(logging.Formatter):
         return json.dumps(entry, ensure_ascii=False)
 
 
-def set_up(config: ServeConfig, process: str) -> None:
+def set_up_logging(config: ServeConfig, process: str) -> None:
     """For this process, on its standard error. `process` says which one it is: "frontend", "core"."""
     rich = config.log_format == "rich" or (config.log_format == "auto" and sys.stderr.isatty())
     handler: logging.Handler

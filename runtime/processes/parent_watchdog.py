@@ -20,7 +20,7 @@ from ..protocol.config import RuntimeConfig
 QUIT = b"quit\n"
 
 
-def first_line(config: RuntimeConfig) -> bytes:
+def config_line(config: RuntimeConfig) -> bytes:
     return msgspec.json.encode(config) + b"\n"
 
 
@@ -42,7 +42,7 @@ def child_environment() -> dict[str, str]:
     return waiting | {"KMP_BLOCKTIME": "0", "TOKENIZERS_PARALLELISM": "false"} | dict(os.environ)
 
 
-def take_stdout() -> BinaryIO:
+def redirect_stdout() -> BinaryIO:
     """This process's standard output, for its reports to its parent and nothing else: what anybody prints from now on,
     as libraries do, goes to standard error. Unbuffered."""
     reports = os.fdopen(os.dup(sys.stdout.fileno()), "wb", buffering=0)
@@ -50,7 +50,7 @@ def take_stdout() -> BinaryIO:
     return reports
 
 
-def watch(stdin: BinaryIO, on_end: Callable[[bool], None]) -> None:
+def watch_parent(stdin: BinaryIO, on_end: Callable[[bool], None]) -> None:
     """Call `on_end(asked)` from a thread when the parent asks for the end (True) or is gone (False)."""
 
     def wait() -> None:
@@ -59,7 +59,7 @@ def watch(stdin: BinaryIO, on_end: Callable[[bool], None]) -> None:
     threading.Thread(target=wait, name="lifeline", daemon=True).start()
 
 
-def leave_at_end(
+def exit_with_parent(
     stdin: BinaryIO, *, who: str, parent: str, socket_dir: str, on_quit: Callable[[], None] | None = None
 ) -> None:
     """End this process at once when its parent is gone, saying so, and take the sockets along. `on_quit` is called
@@ -71,12 +71,12 @@ def leave_at_end(
         if not asked:
             print(f"ramiform {who}: the {parent} is gone; leaving", file=sys.stderr)
             shutil.rmtree(socket_dir, ignore_errors=True)
-        leave(0 if asked else 1)
+        exit_now(0 if asked else 1)
 
-    watch(stdin, end)
+    watch_parent(stdin, end)
 
 
-def leave(status: int) -> NoReturn:
+def exit_now(status: int) -> NoReturn:
     """End a process that has a lifeline. The interpreter's own end would wait for the thread that reads it."""
     sys.stdout.flush()
     sys.stderr.flush()

@@ -11,10 +11,12 @@ from ..protocol.config import RuntimeConfig
 from ..protocol.errors import RuntimeFailed
 from . import parent_watchdog as lifeline
 
-GRACE = 10.0  # seconds a child may take to leave before it is killed; one that is stuck leaves by itself sooner
+CHILD_EXIT_SECONDS = (
+    10.0  # seconds a child may take to leave before it is killed; one that is stuck leaves by itself sooner
+)
 
 
-class Child:
+class ChildProcess:
     """`name` is what messages call it."""
 
     def __init__(self, name: str, process: Process) -> None:
@@ -24,7 +26,7 @@ class Child:
     @classmethod
     async def start(
         cls, name: str, module: str, *arguments: str, config: RuntimeConfig, fds: Sequence[int] = (), reports: bool
-    ) -> Child:
+    ) -> ChildProcess:
         """Run one of our modules, with its configuration on its standard input. `reports`: it prints a line for us
         once it serves; otherwise what it prints goes to standard error, as ours may be our parent's to read."""
         process = await asyncio.create_subprocess_exec(
@@ -37,7 +39,7 @@ class Child:
             pass_fds=fds,
         )
         assert process.stdin is not None
-        process.stdin.write(lifeline.first_line(config))
+        process.stdin.write(lifeline.config_line(config))
         await process.stdin.drain()
         return cls(name, process)
 
@@ -52,7 +54,7 @@ class Child:
         how = f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
         return RuntimeFailed(f"the {self.name} (process {self.process.pid}) {how}; the runtime is down")
 
-    async def end(self, grace: float = GRACE) -> None:
+    async def end(self, grace: float = CHILD_EXIT_SECONDS) -> None:
         assert self.process.stdin is not None
         if self.process.returncode is None:
             self.process.stdin.write(lifeline.QUIT)

@@ -20,9 +20,9 @@ from . import wire
 from .core import ModelInfo
 from .errors import ErrorInfo, RequestError, RuntimeFailed
 from .keys import ProgramKeys
-from .link import Link, LinkDown
+from .link import FrontendLink, LinkDown
 from .session import (
-    Answers,
+    AnswerBatch,
     Call,
     Close,
     Delta,
@@ -67,7 +67,7 @@ class Connection:
         self._info: ModelInfo | None = None
         self._answered = threading.Event()  # by Welcome, or by failure
         self._decoder: msgspec.msgpack.Decoder[FromFrontend] = msgspec.msgpack.Decoder(FromFrontend)
-        self._link = Link(
+        self._link = FrontendLink(
             address,
             wire.encode(Hello(__version__)),
             keys=keys,
@@ -154,7 +154,7 @@ class Connection:
         match message:
             case Delta() | Done() | Failed():
                 self._hand_over(message)
-            case Answers(answers=answers):
+            case AnswerBatch(answers=answers):
                 for answer in answers:
                     self._hand_over(answer)
             case Lost(states=states, error=reason):

@@ -7,7 +7,7 @@ from typing import Literal
 import msgspec
 
 from .errors import ErrorInfo
-from .metrics import CoreMeasures
+from .metrics import CoreMetrics
 from .sampling import LogprobParams, SamplingParams, TokenLogprob
 
 
@@ -47,7 +47,7 @@ class Attach(msgspec.Struct, frozen=True, tag="attach"):
     """A frontend's first message. Answered by `CoreReady` once the model is loaded, or by `CoreFailed`."""
 
 
-class Claim(msgspec.Struct, frozen=True):
+class SoftPin(msgspec.Struct, frozen=True):
     """A state of the request's program will ask for the request's first `num_tokens` tokens again; None: for all of
     them, the output too. It replaces the state's earlier claim. A hint: a wrong one costs time, never a token."""
 
@@ -55,7 +55,7 @@ class Claim(msgspec.Struct, frozen=True):
     num_tokens: int | None = None
 
 
-class Outlook(msgspec.Struct, frozen=True):
+class ProgramProgress(msgspec.Struct, frozen=True):
     """What is still to come of the request's program, as far as is known: so many generations beside or after this one,
     and so many branches that were forked together, of which the state that asks is one (1: it is no branch)."""
 
@@ -85,8 +85,8 @@ class Generate(msgspec.Struct, frozen=True, kw_only=True, tag="generate"):
     priority: int = 0  # higher goes first
     namespace: str = ""
     program: str | None = None
-    claims: list[Claim] = []
-    outlook: Outlook | None = None
+    claims: list[SoftPin] = []
+    outlook: ProgramProgress | None = None
     in_bulk: bool = False
 
 
@@ -210,7 +210,7 @@ class CoreReply(msgspec.Struct, frozen=True, tag="reply"):
 
     call: int
     stats: CoreStats | None = None
-    measures: CoreMeasures | None = None  # beside the stats
+    measures: CoreMetrics | None = None  # beside the stats
     error: ErrorInfo | None = None
 
 

@@ -21,7 +21,7 @@ from . import wire
 from .errors import ErrorInfo, RequestError, RuntimeFailed
 from .keys import ProgramKeys
 from .session import Bye, Ping
-from .transport import secure_program
+from .transport import secure_program_socket
 
 PING_SECONDS = 5.0
 GOODBYE_MS = 200  # how long a closing socket may take to deliver its last messages
@@ -41,7 +41,7 @@ class LinkDown(Exception):
         self.error = ErrorInfo(kind="runtime", message=message)
 
 
-class Link:
+class FrontendLink:
     """`first` is sent at once, everything else after `allow_sending`.
 
     On the thread: `on_message(data)` for each message, `is_busy()` when a ping is due, and at last `on_end(error)`,
@@ -211,7 +211,7 @@ class Link:
         self._socket = self._context.socket(zmq.DEALER)
         wire.set_options(self._socket)
         if self._keys is not None:
-            secure_program(self._socket, self._keys)
+            secure_program_socket(self._socket, self._keys)
         self._met = False
         self._monitor = self._socket.get_monitor_socket(_GONE | _REFUSED | _UNKNOWN | _MET)
 

@@ -253,7 +253,7 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
     error: ErrorInfo
 
 
-class Answers(msgspec.Struct, frozen=True, tag="answers"):
+class AnswerBatch(msgspec.Struct, frozen=True, tag="answers"):
     """Several answers as one message, in order."""
 
     answers: list[Delta | Done | Failed]
@@ -279,4 +279,4 @@ class Malformed(msgspec.Struct, frozen=True, tag="malformed"):
     error: ErrorInfo
 
 
-FromFrontend = Welcome | Fatal | Delta | Done | Failed | Answers | Lost | Reply | Malformed
+FromFrontend = Welcome | Fatal | Delta | Done | Failed | AnswerBatch | Lost | Reply | Malformed

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Collection
 
-_THEIRS = {
+_ALIASES = {
     "admin_api_key": "admin_key",
     "api_server_count": "frontends",
     "attention_backend": "kernels",
@@ -50,14 +50,14 @@ _THEIRS = {
 }
 
 
-def known_elsewhere(name: str) -> str | None:
+def setting_for_alias(name: str) -> str | None:
     """What a setting of theirs is called here; None for a name that neither has."""
-    return _THEIRS.get(name)
+    return _ALIASES.get(name)
 
 
-def ours_for(name: str, known: Collection[str]) -> str | None:
+def suggest_setting(name: str, known: Collection[str]) -> str | None:
     """Of the `known` settings the one that `name` probably means; None when nothing is near."""
-    if (ours := known_elsewhere(name)) is not None:
+    if (ours := setting_for_alias(name)) is not None:
         return ours if ours in known else None
     near = difflib.get_close_matches(name, known, 1, cutoff=0.75)
     return near[0] if near else None

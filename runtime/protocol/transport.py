@@ -16,29 +16,29 @@ from .errors import RequestError
 from .keys import ProgramKeys, ServerKeys, server_keys
 
 HEARTBEAT_MS = 2_000
-SILENCE_MS = 10_000  # after which the peer counts as gone
-HANDSHAKE_MS = 15_000  # that a peer may take to show its keys
+HEARTBEAT_TIMEOUT_MS = 10_000  # after which the peer counts as gone
+HANDSHAKE_TIMEOUT_MS = 15_000  # that a peer may take to show its keys
 
 
-def secure_server(socket: zmq.Socket[Any], keys: ServerKeys) -> None:
+def secure_server_socket(socket: zmq.Socket[Any], keys: ServerKeys) -> None:
     """Before it is bound: answer those only whom the context's authenticator lets in."""
     socket.curve_server = True
     socket.curve_publickey, socket.curve_secretkey = keys.public, keys.secret
-    _notice_silence(socket)
+    _set_heartbeats(socket)
 
 
-def secure_program(socket: zmq.Socket[Any], keys: ProgramKeys) -> None:
+def secure_program_socket(socket: zmq.Socket[Any], keys: ProgramKeys) -> None:
     """Before it connects: show our keys, and go on only with the holder of the server's."""
     socket.curve_serverkey = keys.server
     socket.curve_publickey, socket.curve_secretkey = keys.public, keys.secret
-    _notice_silence(socket)
+    _set_heartbeats(socket)
 
 
-def _notice_silence(socket: zmq.Socket[Any]) -> None:
+def _set_heartbeats(socket: zmq.Socket[Any]) -> None:
     socket.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)
-    socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, SILENCE_MS)
-    socket.setsockopt(zmq.HEARTBEAT_TTL, SILENCE_MS)
-    socket.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
+    socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, HEARTBEAT_TIMEOUT_MS)
+    socket.setsockopt(zmq.HEARTBEAT_TTL, HEARTBEAT_TIMEOUT_MS)
+    socket.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_TIMEOUT_MS)
 
 
 def check_bind(bind: str, keys: str | None) -> None:

@@ -10,12 +10,12 @@ from collections.abc import Sequence
 
 import torch
 
-from .int4_matrix import nearest, squared_error
+from .int4_matrix import round_to_nearest, squared_error
 
 NUM_STEPS = 20  # exponents from 0, which is plain rounding, up to 1
 
 
-def input_factors(
+def input_scales(
     products: Sequence[tuple[torch.Tensor, torch.Tensor]], mean_C: torch.Tensor, group_size: int
 ) -> torch.Tensor:
     """float32 [C]: what to multiply the columns of the weights with, and divide the inputs by, before rounding.
@@ -36,5 +36,5 @@ def input_factors(
 
 
 def _error(weight_NC: torch.Tensor, hessian_CC: torch.Tensor, factor_C: torch.Tensor, group_size: int) -> float:
-    rounded = nearest(weight_NC * factor_C, group_size).dense() / factor_C
+    rounded = round_to_nearest(weight_NC * factor_C, group_size).dense() / factor_C
     return squared_error(rounded - weight_NC, hessian_CC)

@@ -22,28 +22,35 @@ from ..models.decoder import Decoder
 from ..models.linear import DenseLinear
 from ..models.parameters import LayerParameters
 from ..scheduler.plan import Row
-from .awq import input_factors
+from .awq import input_scales
 from .gptq import gptq
-from .int4_matrix import Groups, nearest
-from .recorded_inputs import Move, bare, moved, moves, observed, products
+from .int4_matrix import Int4Matrix, round_to_nearest
+from .recorded_inputs import (
+    ScaleTransfer,
+    record_inputs,
+    recorded_products,
+    scale_transfers,
+    stop_recording,
+    transferred_tensors,
+)
 
 Method = Literal["awq", "gptq"]
-LEAST_TOKENS = 64  # that a matrix must be given: fewer say less of what is to come than chance does
+MIN_TOKENS = 64  # that a matrix must be given: fewer say less of what is to come than chance does
 
 
 @dataclass
-class Rounded:
+class RoundedLayer:
     """A layer's matrices in 4 bits, by the names of Hugging Face's modules, and the dense tensors that changed."""
 
-    groups: dict[str, Groups] = field(default_factory=dict)
+    groups: dict[str, Int4Matrix] = field(default_factory=dict)
     dense: dict[str, torch.Tensor] = field(default_factory=dict)
     seldom: list[str] = field(default_factory=list)  # modules that were given too little to suit
 
 
 @torch.inference_mode()
-def rounded_layers(
+def round_layers(
     model: Decoder, texts: Sequence[Sequence[int]], method: Method, group_size: int
-) -> Iterator[Rounded]:
+) -> Iterator[RoundedLayer]:
     """Every layer, in order. `model` is dense; its norms, biases and routers are changed on the way. What the texts
     give fewer than LEAST_TOKENS, as an expert that few tokens choose, is rounded to nearest."""
     states_TE = F.embedding(
@@ -51,33 +58,33 @@ def rounded_layers(
     )
     windows = list(pairwise(np.cumsum([0, *map(len, texts)]).tolist()))
     for index, stored in enumerate(model.parameters.layers):
-        layer = observed(stored)
+        layer = record_inputs(stored)
         _run(model, index, layer, states_TE, windows)
         if method == "awq":
-            for move in moves(layer):
-                _move_factors(move, group_size)
-        rounded = Rounded(dense=moved(index, layer) if method == "awq" else {})
-        for modules, inputs in products(index, layer, model.config):
-            weight, seldom = inputs.linear.weight, inputs.count < LEAST_TOKENS
+            for move in scale_transfers(layer):
+                _transfer_scales(move, group_size)
+        rounded = RoundedLayer(dense=transferred_tensors(index, layer) if method == "awq" else {})
+        for modules, inputs in recorded_products(index, layer, model.config):
+            weight, seldom = inputs.linear.weight, inputs.count < MIN_TOKENS
             suits = method == "gptq" and not seldom
-            groups = gptq(weight, inputs.hessian_CC, group_size) if suits else nearest(weight, group_size)
+            groups = gptq(weight, inputs.hessian_CC, group_size) if suits else round_to_nearest(weight, group_size)
             weight.copy_(groups.dense())
             start = 0
             for module, size in modules:
                 rounded.groups[module] = groups.rows(start, size)
                 start += size
             rounded.seldom += [module for module, _ in modules if seldom]
-        states_TE = _run(model, index, bare(layer), states_TE, windows)
+        states_TE = _run(model, index, stop_recording(layer), states_TE, windows)
         yield rounded
 
 
-def _move_factors(move: Move, group_size: int) -> None:
+def _transfer_scales(move: ScaleTransfer, group_size: int) -> None:
     count = sum(inputs.count for inputs in move.products)
-    if count < LEAST_TOKENS:
+    if count < MIN_TOKENS:
         return
     mean_C = torch.stack([inputs.absolute_C for inputs in move.products]).sum(0) / count
     seen = [(inputs.linear.weight, inputs.hessian_CC) for inputs in move.products]
-    factor_C = input_factors(seen, mean_C, group_size).to(seen[0][0].dtype)
+    factor_C = input_scales(seen, mean_C, group_size).to(seen[0][0].dtype)
     for weight in [*(weight for weight, _ in seen), *move.dense]:
         weight.mul_(factor_C)
     for tensor in move.before:

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import torch
 
-from .int4_matrix import Groups, nearest
+from .int4_matrix import Int4Matrix, round_to_nearest
 
 DAMPING = 0.01  # of the mean of the Hessian's diagonal, added to it
 _BLOCK = 128  # columns whose errors reach the ones behind them in one product
 
 
-def gptq(weight_NC: torch.Tensor, hessian_CC: torch.Tensor, group_size: int) -> Groups:
+def gptq(weight_NC: torch.Tensor, hessian_CC: torch.Tensor, group_size: int) -> Int4Matrix:
     """`hessian_CC` sums the outer products of the inputs with themselves; its scale does not matter. Columns keep their
     order, so that groups are neighbours. A group's scale and zero point are chosen when its first column's turn comes,
     from what the columns before have left of it."""
@@ -30,7 +30,7 @@ def gptq(weight_NC: torch.Tensor, hessian_CC: torch.Tensor, group_size: int) -> 
         errors_NB = torch.zeros((N, end - start), device=weight.device)
         for column in range(start, end):
             if column % group_size == 0:
-                _, scale_N1, zero_N1 = nearest(weight[:, column : column + group_size], group_size)
+                _, scale_N1, zero_N1 = round_to_nearest(weight[:, column : column + group_size], group_size)
                 scales.append(scale_N1)
                 zeros.append(zero_N1)
             scale_N, zero_N = scales[-1][:, 0], zeros[-1][:, 0].float()
@@ -40,7 +40,7 @@ def gptq(weight_NC: torch.Tensor, hessian_CC: torch.Tensor, group_size: int) -> 
             weight[:, column + 1 : end] -= error_N[:, None] * inverse[column, column + 1 : end]
             errors_NB[:, column - start] = error_N
         weight[:, end:] -= errors_NB @ inverse[start:end, end:]
-    return Groups(codes, torch.cat(scales, 1), torch.cat(zeros, 1))
+    return Int4Matrix(codes, torch.cat(scales, 1), torch.cat(zeros, 1))
 
 
 def _inverse_factor(hessian_CC: torch.Tensor) -> torch.Tensor:

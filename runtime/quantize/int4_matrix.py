@@ -13,7 +13,7 @@ from ..models.quantised import int4_packing as nibbles
 from ..models.quantised.rounding import int4_groups
 
 
-class Groups(NamedTuple):
+class Int4Matrix(NamedTuple):
     codes_NC: torch.Tensor  # uint8 in [0, 16)
     scales_NG: torch.Tensor  # float32 that bfloat16 holds
     zeros_NG: torch.Tensor  # uint8 in [0, 16)
@@ -24,15 +24,15 @@ class Groups(NamedTuple):
         codes = self.codes_NC.view(N, G, -1).float() - self.zeros_NG[..., None]
         return (codes * self.scales_NG[..., None]).flatten(1)
 
-    def rows(self, start: int, size: int) -> Groups:
-        return Groups(*(part[start : start + size] for part in self))
+    def rows(self, start: int, size: int) -> Int4Matrix:
+        return Int4Matrix(*(part[start : start + size] for part in self))
 
 
-def nearest(weight_NC: torch.Tensor, group_size: int) -> Groups:
-    return Groups(*int4_groups(weight_NC, group_size))
+def round_to_nearest(weight_NC: torch.Tensor, group_size: int) -> Int4Matrix:
+    return Int4Matrix(*int4_groups(weight_NC, group_size))
 
 
-def packed(module: str, groups: Groups) -> dict[str, torch.Tensor]:
+def packed_tensors(module: str, groups: Int4Matrix) -> dict[str, torch.Tensor]:
     """The tensors of compressed-tensors' `pack-quantized`, by their names. Codes and zero points, which the format
     takes to be signed from -8, have 8 added when packed: ours as they are."""
     return {

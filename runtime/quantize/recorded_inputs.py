@@ -22,7 +22,7 @@ from ..models.parameters import LayerParameters
 
 
 @dataclass
-class Inputs:
+class RecordedInputs:
     """What must be known of a product's inputs."""
 
     linear: DenseLinear
@@ -48,29 +48,29 @@ class Inputs:
         return self.linear.nbytes
 
 
-class Product(NamedTuple):
+class RecordedProduct(NamedTuple):
     """One that is rounded: the rows of several of Hugging Face's modules, one below the other."""
 
     modules: tuple[tuple[str, int], ...]  # names and numbers of rows
-    inputs: Inputs
+    inputs: RecordedInputs
 
 
-class Move(NamedTuple):
+class ScaleTransfer(NamedTuple):
     """Where factors of inputs go: columns of `products` are multiplied, of `dense` too; rows of `before` divided, which
     give those inputs."""
 
-    products: list[Inputs]
+    products: list[RecordedInputs]
     before: list[torch.Tensor]
     dense: list[torch.Tensor]
 
 
-def observed(layer: LayerParameters) -> LayerParameters:
-    """The same layer with its products as `Inputs`, in a form that can be changed: of one layer at a time, since on a
+def record_inputs(layer: LayerParameters) -> LayerParameters:
+    """The same layer with its products as `RecordedInputs`, in a form that can be changed: of one layer at a time, since on a
     CPU it takes its room twice."""
-    return replace(layer, qkv=_inputs(layer.qkv), o=_inputs(layer.o), mlp=_observed_mlp(layer.mlp))
+    return replace(layer, qkv=_recording(layer.qkv), o=_recording(layer.o), mlp=_recording_mlp(layer.mlp))
 
 
-def bare(layer: LayerParameters) -> LayerParameters:
+def stop_recording(layer: LayerParameters) -> LayerParameters:
     """An observed layer that nobody observes any more."""
 
     def mlp(whole: Mlp) -> Mlp:
@@ -85,12 +85,12 @@ def bare(layer: LayerParameters) -> LayerParameters:
     return replace(layer, qkv=_linear(layer.qkv), o=_linear(layer.o), mlp=mlp(layer.mlp))
 
 
-def products(index: int, layer: LayerParameters, config: ModelConfig) -> Iterator[Product]:
+def recorded_products(index: int, layer: LayerParameters, config: ModelConfig) -> Iterator[RecordedProduct]:
     """Those of the observed layer `index`."""
     prefix, D = f"model.layers.{index}", config.head_dim
 
-    def product(linear: Linear, *modules: tuple[str, int]) -> Product:
-        return Product(tuple((f"{prefix}.{name}", rows) for name, rows in modules), _seen(linear))
+    def product(linear: Linear, *modules: tuple[str, int]) -> RecordedProduct:
+        return RecordedProduct(tuple((f"{prefix}.{name}", rows) for name, rows in modules), _recorded(linear))
 
     sizes = (config.num_heads * D, config.num_kv_heads * D, config.num_kv_heads * D)
     heads = zip(("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"), sizes, strict=True)
@@ -109,7 +109,7 @@ def products(index: int, layer: LayerParameters, config: ModelConfig) -> Iterato
             yield product(down, (f"{expert}.{names.down}", config.hidden_size))
 
 
-def moves(layer: LayerParameters) -> Iterator[Move]:
+def scale_transfers(layer: LayerParameters) -> Iterator[ScaleTransfer]:
     """Of an observed layer. Between the values and `o` heads share factors' places, so `o` has none."""
     pairs = [(mlp.gate_up, mlp.down) for mlp in _dense_mlps(layer.mlp)]
     dense: list[torch.Tensor] = []
@@ -117,15 +117,15 @@ def moves(layer: LayerParameters) -> Iterator[Move]:
         pairs += [layer.mlp.expert(number) for number in range(layer.mlp.config.num_experts)]
         dense = [linear.weight for linear in _gates(layer.mlp).values()]
     for gate_up, down in pairs:
-        both = _seen(gate_up).linear
+        both = _recorded(gate_up).linear
         size = both.weight.shape[0] // 2
         up = [both.weight[size:]] if both.bias is None else [both.weight[size:], both.bias[size:]]
-        yield Move([_seen(down)], up, [])
-    yield Move([_seen(layer.qkv)], [layer.input_norm_E], [])
-    yield Move([_seen(gate_up) for gate_up, _ in pairs], [layer.post_norm_E], dense)
+        yield ScaleTransfer([_recorded(down)], up, [])
+    yield ScaleTransfer([_recorded(layer.qkv)], [layer.input_norm_E], [])
+    yield ScaleTransfer([_recorded(gate_up) for gate_up, _ in pairs], [layer.post_norm_E], dense)
 
 
-def moved(index: int, layer: LayerParameters) -> dict[str, torch.Tensor]:
+def transferred_tensors(index: int, layer: LayerParameters) -> dict[str, torch.Tensor]:
     """What took factors of the observed layer `index` and stays dense, by the checkpoint's names."""
     prefix = f"model.layers.{index}"
     found = {
@@ -133,7 +133,7 @@ def moved(index: int, layer: LayerParameters) -> dict[str, torch.Tensor]:
         f"{prefix}.post_attention_layernorm.weight": layer.post_norm_E,
     }
     for mlp in _dense_mlps(layer.mlp):
-        if (bias := _seen(mlp.gate_up).linear.bias) is not None:
+        if (bias := _recorded(mlp.gate_up).linear.bias) is not None:
             found[f"{prefix}.{mlp.block}.up_proj.bias"] = bias[len(bias) // 2 :]
     if isinstance(layer.mlp, MixtureMlp):
         block = layer.mlp.config.names.block
@@ -141,36 +141,36 @@ def moved(index: int, layer: LayerParameters) -> dict[str, torch.Tensor]:
     return found
 
 
-def _observed_mlp(mlp: Mlp) -> Mlp:
+def _recording_mlp(mlp: Mlp) -> Mlp:
     if isinstance(mlp, DenseMlp):
-        return replace(mlp, gate_up=_inputs(mlp.gate_up), down=_inputs(mlp.down))
+        return replace(mlp, gate_up=_recording(mlp.gate_up), down=_recording(mlp.down))
     if isinstance(mlp, SharedExpert):
-        return replace(mlp, mlp=_observed_mlp(mlp.mlp))
+        return replace(mlp, mlp=_recording_mlp(mlp.mlp))
     assert isinstance(mlp, MixtureMlp)
     [experts] = mlp.slices
 
     def separate(linear: ExpertLinear) -> ExpertLinear:
-        return SeparateExperts(tuple(_inputs(linear.expert(number)) for number in range(mlp.config.num_experts)))
+        return SeparateExperts(tuple(_recording(linear.expert(number)) for number in range(mlp.config.num_experts)))
 
-    shared = None if mlp.shared is None else _observed_mlp(mlp.shared)
+    shared = None if mlp.shared is None else _recording_mlp(mlp.shared)
     return replace(mlp, slices=(ExpertSlice(separate(experts.gate_up), separate(experts.down)),), shared=shared)
 
 
-def _inputs(linear: Linear) -> Inputs:
+def _recording(linear: Linear) -> RecordedInputs:
     dense = linear.dense() if isinstance(linear, PackedLinear) else linear
     assert isinstance(dense, DenseLinear)
     C = dense.weight.shape[1]
     zeros_CC = torch.zeros((C, C), dtype=torch.float32, device=dense.weight.device)
-    return Inputs(dense, zeros_CC, zeros_CC[0].clone())
+    return RecordedInputs(dense, zeros_CC, zeros_CC[0].clone())
 
 
-def _seen(linear: Linear) -> Inputs:
-    assert isinstance(linear, Inputs)
+def _recorded(linear: Linear) -> RecordedInputs:
+    assert isinstance(linear, RecordedInputs)
     return linear
 
 
 def _linear(linear: Linear) -> Linear:
-    return _seen(linear).linear
+    return _recorded(linear).linear
 
 
 def _dense_mlps(mlp: Mlp) -> list[DenseMlp]:

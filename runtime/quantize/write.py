@@ -20,14 +20,14 @@ from safetensors.torch import save_file
 from ..models.config import read_config
 from ..models.errors import CheckpointError
 from ..models.quantised.rounding import GROUP_SIZES, fp8_rows, int4_group_size, int8_rows
-from ..models.weights import INDEX, Progress, weight_files
-from .calibrated_tensors import Calibrated, calibrated_tensors
-from .int4_matrix import nearest, packed
+from ..models.weights import INDEX_FILE, Progress, weight_files
+from .calibrated_tensors import CalibratedTensors, calibrate
+from .int4_matrix import packed_tensors, round_to_nearest
 
 Method = Literal["int8", "int4-rtn", "awq", "gptq", "fp8"]
 FOUR_BITS = ("int4-rtn", "awq", "gptq")
 _MLP = r"mlp\.(?:experts\.\d+\.|shared_expert\.)?\w+_proj|block_sparse_moe\.experts\.\d+\.w[123]"
-LINEAR = re.compile(rf"(model\.layers\.\d+\.(?:self_attn\.\w+_proj|{_MLP}))\.weight")
+LINEAR_WEIGHT = re.compile(rf"(model\.layers\.\d+\.(?:self_attn\.\w+_proj|{_MLP}))\.weight")
 
 
 def write_quantised(
@@ -50,13 +50,13 @@ def write_quantised(
     if out.exists():
         raise CheckpointError(out, "exists already")
     files = weight_files(source)
-    calibrated = Calibrated({}, [])
+    calibrated = CalibratedTensors({}, [])
     if method == "awq" or method == "gptq":
         assert group_size is not None
         assert text is not None
-        calibrated = calibrated_tensors(source, config, method, text, group_size, on_progress)
+        calibrated = calibrate(source, config, method, text, group_size, on_progress)
     out.mkdir(parents=True)
-    index = _Index()
+    index = _IndexFile()
     total, done = sum(file.stat().st_size for file in files), 0
     for file in files:
         written: dict[str, torch.Tensor] = {}
@@ -65,8 +65,8 @@ def write_quantised(
                 tensor = tensors.get_tensor(name)
                 if name in calibrated.written:
                     written |= calibrated.written[name]
-                elif (match := LINEAR.fullmatch(name)) is not None:
-                    written |= _rounded(match[1], tensor, method, group_size)
+                elif (match := LINEAR_WEIGHT.fullmatch(name)) is not None:
+                    written |= _rounded_tensors(match[1], tensor, method, group_size)
                 else:
                     written[name] = tensor
                 done += tensor.nbytes
@@ -74,8 +74,8 @@ def write_quantised(
                     on_progress(done, total)
         save_file(written, out / file.name, metadata={"format": "pt"})
         index.add(file.name, written)
-    if (source / INDEX).is_file():
-        (out / INDEX).write_text(json.dumps(index.as_json(), indent=2) + "\n", encoding="utf-8")
+    if (source / INDEX_FILE).is_file():
+        (out / INDEX_FILE).write_text(json.dumps(index.as_json(), indent=2) + "\n", encoding="utf-8")
     raw = json.loads((source / "config.json").read_text(encoding="utf-8"))
     raw["quantization_config"] = _quantisation_config(method, group_size, config.experts is not None)
     (out / "config.json").write_text(json.dumps(raw, indent=2) + "\n", encoding="utf-8")
@@ -87,10 +87,12 @@ def write_quantised(
     return calibrated.seldom
 
 
-def _rounded(module: str, weight: torch.Tensor, method: Method, group_size: int | None) -> dict[str, torch.Tensor]:
+def _rounded_tensors(
+    module: str, weight: torch.Tensor, method: Method, group_size: int | None
+) -> dict[str, torch.Tensor]:
     if method == "int4-rtn":
         assert group_size is not None
-        return packed(module, nearest(weight, group_size))
+        return packed_tensors(module, round_to_nearest(weight, group_size))
     codes, scale_N1 = (fp8_rows if method == "fp8" else int8_rows)(weight)
     return {f"{module}.weight": codes, f"{module}.weight_scale": scale_N1}
 
@@ -124,7 +126,7 @@ def _quantisation_config(method: Method, group_size: int | None, mixture: bool) 
     }
 
 
-class _Index:
+class _IndexFile:
     """Which file holds which tensor, and the bytes of all."""
 
     def __init__(self) -> None:

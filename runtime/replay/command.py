@@ -14,7 +14,7 @@ from ..protocol.config import EvictionName, OrderName
 
 errors = Console(stderr=True, soft_wrap=True, highlight=False)
 
-FIGURES = (
+FIGURE_NAMES = (
     "steps",
     "tokens computed",
     "prompt tokens",
@@ -46,7 +46,7 @@ def replay(
         entries = list(read_log(lines))
     try:
         logged = replaying.replay(entries)
-    except replaying.Difference as difference:
+    except replaying.PlanMismatch as difference:
         errors.print("[red]ramiform:[/red] a plan differs from the log.", Text(str(difference)))
         raise typer.Exit(1) from None
     changes = {
@@ -65,7 +65,7 @@ def replay(
     table = Table(title=str(file), title_justify="left")
     for title in ("", "logged", "what if"):
         table.add_column(title, justify="left" if not title else "right")
-    for name, first, second in zip(FIGURES, _figures(logged), _figures(changed), strict=True):
+    for name, first, second in zip(FIGURE_NAMES, _figures(logged), _figures(changed), strict=True):
         table.add_row(name, f"{first:,.6g}", f"{second:,.6g}")
     Console().print(table)
 

@@ -13,18 +13,18 @@ from typing import Any
 
 import msgspec
 
-from ..core.grammar_cache import Grammars
+from ..core.grammar_cache import GrammarCache
 from ..protocol.core import Abort, CoreStats, FromCore, Generate, GetStats, RequestFailed, Tokens
 from ..protocol.errors import RequestError
 from ..protocol.sampling import Constraint, TokenLogprob
-from ..scheduler.jump_forward import CONTEXT
+from ..scheduler.jump_forward import CONTEXT_TOKENS
 from ..scheduler.plan import ForwardPlan, ForwardResult, Row, RowResult
-from ..scheduler.plan_log import Computed, Entry, Handled, Header, Planned, Retokenised
+from ..scheduler.plan_log import LogEntry, LoggedMessage, LoggedPlan, LoggedResult, LoggedRetokenisation, LogHeader
 from ..scheduler.scheduler import Scheduler, make_cache
 
 
 @dataclass
-class Figures:
+class ReplayFigures:
     """What a run came to. Waits are from a request's arrival to its first row, in steps."""
 
     num_computed: int = 0
@@ -36,27 +36,27 @@ class Figures:
         return sum(self.waits) / len(self.waits) if self.waits else 0.0
 
 
-class Difference(Exception):
+class PlanMismatch(Exception):
     """A plan came out otherwise than it was logged."""
 
 
-def replay(entries: Iterable[Entry]) -> Figures:
+def replay(entries: Iterable[LogEntry]) -> ReplayFigures:
     """Plan everything again. Raises Difference at the first plan that is not the logged one, RequestError for a log
     that makes no sense."""
-    player = _Player(*_first(iter(entries)))
+    player = _ReplayScheduler(*_split_header(iter(entries)))
     in_flight: dict[int, ForwardPlan] = {}
     for entry in player.texts.learn(player.entries):
         match entry:
-            case Handled(owner=owner, message=message):
+            case LoggedMessage(owner=owner, message=message):
                 player.handle(message, owner)
-            case Planned(plan=logged, settled=settled):
+            case LoggedPlan(plan=logged, settled=settled):
                 player.grammars.settle(settled)
                 plan = player.plan()
                 if plan != logged:
-                    raise Difference(_difference(plan, logged))
+                    raise PlanMismatch(_describe_mismatch(plan, logged))
                 if plan is not None:
                     in_flight[plan.step] = plan
-            case Computed(result=result):
+            case LoggedResult(result=result):
                 if result.step not in in_flight:
                     raise RequestError(f"the log has a result of step {result.step} without its plan", param="file")
                 player.commit(in_flight.pop(result.step), result)
@@ -65,30 +65,30 @@ def replay(entries: Iterable[Entry]) -> Figures:
     return player.figures()
 
 
-def what_if(entries: Sequence[Entry], **changes: Any) -> Figures:
+def what_if(entries: Sequence[LogEntry], **changes: Any) -> ReplayFigures:
     """Run the logged requests under other settings: fields of CoreConfig, None for those that stay.
 
     Requests arrive at the steps at which they did. One that was aborted ends with the last token that the log has.
     """
-    header, rest = _first(iter(entries))
+    header, rest = _split_header(iter(entries))
     given = {name: value for name, value in changes.items() if value is not None}
     num_pages = given.get("num_pages") or header.num_pages
     config = msgspec.structs.replace(header.config, **given)
-    player = _Player(msgspec.structs.replace(header, config=config, num_pages=num_pages), iter(rest))
-    known = _Results()
-    arrivals: list[tuple[int, Handled]] = []
+    player = _ReplayScheduler(msgspec.structs.replace(header, config=config, num_pages=num_pages), iter(rest))
+    known = _LoggedResults()
+    arrivals: list[tuple[int, LoggedMessage]] = []
     num_steps = 0
     in_flight: dict[int, ForwardPlan] = {}
     for entry in player.texts.learn(player.entries):
         match entry:
-            case Handled(message=Abort() | GetStats()):
+            case LoggedMessage(message=Abort() | GetStats()):
                 pass
-            case Handled():
+            case LoggedMessage():
                 arrivals.append((num_steps, entry))
-            case Planned(plan=plan) if plan is not None:
+            case LoggedPlan(plan=plan) if plan is not None:
                 num_steps += 1
                 in_flight[plan.step] = plan
-            case Computed(result=result) if result.step in in_flight:
+            case LoggedResult(result=result) if result.step in in_flight:
                 known.learn(in_flight.pop(result.step), result)
     arrivals.reverse()
     while arrivals or not player.scheduler.idle:
@@ -108,15 +108,15 @@ def what_if(entries: Sequence[Entry], **changes: Any) -> Figures:
     return player.figures()
 
 
-class _Player:
+class _ReplayScheduler:
     """A scheduler as the log's, and what happens to it."""
 
-    def __init__(self, header: Header, entries: Iterable[Entry]) -> None:
+    def __init__(self, header: LogHeader, entries: Iterable[LogEntry]) -> None:
         vocabulary = header.vocabulary()
         self.entries = entries
-        self.texts = _Texts()
-        self.grammars = _Settled(
-            Grammars(
+        self.texts = _LoggedRetokeniser()
+        self.grammars = _ReplayGrammars(
+            GrammarCache(
                 vocabulary.token_bytes,
                 vocabulary.eos_ids,
                 engine=header.config.grammar_backend,
@@ -139,7 +139,7 @@ class _Player:
         self.owners: dict[str, bytes] = {}
         self.num_steps = 0
         self._arrived: dict[str, int] = {}
-        self._figures = Figures()
+        self._figures = ReplayFigures()
 
     def handle(self, message: Any, owner: bytes) -> None:
         if isinstance(message, Generate):
@@ -163,7 +163,7 @@ class _Player:
         self._end(self.scheduler.commit(plan, result, 0.0))
         self.scheduler.sampling()  # follows from what was committed
 
-    def figures(self) -> Figures:
+    def figures(self) -> ReplayFigures:
         self._figures.stats = self.scheduler.stats()
         return self._figures
 
@@ -174,10 +174,10 @@ class _Player:
                 self._arrived.pop(answer.rid, None)
 
 
-class _Settled:
+class _ReplayGrammars:
     """Grammars that are ready when the log says so. `rid` is set to whose grammar is asked for next."""
 
-    def __init__(self, grammars: Grammars) -> None:
+    def __init__(self, grammars: GrammarCache) -> None:
         self._grammars = grammars
         self._waiting: dict[str, tuple[Constraint, Future[Any]]] = {}
         self.rid = ""
@@ -201,20 +201,20 @@ class _Settled:
                 future.set_exception(error)
 
 
-class _Texts:
+class _LoggedRetokeniser:
     """A tokenizer that knows what the log's said. What was never asked there is left to the model."""
 
     def __init__(self) -> None:
         self._ids: dict[tuple[tuple[int, ...], bytes], list[int]] = {}
 
     def __call__(self, before: Sequence[int], data: bytes) -> list[int]:
-        return self._ids.get((tuple(before[-CONTEXT:]), data), [])
+        return self._ids.get((tuple(before[-CONTEXT_TOKENS:]), data), [])
 
-    def learn(self, entries: Iterable[Entry]) -> Iterator[Entry]:
+    def learn(self, entries: Iterable[LogEntry]) -> Iterator[LogEntry]:
         """The other entries, each once what stands behind it is known."""
-        held: Entry | None = None
+        held: LogEntry | None = None
         for entry in entries:
-            if isinstance(entry, Retokenised):
+            if isinstance(entry, LoggedRetokenisation):
                 self._ids[tuple(entry.before), entry.data] = entry.ids
                 continue
             if held is not None:
@@ -224,7 +224,7 @@ class _Texts:
             yield held
 
 
-class _Results:
+class _LoggedResults:
     """What the model said, by request and position."""
 
     def __init__(self) -> None:
@@ -277,14 +277,14 @@ def _scored(row: Row) -> range:
     return range(first, first + len(row.score.targets))
 
 
-def _first(entries: Any) -> tuple[Header, Iterable[Entry]]:
+def _split_header(entries: Any) -> tuple[LogHeader, Iterable[LogEntry]]:
     header = next(entries, None)
-    if not isinstance(header, Header):
+    if not isinstance(header, LogHeader):
         raise RequestError("the log is empty", param="file")
     return header, entries
 
 
-def _difference(plan: ForwardPlan | None, logged: ForwardPlan | None) -> str:
+def _describe_mismatch(plan: ForwardPlan | None, logged: ForwardPlan | None) -> str:
     """Where two plans part, in words."""
     if plan is None or logged is None:
         there, here = ("nothing" if each is None else f"step {each.step}" for each in (logged, plan))
@@ -296,11 +296,11 @@ def _difference(plan: ForwardPlan | None, logged: ForwardPlan | None) -> str:
             if getattr(row, name) != getattr(before, name):
                 return (
                     f"step {logged.step}, row {place}, request {before.rid!r}: {name}\n"
-                    f"  logged {_short(getattr(before, name))}\n  now    {_short(getattr(row, name))}"
+                    f"  logged {_shorten(getattr(before, name))}\n  now    {_shorten(getattr(row, name))}"
                 )
     return f"step {logged.step}: {len(logged.rows)} rows logged, {len(plan.rows)} now"
 
 
-def _short(value: object, width: int = 200) -> str:
+def _shorten(value: object, width: int = 200) -> str:
     text = repr(value)
     return text if len(text) <= width else f"{text[:width]}..."

@@ -33,6 +33,6 @@ class Acceptance:
         return self.hits + self.misses
 
 
-def gain(chance: float, depth: int) -> float:
+def expected_accepted(chance: float, depth: int) -> float:
     """Guesses that prove right, of a tree so deep."""
     return sum(chance**level for level in range(1, depth + 1))

@@ -6,25 +6,25 @@ from bisect import insort
 from dataclasses import dataclass
 
 from ...radix.cache import PrefixCache
-from .batch import Batch, Part
-from .headroom import Growth, peak
-from .memory_forecast import OutputLengths
-from .programs import Programs
-from .queue import Queue
-from .queue_policies import Order, View
+from .batch import Batch, ScheduledRequest
+from .headroom import MemoryGrowth, peak
+from .memory_forecast import OutputLengthEstimator
+from .programs import LivePrograms
+from .queue import WaitingQueue
+from .queue_policies import QueueContext, QueuePolicy
 from .request import Request
-from .sharing import Awaited, worth_awaiting
+from .sharing import AwaitedPrefix, find_awaited_prefix
 
-ROUNDS = 8  # of admission, between two measures of one waiting request
-GOLDEN = 0.6180339887498949  # its multiples, modulo 1, are spread evenly however many are taken (Weyl's sequence)
+MEASURE_INTERVAL = 8  # of admission, between two measures of one waiting request
+GOLDEN_RATIO = 0.6180339887498949  # its multiples, modulo 1, are spread evenly however many are taken (Weyl's sequence)
 
 
 @dataclass(frozen=True)
-class Admitted:
+class AdmissionResult:
     """Requests that run from now on, and those that need no computing: they want no tokens and are cached whole, or all
     that can be computed before their grammars are there is cached."""
 
-    parts: list[Part]
+    parts: list[ScheduledRequest]
     cached_whole: list[Request]
     awaiting: list[Request]
     num_left: int  # tokens that nobody could use
@@ -37,9 +37,9 @@ class Admission:
         self,
         cache: PrefixCache,
         batch: Batch,
-        programs: Programs,
-        lengths: OutputLengths,
-        order: Order,
+        programs: LivePrograms,
+        lengths: OutputLengthEstimator,
+        order: QueuePolicy,
         *,
         max_running: int,
     ) -> None:
@@ -48,10 +48,10 @@ class Admission:
         self._programs = programs
         self._lengths = lengths
         self._max_running = max_running
-        self._queue = Queue(order)
+        self._queue = WaitingQueue(order)
         self._num_rounds = 0
         self._measured: dict[str, int] = {}  # cached tokens of waiting requests, measured within the last ROUNDS
-        self._awaited: dict[str, Awaited] = {}  # what a waiting request waits for, if another computes its prefix
+        self._awaited: dict[str, AwaitedPrefix] = {}  # what a waiting request waits for, if another computes its prefix
 
     def __len__(self) -> int:
         return len(self._queue)
@@ -65,13 +65,13 @@ class Admission:
         self._forget(request)
         self._cache.drop_claim(request.rid)
 
-    def admit(self, num_tokens: int) -> Admitted:
+    def admit(self, num_tokens: int) -> AdmissionResult:
         """Start requests for `num_tokens` tokens in all. Who has no room is not passed by those behind."""
-        parts: list[Part] = []
+        parts: list[ScheduledRequest] = []
         cached_whole: list[Request] = []
         awaiting: list[Request] = []
         if not self._queue or not self._may_start(num_tokens):
-            return Admitted(parts, cached_whole, awaiting, num_tokens)
+            return AdmissionResult(parts, cached_whole, awaiting, num_tokens)
         self._num_rounds += 1
         growths = sorted(self._growth(request) for request in self._batch)
         for request in self._queue.front(self._view()):
@@ -104,13 +104,13 @@ class Admission:
             insort(growths, self._growth(request))
             num_tokens -= part.num_tokens
             parts.append(part)
-        return Admitted(parts, cached_whole, awaiting, num_tokens)
+        return AdmissionResult(parts, cached_whole, awaiting, num_tokens)
 
     def _may_start(self, num_tokens: int) -> bool:
         return num_tokens > 0 and len(self._batch) < self._max_running
 
-    def _view(self) -> View:
-        return View(
+    def _view(self) -> QueueContext:
+        return QueueContext(
             num_cached=self._num_cached_lately,
             has_begun=self._programs.has_begun,
             running=list(self._batch),
@@ -123,7 +123,7 @@ class Admission:
 
     def _num_cached_lately(self, request: Request) -> int:
         """For ordering, where an old figure costs time and never a token: each is measured every few rounds."""
-        if request.rid not in self._measured or (self._num_rounds + request.serial) % ROUNDS == 0:
+        if request.rid not in self._measured or (self._num_rounds + request.serial) % MEASURE_INTERVAL == 0:
             self._measured[request.rid] = self._num_cached(request)
         return self._measured[request.rid]
 
@@ -131,28 +131,28 @@ class Admission:
         self._awaited.pop(request.rid, None)
         self._measured.pop(request.rid, None)
 
-    def _spare(self, growths: list[Growth], request: Request, num_matched: int, max_tokens: int) -> int:
+    def _spare(self, growths: list[MemoryGrowth], request: Request, num_matched: int, max_tokens: int) -> int:
         """Pages to be left when the request starts."""
         if not growths:
             return 0  # alone it fits, whatever is expected: that is how its end was set
         num_pages = self._cache.pages_for(min(num_matched + max_tokens, len(request.tokens)))
         return peak(sorted([*growths, self._growth_of(request, num_pages, num_matched)]), self._cache.page_size)
 
-    def _growth(self, request: Request) -> Growth:
+    def _growth(self, request: Request) -> MemoryGrowth:
         assert request.lease is not None
         return self._growth_of(request, len(request.lease.pages), request.lease.matched)
 
-    def _growth_of(self, request: Request, num_pages: int, num_shared: int) -> Growth:
+    def _growth_of(self, request: Request, num_pages: int, num_shared: int) -> MemoryGrowth:
         """Of a request that holds `num_pages`; the first `num_shared` tokens in them are others' as well."""
         num_held = num_pages * self._cache.page_size
         most = request.end - len(request.tokens)
-        return Growth(
-            num_steps=self._lengths.remaining(request.num_output, most, request.serial * GOLDEN % 1.0),
+        return MemoryGrowth(
+            num_steps=self._lengths.remaining(request.num_output, most, request.serial * GOLDEN_RATIO % 1.0),
             num_wanted=len(request.tokens) - num_held,
             num_freed=num_held - num_shared,
         )
 
-    def _find_awaited(self, request: Request, num_matched: int) -> Awaited | None:
+    def _find_awaited(self, request: Request, num_matched: int) -> AwaitedPrefix | None:
         if not self._cache.enabled:
             return None
-        return worth_awaiting(request, num_matched, self._batch, self._cache.page_size)
+        return find_awaited_prefix(request, num_matched, self._batch, self._cache.page_size)

@@ -11,27 +11,27 @@ from ..protocol.errors import RequestError
 from ..protocol.sampling import TokenLogprob
 from .plan import Row, RowResult
 from .request import Request
-from .sampling_inputs import too_hard
-from .vocabulary import VocabularyFacts
+from .sampling_inputs import grammar_too_complex
+from .vocabulary import VocabularyInfo
 
-BULK = 32  # tokens of a request `in_bulk` that its client gets at a time
+BULK_TOKENS = 32  # tokens of a request `in_bulk` that its client gets at a time
 
 
 @dataclass(frozen=True)
-class Advance:
+class AppliedResult:
     """What the client is told: tokens, unless the prompt is not done; then perhaps that nothing can follow them."""
 
     answer: Tokens | None
     error: RequestError | None = None
 
 
-def advance(
+def apply_result(
     request: Request,
     row: Row,
     result: RowResult,
-    vocabulary: VocabularyFacts,
+    vocabulary: VocabularyInfo,
     jump: Callable[[Request], object],
-) -> Advance:
+) -> AppliedResult:
     """Take over the result of a row that has been computed, token by token, just as if each had come alone: `jump`
     appends what is forced after it, and what comes after the output's end is dropped."""
     request.num_computed += row.num_committed
@@ -41,7 +41,7 @@ def advance(
         assert result.pooled is not None
         request.pool.add(result.pooled, request.num_computed)
     if row.sample is None:
-        return Advance(None if request.num_uncomputed or request.awaits_grammar else prompt_answer(request))
+        return AppliedResult(None if request.num_uncomputed or request.awaits_grammar else prompt_answer(request))
     request.num_passes += 1
     if row.parents is not None:
         request.note_accepted(len(result.tokens) - 1)
@@ -55,7 +55,7 @@ def advance(
             _keep_logprob(request, result, index)
         else:
             try:
-                finish = _take(request, token, vocabulary)
+                finish = _append_token(request, token, vocabulary)
                 _keep_logprob(request, result, index)
                 if finish is None:
                     jump(request)
@@ -70,10 +70,10 @@ def advance(
             break
     if (scored := request.next_scored) is not None:
         request.num_computed = min(request.num_computed, scored - 1)  # a forced token's logits were not looked at
-    return Advance(_sampled(request, num_done, finish), error)
+    return AppliedResult(_sampled_answer(request, num_done, finish), error)
 
 
-def _take(request: Request, token: int, vocabulary: VocabularyFacts) -> Finish | None:
+def _append_token(request: Request, token: int, vocabulary: VocabularyInfo) -> Finish | None:
     """One more output token, and whether it is the last. Raises RequestError when the grammar cannot be followed that
     far."""
     assert 0 <= token < vocabulary.vocab_size
@@ -83,7 +83,7 @@ def _take(request: Request, token: int, vocabulary: VocabularyFacts) -> Finish |
         try:
             accepted = request.matcher.accept(token)
         except GrammarError as error:
-            raise too_hard(error) from None
+            raise grammar_too_complex(error) from None
         assert accepted, f"token {token} was sampled against its mask"
     return Finish("length") if finish is None and not request.wants_tokens else finish
 
@@ -94,14 +94,14 @@ def _keep_logprob(request: Request, result: RowResult, index: int) -> None:
         request.output_scores.append(result.logprobs[index])
 
 
-def _sampled(request: Request, num_done: int, finish: Finish | None) -> Tokens | None:
+def _sampled_answer(request: Request, num_done: int, finish: Finish | None) -> Tokens | None:
     """The output's first `num_done` tokens, as far as the client lacks them."""
     num_new = num_done - request.num_sent
     request.num_settled = num_done
-    if not num_new or (request.message.in_bulk and request.answered and finish is None and num_new < BULK):
+    if not num_new or (request.message.in_bulk and request.answered and finish is None and num_new < BULK_TOKENS):
         return None
     ids, logprobs = _take_settled(request)
-    return _tokens(request, ids, finish, logprobs=logprobs)
+    return _tokens_message(request, ids, finish, logprobs=logprobs)
 
 
 def _take_settled(request: Request) -> tuple[list[int], list[TokenLogprob] | None]:
@@ -118,7 +118,7 @@ def prompt_answer(request: Request) -> Tokens:
     """The whole answer to a request that wants no tokens."""
     logprobs: list[TokenLogprob] | None = None if request.message.logprobs is None else []
     embedding = None if request.pool is None else request.pool.embedding()
-    return _tokens(request, [], Finish("length"), logprobs=logprobs, embedding=embedding)
+    return _tokens_message(request, [], Finish("length"), logprobs=logprobs, embedding=embedding)
 
 
 def abort_answer(request: Request) -> Tokens:
@@ -135,7 +135,7 @@ def abort_answer(request: Request) -> Tokens:
     )
 
 
-def _tokens(
+def _tokens_message(
     request: Request,
     ids: list[int],
     finish: Finish | None,

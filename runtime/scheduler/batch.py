@@ -7,18 +7,18 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from ...radix.cache import PrefixCache
-from .chunks import ChunkBudget
-from .prepared_draft import Guesses
+from .chunks import PrefillBudget
+from .prepared_draft import PreparedDraft
 from .request import Request
 
 
 @dataclass(frozen=True)
-class Part:
+class ScheduledRequest:
     """A request's share of a step: its next `num_tokens` tokens."""
 
     request: Request
     num_tokens: int
-    guesses: Guesses | None = None  # of what follows them
+    guesses: PreparedDraft | None = None  # of what follows them
 
     @property
     def num_slots(self) -> int:
@@ -32,10 +32,10 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Shares:
+class RunningShares:
     """What the running requests compute in a step, who lost its place for it, and what is left for newcomers."""
 
-    parts: list[Part]
+    parts: list[ScheduledRequest]
     retracted: list[Request]
     num_left: int
 
@@ -53,7 +53,7 @@ class Batch:
     def __iter__(self) -> Iterator[Request]:
         return iter(self._requests)
 
-    def start(self, request: Request, num_matched: int, max_tokens: int, *, spare: int) -> Part | None:
+    def start(self, request: Request, num_matched: int, max_tokens: int, *, spare: int) -> ScheduledRequest | None:
         """Lease the cached prefix and room for at most `max_tokens` more. None, and nothing changed, when there is no
         room or fewer than `spare` pages would be left for those that run.
         """
@@ -73,9 +73,9 @@ class Batch:
         request.lease = lease
         request.num_computed = lease.matched
         insort(self._requests, request, key=lambda other: other.seniority)
-        return Part(request, min(self._room(request, num_available=0), max_tokens, request.num_unplanned))
+        return ScheduledRequest(request, min(self._room(request, num_available=0), max_tokens, request.num_unplanned))
 
-    def share_out(self, budget: int, *, contended: bool, may_retract: bool) -> Shares | None:
+    def share_out(self, budget: int, *, contended: bool, may_retract: bool) -> RunningShares | None:
         """Split `budget` tokens: one for each request that decodes, the rest for prompts, the most senior first.
 
         `contended`: others wait for a place, and may use what long prompts leave. None when somebody would have to
@@ -83,8 +83,8 @@ class Batch:
         """
         num_decoding = sum(request.num_unplanned == 1 for request in self._requests)
         contended = contended or len(self._requests) - num_decoding > 1
-        chunks = ChunkBudget(budget - num_decoding, contended=contended)
-        parts: list[Part] = []
+        chunks = PrefillBudget(budget - num_decoding, contended=contended)
+        parts: list[ScheduledRequest] = []
         retracted: list[Request] = []
         for request in list(self._requests):
             if request.lease is None:
@@ -99,10 +99,10 @@ class Batch:
             if granted is None:
                 return None
             if granted:
-                parts.append(Part(request, granted))
-        return Shares(parts, retracted, chunks.num_left)
+                parts.append(ScheduledRequest(request, granted))
+        return RunningShares(parts, retracted, chunks.num_left)
 
-    def top_up(self, parts: list[Part], num_tokens: int) -> list[Part]:
+    def top_up(self, parts: list[ScheduledRequest], num_tokens: int) -> list[ScheduledRequest]:
         """Lengthen prompts' parts by the `num_tokens` tokens that nobody else can use, the most senior first."""
         longer = []
         for part in parts:
@@ -116,11 +116,11 @@ class Batch:
             longer.append(part)
         return longer
 
-    def room_for_guesses(self, part: Part) -> int:
+    def room_for_guesses(self, part: ScheduledRequest) -> int:
         """How many tokens more than its own the part could have slots for. Taking them costs nobody its place."""
         return self._room(part.request, self._cache.num_available) - part.num_tokens
 
-    def add_guesses(self, part: Part, guesses: Guesses) -> Part:
+    def add_guesses(self, part: ScheduledRequest, guesses: PreparedDraft) -> ScheduledRequest:
         self._extend(part.request, part.num_tokens + len(guesses.tree))
         return replace(part, guesses=guesses)
 

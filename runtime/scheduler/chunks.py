@@ -6,16 +6,16 @@ use for the rest: a short prompt waits for a long one's chunks no longer than it
 
 from __future__ import annotations
 
-RESERVE = 4  # a quarter of the prompts' tokens is not for long prompts
+SHORT_PROMPT_SHARE = 4  # a quarter of the prompts' tokens is not for long prompts
 
 
-class ChunkBudget:
+class PrefillBudget:
     """`num_left` tokens for prompts in this step; `contended` when more than one prompt could use them."""
 
     def __init__(self, num_left: int, *, contended: bool) -> None:
         self.num_left = num_left
         self._num_prompt = num_left
-        reserve = -(-num_left // RESERVE) if contended and num_left > 1 else 0
+        reserve = -(-num_left // SHORT_PROMPT_SHARE) if contended and num_left > 1 else 0
         self._num_left_for_long = num_left - reserve
 
     def offer(self, num_uncomputed: int) -> int:

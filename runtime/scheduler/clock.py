@@ -8,7 +8,7 @@ from ..protocol.core import Timings
 
 
 @dataclass
-class Clock:
+class RequestClock:
     """Seconds on one clock. A request that is retracted keeps its first times: what that costs is decoding."""
 
     arrived: float

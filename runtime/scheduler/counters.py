@@ -6,12 +6,12 @@ from dataclasses import asdict, dataclass
 
 from ...radix.cache import PrefixCache
 from ..protocol.core import CoreStats
-from .drafting import Counts
+from .drafting import SpeculationCounters
 from .request import Request
 
 
 @dataclass
-class Totals:
+class SchedulerCounters:
     """Named as in `CoreStats`."""
 
     num_steps: int = 0
@@ -29,7 +29,9 @@ class Totals:
             self.num_prompt_tokens += request.num_prompt
             self.num_cached_tokens += request.num_cached
 
-    def stats(self, cache: PrefixCache, guesses: Counts, *, num_running: int, num_waiting: int) -> CoreStats:
+    def stats(
+        self, cache: PrefixCache, guesses: SpeculationCounters, *, num_running: int, num_waiting: int
+    ) -> CoreStats:
         return CoreStats(
             num_running=num_running,
             num_waiting=num_waiting,

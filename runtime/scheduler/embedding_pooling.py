@@ -10,7 +10,7 @@ import numpy as np
 from ..protocol.core import Pooling
 
 
-class Pool:
+class EmbeddingPooling:
     """Of tokens [first, num_tokens): all of a prompt for "mean", its last one for "last"."""
 
     def __init__(self, pooling: Pooling, num_tokens: int) -> None:

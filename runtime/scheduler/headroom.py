@@ -11,7 +11,7 @@ from itertools import groupby
 from typing import NamedTuple
 
 
-class Growth(NamedTuple):
+class MemoryGrowth(NamedTuple):
     """One request, in slots. Sorted, the ones that end first come first."""
 
     num_steps: int  # until it ends, a token each
@@ -19,7 +19,7 @@ class Growth(NamedTuple):
     num_freed: int  # slots that it holds now and will give back
 
 
-def peak(growths: Iterable[Growth], page_size: int) -> int:
+def peak(growths: Iterable[MemoryGrowth], page_size: int) -> int:
     """Pages needed beyond those held, at the worst moment. `growths` come sorted."""
     growths = list(growths)
     running = len(growths)

@@ -12,11 +12,11 @@ from collections.abc import Callable, Sequence
 from msgspec.structs import replace
 
 from ..protocol.errors import RequestError
-from .plan import ForwardPlan, Row, Sampling, SamplingPlan
+from .plan import ForwardPlan, Row, RowSampling, SamplingPlan
 from .request import Request
 
 
-class Flight:
+class InFlightPlan:
     """One plan, and the request of each of its rows."""
 
     def __init__(self, plan: ForwardPlan, requests: Sequence[Request]) -> None:
@@ -40,10 +40,10 @@ class Flight:
         return self._index[request]
 
     def complete(
-        self, build: Callable[[Request], Sampling], fail: Callable[[Request, RequestError], None]
+        self, build: Callable[[Request], RowSampling], fail: Callable[[Request, RequestError], None]
     ) -> SamplingPlan:
         """The plan before has been committed. `fail` is told of requests that cannot go on."""
-        samplings: list[Sampling | None] = []
+        samplings: list[RowSampling | None] = []
         for request, index in self._index.items():
             row = self.plan.rows[index]
             if row.follows is None:

@@ -13,7 +13,7 @@ from ..protocol.sampling import Constraint
 Bitmask = NDArray[np.int32]  # ceil(vocab_size / 32) words: bit t % 32 of word t // 32 is token t
 
 
-class Matcher(Protocol):
+class GrammarMatcher(Protocol):
     """One output's way through a grammar."""
 
     def mask(self, out: Bitmask) -> Any:
@@ -32,11 +32,11 @@ class Matcher(Protocol):
         """The bytes that must come next, up to where there is a choice or the output may end."""
 
 
-class CompiledGrammar(Protocol):
-    def matcher(self) -> Matcher: ...
+class MatcherFactory(Protocol):
+    def matcher(self) -> GrammarMatcher: ...
 
 
-class Grammars(Protocol):
+class GrammarProvider(Protocol):
     def get(self, constraint: Constraint) -> Future[Any]:
         """The future CompiledGrammar. What is wrong with the constraint is the future's exception."""
 

@@ -10,10 +10,10 @@ from __future__ import annotations
 from ...constrained.errors import GrammarError
 from .jump_forward import Retokenise
 from .request import Request
-from .sampling_inputs import too_hard
+from .sampling_inputs import grammar_too_complex
 
 
-def jump(request: Request, retokenise: Retokenise) -> int:
+def jump_forward(request: Request, retokenise: Retokenise) -> int:
     """Append what must come next, as far as its tokens are settled. Returns the number of tokens; the client gets them
     with the next one that is sampled. Raises RequestError when the grammar cannot be followed any further."""
     num_tokens = len(request.tokens)
@@ -32,7 +32,7 @@ def jump(request: Request, retokenise: Retokenise) -> int:
             assert finish is None
             request.tokens.append(token)
     except GrammarError as error:
-        raise too_hard(error) from None
+        raise grammar_too_complex(error) from None
     return len(request.tokens) - num_tokens
 
 

@@ -11,7 +11,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from itertools import takewhile
 
-CONTEXT = 4  # tokens before the seam that are tokenised along, at most
+CONTEXT_TOKENS = 4  # tokens before the seam that are tokenised along, at most
 
 Retokenise = Callable[[Sequence[int], bytes], list[int]]  # (tokens before, forced bytes) -> ids; sees CONTEXT tokens
 
@@ -31,7 +31,7 @@ class Retokeniser:
         None at all when the tokenizer would join the last token before the seam with the first one after it. At the
         end, ids are left out that would be others if some text came after.
         """
-        text = _text(data)
+        text = _complete_characters(data)
         if not text:
             return []
         ends = self._ends(text)
@@ -39,7 +39,7 @@ class Retokeniser:
         if not near:
             return self._settled("", text, ends)
         while near:
-            known = _text_or_none(b"".join(map(self._bytes_of, near)))
+            known = _decode_or_none(b"".join(map(self._bytes_of, near)))
             if known is not None:
                 ids = self._settled(known, text, ends)
                 if ids[: len(near)] == near:
@@ -70,7 +70,7 @@ class Retokeniser:
 
     def _near(self, before: Sequence[int]) -> list[int]:
         """The last tokens before the seam that are text, with nothing in between."""
-        return list(takewhile(self._bytes_of, reversed(before[-CONTEXT:])))[::-1]
+        return list(takewhile(self._bytes_of, reversed(before[-CONTEXT_TOKENS:])))[::-1]
 
     def _begins_a_longer_token(self, data: bytes) -> bool:
         # Sorted, whatever begins with `data` comes right after it.
@@ -82,12 +82,12 @@ class Retokeniser:
         return self._token_bytes[token] or b""
 
 
-def _text(data: bytes) -> str:
+def _complete_characters(data: bytes) -> str:
     """Its whole characters: what is forced may end inside one."""
     return codecs.getincrementaldecoder("utf-8")("replace").decode(data)
 
 
-def _text_or_none(data: bytes) -> str | None:
+def _decode_or_none(data: bytes) -> str | None:
     try:
         return data.decode()
     except UnicodeDecodeError:

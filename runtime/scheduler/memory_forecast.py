@@ -11,12 +11,12 @@ from bisect import bisect_right, insort
 from collections import deque
 from itertools import accumulate
 
-RECENT = 256  # outputs that are remembered
-PRIOR = 2  # so many imagined ones, of a random share of what they might, until real ones are seen
-MOST_CAREFUL = 2.0
+NUM_RECENT = 256  # outputs that are remembered
+NUM_PRIOR = 2  # so many imagined ones, of a random share of what they might, until real ones are seen
+MAX_SAFETY_FACTOR = 2.0
 
 
-class OutputLengths:
+class OutputLengthEstimator:
     """Counts tokens. Depends on what was observed in which order, never on time."""
 
     def __init__(self) -> None:
@@ -27,7 +27,7 @@ class OutputLengths:
 
     def ended(self, num_tokens: int) -> None:
         """An output is over after so many tokens."""
-        if len(self._recent) == RECENT:
+        if len(self._recent) == NUM_RECENT:
             oldest = self._recent.popleft()
             del self._sorted[bisect_right(self._sorted, oldest) - 1]
         self._recent.append(num_tokens)
@@ -37,16 +37,16 @@ class OutputLengths:
 
     def retracted(self) -> None:
         """Somebody had to give up its place."""
-        self._care = min(MOST_CAREFUL, 1.2 * self._care)
+        self._care = min(MAX_SAFETY_FACTOR, 1.2 * self._care)
 
     def remaining(self, num_tokens: int, most: int, luck: float) -> int:
         """What an output that has `num_tokens` tokens, and can get `most` more, may be expected to add: as much as one
         of those that got as far, the one at `luck` in [0, 1) of them by length."""
         at = bisect_right(self._sorted, num_tokens)
         num_longer = len(self._sorted) - at
-        place = luck * (num_longer + PRIOR)
+        place = luck * (num_longer + NUM_PRIOR)
         if place < num_longer:
             expected = float(self._sorted[at + int(place)] - num_tokens)
         else:
-            expected = most * (place - num_longer) / PRIOR
+            expected = most * (place - num_longer) / NUM_PRIOR
         return min(most, round(self._care * expected))

@@ -37,7 +37,7 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
     logprobs_of: tuple[int, ...] = ()  # and with them those of these tokens
 
 
-class Sampling(msgspec.Struct, frozen=True):
+class RowSampling(msgspec.Struct, frozen=True):
     """How a row samples, and among which tokens: as in `Row`."""
 
     sample: Sample
@@ -53,7 +53,7 @@ class Score(msgspec.Struct, frozen=True, kw_only=True):
     of: tuple[int, ...] = ()  # further tokens whose log-probability is wanted at each position
 
 
-class Node(msgspec.Struct, frozen=True, kw_only=True):
+class DraftNode(msgspec.Struct, frozen=True, kw_only=True):
     """How to draw the token that follows a draft token, if everything up to it is right: by the row's Sample, with this
     draw and mask, the tokens on the way to it and it itself counted by the penalties."""
 
@@ -61,7 +61,7 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
     mask: bytes | None = None
 
 
-class DraftWant(msgspec.Struct, frozen=True):
+class DraftSpec(msgspec.Struct, frozen=True):
     """A tree that the request will verify in its next step: at most `num_tokens` nodes, `steps` deep, with at most
     `top_k` children each, ranked by the draft's probabilities at `temperature`."""
 
@@ -94,8 +94,8 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     score: Score | None = None
     pool_from: int | None = None  # the sum of the hidden states of the row's tokens from this one on is wanted
     parents: list[int] | None = None  # None: no token is a guess
-    nodes: list[Node] = []
-    draft: DraftWant | None = None  # for the next step of the request; from the engine's source, if it has one
+    nodes: list[DraftNode] = []
+    draft: DraftSpec | None = None  # for the next step of the request; from the engine's source, if it has one
 
     @property
     def num_committed(self) -> int:
@@ -139,7 +139,7 @@ class SamplingPlan(msgspec.Struct, frozen=True):
     others' tokens are known. None: nothing, because that token was the output's last or forced text comes after it."""
 
     step: int
-    rows: list[Sampling | None]
+    rows: list[RowSampling | None]
 
 
 class RowResult(msgspec.Struct, frozen=True, kw_only=True):

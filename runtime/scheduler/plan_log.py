@@ -14,16 +14,16 @@ import msgspec
 from ..protocol.config import CoreConfig
 from ..protocol.core import Abort, EndStates, FlushCache, FromCore, Generate, GetStats, ToCore
 from ..protocol.errors import RequestError
-from .jump_forward import CONTEXT, Retokenise
+from .jump_forward import CONTEXT_TOKENS, Retokenise
 from .plan import ForwardPlan, ForwardResult, SamplingPlan
 from .scheduler import Scheduler
-from .vocabulary import VocabularyFacts
+from .vocabulary import VocabularyInfo
 
-VERSION = 2
-MAX_BYTES = 8 << 30  # a log ends here, lest it fill the disk; what it has can be played
+LOG_VERSION = 2
+MAX_LOG_BYTES = 8 << 30  # a log ends here, lest it fill the disk; what it has can be played
 
 
-class Header(msgspec.Struct, frozen=True, kw_only=True, tag="header"):
+class LogHeader(msgspec.Struct, frozen=True, kw_only=True, tag="header"):
     """The first line: what the scheduler was made of."""
 
     version: int
@@ -39,16 +39,16 @@ class Header(msgspec.Struct, frozen=True, kw_only=True, tag="header"):
     def of(
         cls,
         config: CoreConfig,
-        vocabulary: VocabularyFacts,
+        vocabulary: VocabularyInfo,
         *,
         num_pages: int,
         num_host_pages: int,
         page_size: int,
         context_length: int,
-    ) -> Header:
+    ) -> LogHeader:
         encoded = [None if data is None else base64.b64encode(data).decode() for data in vocabulary.token_bytes]
         return cls(
-            version=VERSION,
+            version=LOG_VERSION,
             config=config,
             num_pages=num_pages,
             num_host_pages=num_host_pages,
@@ -58,28 +58,28 @@ class Header(msgspec.Struct, frozen=True, kw_only=True, tag="header"):
             eos_ids=sorted(vocabulary.eos_ids),
         )
 
-    def vocabulary(self) -> VocabularyFacts:
+    def vocabulary(self) -> VocabularyInfo:
         decoded = [None if data is None else base64.b64decode(data) for data in self.token_bytes]
-        return VocabularyFacts(len(decoded), decoded, frozenset(self.eos_ids))
+        return VocabularyInfo(len(decoded), decoded, frozenset(self.eos_ids))
 
 
-class Handled(msgspec.Struct, frozen=True, tag="message"):
+class LoggedMessage(msgspec.Struct, frozen=True, tag="message"):
     owner: bytes
     message: Generate | EndStates | Abort | FlushCache | GetStats
 
 
-class Planned(msgspec.Struct, frozen=True, tag="plan"):
+class LoggedPlan(msgspec.Struct, frozen=True, tag="plan"):
     """`settled`: whose grammars were ready, or wrong, when the scheduler looked."""
 
     plan: ForwardPlan | None
     settled: list[str]
 
 
-class Computed(msgspec.Struct, frozen=True, tag="result"):
+class LoggedResult(msgspec.Struct, frozen=True, tag="result"):
     result: ForwardResult
 
 
-class Retokenised(msgspec.Struct, frozen=True, tag="retokenised"):
+class LoggedRetokenisation(msgspec.Struct, frozen=True, tag="retokenised"):
     """What the tokenizer said, so that a replay needs none: the ids of `data` after the tokens `before`. It stands
     behind the event that first asked."""
 
@@ -88,19 +88,19 @@ class Retokenised(msgspec.Struct, frozen=True, tag="retokenised"):
     ids: list[int]
 
 
-Entry = Header | Handled | Planned | Computed | Retokenised
+LogEntry = LogHeader | LoggedMessage | LoggedPlan | LoggedResult | LoggedRetokenisation
 
 
 class PlanLog:
     """Writes entries, one a line, each one whole before the next begins."""
 
-    def __init__(self, header: Header, file: IO[bytes], *, max_bytes: int = MAX_BYTES) -> None:
+    def __init__(self, header: LogHeader, file: IO[bytes], *, max_bytes: int = MAX_LOG_BYTES) -> None:
         self._file = file
         self._num_left = max_bytes
         self._encoder = msgspec.json.Encoder()
         self.write(header)
 
-    def write(self, entry: Entry) -> None:
+    def write(self, entry: LogEntry) -> None:
         line = self._encoder.encode(entry) + b"\n"
         self._num_left -= len(line)
         if self._num_left >= 0:
@@ -112,7 +112,7 @@ class PlanLog:
 
         def logged(before: Sequence[int], data: bytes) -> list[int]:
             ids = retokenise(before, data)
-            self.write(Retokenised(list(before[-CONTEXT:]), data, ids))
+            self.write(LoggedRetokenisation(list(before[-CONTEXT_TOKENS:]), data, ids))
             return ids
 
         return logged
@@ -135,7 +135,7 @@ class LoggingScheduler:
 
     def handle(self, message: ToCore, now: float, owner: bytes = b"") -> list[FromCore]:
         assert isinstance(message, Generate | EndStates | Abort | FlushCache | GetStats)
-        self._log.write(Handled(owner, message))
+        self._log.write(LoggedMessage(owner, message))
         return self._scheduler.handle(message, now, owner)
 
     def plan(self, now: float) -> ForwardPlan | None:
@@ -143,7 +143,7 @@ class LoggingScheduler:
         plan = self._scheduler.plan(now)
         settled = sorted(compiling - self._scheduler.compiling)
         if settled or not was_idle:
-            self._log.write(Planned(plan, settled))
+            self._log.write(LoggedPlan(plan, settled))
         return plan
 
     def answers(self) -> list[FromCore]:
@@ -153,16 +153,16 @@ class LoggingScheduler:
         return self._scheduler.sampling()
 
     def commit(self, plan: ForwardPlan, result: ForwardResult, now: float) -> list[FromCore]:
-        self._log.write(Computed(result))
+        self._log.write(LoggedResult(result))
         return self._scheduler.commit(plan, result, now)
 
 
-def read_log(lines: Iterable[bytes]) -> Iterator[Entry]:
+def read_log(lines: Iterable[bytes]) -> Iterator[LogEntry]:
     """The entries of a log; one that was cut off in its last line ends before it.
 
     Raises RequestError, naming the line, when it is no such log or of another version.
     """
-    decoder: msgspec.json.Decoder[Entry] = msgspec.json.Decoder(Entry)
+    decoder: msgspec.json.Decoder[LogEntry] = msgspec.json.Decoder(LogEntry)
     for number, line in enumerate(lines, 1):
         if not line.endswith(b"\n"):
             break  # the process ended while it wrote
@@ -170,8 +170,8 @@ def read_log(lines: Iterable[bytes]) -> Iterator[Entry]:
             entry = decoder.decode(line)
         except (msgspec.DecodeError, msgspec.ValidationError) as error:
             raise RequestError(f"line {number} is no entry of a plan log: {error}", param="file") from None
-        if isinstance(entry, Header) != (number == 1):
+        if isinstance(entry, LogHeader) != (number == 1):
             raise RequestError("the file does not begin with a plan log's header", param="file")
-        if isinstance(entry, Header) and entry.version != VERSION:
-            raise RequestError(f"the log has version {entry.version}, this is version {VERSION}", param="file")
+        if isinstance(entry, LogHeader) and entry.version != LOG_VERSION:
+            raise RequestError(f"the log has version {entry.version}, this is version {LOG_VERSION}", param="file")
         yield entry

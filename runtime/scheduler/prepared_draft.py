@@ -10,21 +10,21 @@ from dataclasses import dataclass
 from ...constrained.errors import GrammarError
 from ..protocol.errors import RequestError
 from ..speculation.tree import DraftTree
-from .plan import Node
+from .plan import DraftNode
 from .request import Request
-from .sampling_draw import draw
-from .sampling_inputs import next_mask
+from .sampling_draw import random_bits
+from .sampling_inputs import token_mask
 
 
 @dataclass(frozen=True)
-class Guesses:
+class PreparedDraft:
     """Tokens and parents as in `Row`, at least one of each, and a node for each."""
 
     tree: DraftTree
-    nodes: list[Node]
+    nodes: list[DraftNode]
 
 
-def prepare(request: Request, tree: DraftTree, *, num_tokens: int, vocab_size: int) -> Guesses | None:
+def prepare_draft(request: Request, tree: DraftTree, *, num_tokens: int, vocab_size: int) -> PreparedDraft | None:
     """At most `num_tokens` nodes of `tree`, the likeliest ones; None when nothing is left.
 
     Left out are guesses that the grammar refuses, that would end the output, that come too late for it to have them,
@@ -37,24 +37,24 @@ def prepare(request: Request, tree: DraftTree, *, num_tokens: int, vocab_size: i
         if depth <= max_depth and not request.stops.may_end(tree.tokens[node])
     ]
     tree = tree.only(sayable).best(num_tokens)
-    masks = _masks(request, tree, vocab_size)
+    masks = _node_masks(request, tree, vocab_size)
     tree = tree.only(sorted(masks))
     if not len(tree):
         return None
     seed, num_tokens = request.message.sampling.seed, len(request.tokens)
     nodes = [
-        Node(draw=0 if seed is None else draw(seed, num_tokens + depth), mask=masks[node])
+        DraftNode(draw=0 if seed is None else random_bits(seed, num_tokens + depth), mask=masks[node])
         for node, depth in zip(sorted(masks), tree.depths, strict=True)
     ]
-    return Guesses(tree, nodes)
+    return PreparedDraft(tree, nodes)
 
 
-def _masks(request: Request, tree: DraftTree, vocab_size: int) -> dict[int, bytes | None]:
+def _node_masks(request: Request, tree: DraftTree, vocab_size: int) -> dict[int, bytes | None]:
     """By node, what may follow it, for those that the grammar lets come. The matcher ends where it began."""
     matcher = request.matcher
     if matcher is None:
         avoided = [request.stops.avoided(request.num_output + depth) for depth in tree.depths]
-        return {node: next_mask(None, tokens, vocab_size) for node, tokens in enumerate(avoided)}
+        return {node: token_mask(None, tokens, vocab_size) for node, tokens in enumerate(avoided)}
     children: dict[int, list[int]] = {}
     for node, parent in enumerate(tree.parents):
         children.setdefault(parent, []).append(node)
@@ -68,7 +68,7 @@ def _masks(request: Request, tree: DraftTree, vocab_size: int) -> dict[int, byte
             except GrammarError:
                 continue  # too hard to follow; plain decoding will say so if it gets there
             try:
-                masks[node] = next_mask(matcher, request.stops.avoided(request.num_output + depth), vocab_size)
+                masks[node] = token_mask(matcher, request.stops.avoided(request.num_output + depth), vocab_size)
                 visit(node, depth + 1)
             except RequestError:
                 pass  # nothing can follow, or it is too hard to say what: as above

@@ -10,29 +10,29 @@ from ...radix.cache import PrefixCache
 from .request import Request
 
 MAX_PROGRAMS = 1 << 16  # a frontend that forgets to end them costs no more memory than this
-MAX_CLAIMS = 1 << 16
+MAX_SOFT_PINS = 1 << 16
 
 
 @dataclass
-class _Program:
+class _LiveProgram:
     rank: int
     has_begun: bool = False
     states: set[int] = field(default_factory=set)  # that claim something
 
 
-class Programs:
+class LivePrograms:
     """A program is alive from its first request until it is told to have ended, or is the oldest of too many."""
 
     def __init__(self, cache: PrefixCache) -> None:
         self._cache = cache
-        self._alive: OrderedDict[str, _Program] = OrderedDict()
+        self._alive: OrderedDict[str, _LiveProgram] = OrderedDict()
         self._num_claims = 0
 
     def rank(self, family: str, serial: int) -> int:
         """Smaller for programs that came earlier: the number of their first request."""
         program = self._alive.get(family)
         if program is None:
-            program = self._alive[family] = _Program(serial)
+            program = self._alive[family] = _LiveProgram(serial)
             self._forget_oldest()
         return program.rank
 
@@ -73,5 +73,5 @@ class Programs:
             self._cache.drop_claim((family, state))
 
     def _forget_oldest(self) -> None:
-        while len(self._alive) > MAX_PROGRAMS or self._num_claims > MAX_CLAIMS:
+        while len(self._alive) > MAX_PROGRAMS or self._num_claims > MAX_SOFT_PINS:
             self.end(next(iter(self._alive)))

@@ -11,13 +11,13 @@ from dataclasses import dataclass
 
 from ..protocol.config import OrderName
 from .request import Request
-from .sharing import common_prefix
+from .sharing import common_prefix_length
 
-MAX_SHARES = 8  # into which the places are split, lest the branches of one program come singly when many wait
+MAX_PROGRAM_SHARES = 8  # into which the places are split, lest the branches of one program come singly when many wait
 
 
 @dataclass(frozen=True)
-class View:
+class QueueContext:
     """What an arrangement may ask. `num_cached` costs a match."""
 
     num_cached: Callable[[Request], int]
@@ -28,58 +28,58 @@ class View:
 
 
 @dataclass(frozen=True)
-class Order:
+class QueuePolicy:
     """`place` stays as it is while a request waits. `arrange` sees those in front, by place."""
 
     place: Callable[[Request], tuple[int, ...]]
-    arrange: Callable[[list[Request], View], list[Request]]
+    arrange: Callable[[list[Request], QueueContext], list[Request]]
 
 
-def _by_arrival(request: Request) -> tuple[int, ...]:
+def _arrival_key(request: Request) -> tuple[int, ...]:
     return -request.message.priority, request.serial
 
 
-def _by_program(request: Request) -> tuple[int, ...]:
+def _program_key(request: Request) -> tuple[int, ...]:
     return -request.message.priority, request.rank, request.serial
 
 
-def _as_they_come(front: list[Request], view: View) -> list[Request]:
+def _first_come_first_served(front: list[Request], view: QueueContext) -> list[Request]:
     return front
 
 
-def _longest_prefix_first(front: list[Request], view: View) -> list[Request]:
+def _longest_prefix_first(front: list[Request], view: QueueContext) -> list[Request]:
     """What is cached is used before it can be evicted (SGLang, arXiv:2312.07104, section 3)."""
     return sorted(front, key=lambda request: (-request.message.priority, -view.num_cached(request), request.serial))
 
 
-def _depth_first(front: list[Request], view: View) -> list[Request]:
+def _depth_first(front: list[Request], view: QueueContext) -> list[Request]:
     """In the order of a walk through the tree, so that requests with a cached prefix in common follow one another;
     where it branches, the branch with the most requests comes first (section 3, Theorem 3.1)."""
     paths = [(request.message.namespace, request.tokens[: view.num_cached(request)], request) for request in front]
-    walked = _walk(sorted(paths, key=lambda path: (*path[:2], path[2].serial)), None)
+    walked = _depth_first_walk(sorted(paths, key=lambda path: (*path[:2], path[2].serial)), None)
     return sorted(walked, key=lambda request: -request.message.priority)
 
 
-Path = tuple[str, list[int], Request]  # namespace, cached tokens, whose
+CachedPath = tuple[str, list[int], Request]  # namespace, cached tokens, whose
 
 
-def _walk(paths: list[Path], depth: int | None) -> list[Request]:
+def _depth_first_walk(paths: list[CachedPath], depth: int | None) -> list[Request]:
     """Sorted paths that are equal up to `depth` tokens; None: not even in their namespaces."""
     if depth is not None:
         first, last = paths[0][1], paths[-1][1]
         # Sorted, so what the first and the last share, all share.
-        depth += common_prefix(first[depth:], last[depth:])
+        depth += common_prefix_length(first[depth:], last[depth:])
     here = [path[2] for path in paths if depth is not None and len(path[1]) == depth]
-    branches: defaultdict[str | int, list[Path]] = defaultdict(list)
+    branches: defaultdict[str | int, list[CachedPath]] = defaultdict(list)
     for path in paths[len(here) :]:
         branches[path[0] if depth is None else path[1][depth]].append(path)
     heaviest_first = sorted(
         branches.values(), key=lambda branch: (-len(branch), min(path[2].serial for path in branch))
     )
-    return here + [request for branch in heaviest_first for request in _walk(branch, depth or 0)]
+    return here + [request for branch in heaviest_first for request in _depth_first_walk(branch, depth or 0)]
 
 
-def _fairly_by_program(front: list[Request], view: View) -> list[Request]:
+def _fair_by_program(front: list[Request], view: QueueContext) -> list[Request]:
     """First programs that have begun, those with the fewest generations to come before the others, as far as it is
     known, and else the one that came first. Then those that have not, what is cached of them before it can be evicted.
 
@@ -87,33 +87,33 @@ def _fairly_by_program(front: list[Request], view: View) -> list[Request]:
 
     While others wait, what a program asks for beyond its share of the places comes after what is within another's.
     """
-    held = Counter(_program(request) for request in view.running)
-    num_programs = len(held.keys() | {_program(request) for request in front})
-    share = -(-view.max_running // max(1, min(num_programs, MAX_SHARES)))
+    held = Counter(_program_or_request(request) for request in view.running)
+    num_programs = len(held.keys() | {_program_or_request(request) for request in front})
+    share = -(-view.max_running // max(1, min(num_programs, MAX_PROGRAM_SHARES)))
 
     def key(request: Request) -> tuple[int, ...]:
-        held[_program(request)] += 1
-        is_beyond = held[_program(request)] > share
+        held[_program_or_request(request)] += 1
+        is_beyond = held[_program_or_request(request)] > share
         has_begun = view.has_begun(request)
-        then = _to_come(request) if has_begun else (-view.num_cached(request),)
+        then = _remaining_generations(request) if has_begun else (-view.num_cached(request),)
         return -request.message.priority, is_beyond, not has_begun, *then, request.rank, request.serial
 
     return sorted(front, key=key)
 
 
-def _to_come(request: Request) -> tuple[int, ...]:
+def _remaining_generations(request: Request) -> tuple[int, ...]:
     """Generations of the request's program, when all of them are known: those that are not come after all others."""
     outlook = request.message.outlook
     return (0, outlook.num_generations) if outlook is not None and outlook.complete else (1, 0)
 
 
-def _program(request: Request) -> str:
+def _program_or_request(request: Request) -> str:
     return request.family or request.rid
 
 
-ORDERS: dict[OrderName, Order] = {
-    "fcfs": Order(_by_arrival, _as_they_come),
-    "lpm": Order(_by_arrival, _longest_prefix_first),
-    "dfs": Order(_by_arrival, _depth_first),
-    "program": Order(_by_program, _fairly_by_program),
+QUEUE_POLICIES: dict[OrderName, QueuePolicy] = {
+    "fcfs": QueuePolicy(_arrival_key, _first_come_first_served),
+    "lpm": QueuePolicy(_arrival_key, _longest_prefix_first),
+    "dfs": QueuePolicy(_arrival_key, _depth_first),
+    "program": QueuePolicy(_program_key, _fair_by_program),
 }

@@ -10,9 +10,9 @@ from ..protocol.sampling import TokenLogprob
 from ..speculation.ngram import NgramIndex
 from ..speculation.tree import DraftTree
 from .acceptance import Acceptance
-from .clock import Clock
-from .embedding_pooling import Pool
-from .interfaces import Matcher
+from .clock import RequestClock
+from .embedding_pooling import EmbeddingPooling
+from .interfaces import GrammarMatcher
 from .stops import StopRules
 
 
@@ -32,8 +32,8 @@ class Request:
     end: int  # the output's limit, as a length of `tokens`
     stops: StopRules
     tokens: list[int]  # the prompt, then the output so far
-    clock: Clock = field(default_factory=lambda: Clock(0.0))
-    matcher: Matcher | None = None
+    clock: RequestClock = field(default_factory=lambda: RequestClock(0.0))
+    matcher: GrammarMatcher | None = None
     awaits_grammar: bool = False  # until it is there, all but the last token may be computed
     lease: Lease | None = None
     num_computed: int = 0
@@ -46,7 +46,7 @@ class Request:
     acceptance: Acceptance = field(default_factory=Acceptance)  # of its guesses
     ngrams: NgramIndex | None = None  # for guessing from the tokens themselves
     prompt_scores: list[TokenLogprob] = field(default_factory=list)
-    pool: Pool | None = None
+    pool: EmbeddingPooling | None = None
     answered: bool = False  # the client has its first tokens, and the prompt's scores with them
     num_sent: int = 0  # output tokens that the client has
     num_settled: int = 0  # those that it may have; the ones behind them were forced and go with the next one
@@ -64,7 +64,7 @@ class Request:
     def family(self) -> str | None:
         """Its program; frontends name theirs independently."""
         program = self.message.program
-        return None if program is None else family(self.owner, program)
+        return None if program is None else program_id(self.owner, program)
 
     @property
     def num_prompt(self) -> int:
@@ -157,5 +157,5 @@ class Request:
         return [None, *self.prompt_scores] if logprobs.prompt_from == 0 else list(self.prompt_scores)
 
 
-def family(owner: bytes, program: str) -> str:
+def program_id(owner: bytes, program: str) -> str:
     return f"{owner.hex()}/{program}"

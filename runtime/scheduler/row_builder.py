@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from .batch import Part
-from .plan import PENDING, DraftWant, Penalties, Row, Sample, Sampling, Score
+from .batch import ScheduledRequest
+from .plan import PENDING, DraftSpec, Penalties, Row, RowSampling, Sample, Score
 from .request import Request
-from .sampling_draw import draw
-from .sampling_inputs import next_mask
+from .sampling_draw import random_bits
+from .sampling_inputs import token_mask
 
 
-def build_row(part: Part, vocab_size: int, page_size: int, want: DraftWant | None) -> Row:
+def build_row(part: ScheduledRequest, vocab_size: int, page_size: int, want: DraftSpec | None) -> Row:
     """The row that computes `part`; `want` is what the engine drafts for the next one. Raises RequestError when the
     request's grammar is at a dead end."""
     request = part.request
@@ -46,13 +46,13 @@ def build_following_row(request: Request, follows: int, page_size: int) -> Row:
     )
 
 
-def build_sampling(request: Request, vocab_size: int) -> Sampling:
+def build_sampling(request: Request, vocab_size: int) -> RowSampling:
     """What comes after the request's tokens. Raises RequestError when its grammar is at a dead end."""
-    return Sampling(_sample(request), _mask(request, vocab_size))
+    return RowSampling(_sample(request), _mask(request, vocab_size))
 
 
 def _mask(request: Request, vocab_size: int) -> bytes | None:
-    return next_mask(request.matcher, request.stops.avoided(request.num_output), vocab_size)
+    return token_mask(request.matcher, request.stops.avoided(request.num_output), vocab_size)
 
 
 def _sample(request: Request) -> Sample:
@@ -72,7 +72,7 @@ def _sample(request: Request) -> Sample:
         top_k=params.top_k,
         top_p=params.top_p,
         min_p=params.min_p,
-        draw=0 if params.seed is None else draw(params.seed, len(request.tokens)),
+        draw=0 if params.seed is None else random_bits(params.seed, len(request.tokens)),
         penalties=penalties,
         logit_bias=params.logit_bias,
         num_top_logprobs=None if logprobs is None else logprobs.num_top,

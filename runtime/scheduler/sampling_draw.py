@@ -7,19 +7,19 @@ seeds are then unrelated streams instead of shifted ones.
 
 from __future__ import annotations
 
-_MASK = (1 << 64) - 1
-_GAMMA = 0x9E3779B97F4A7C15
+_MASK_64 = (1 << 64) - 1
+_SPLITMIX_GAMMA = 0x9E3779B97F4A7C15
 
 
 def splitmix64(seed: int, n: int) -> int:
     """The n-th output, counted from 0, of the generator that starts at `seed`; 64 bits."""
-    z = (seed + (n + 1) * _GAMMA) & _MASK
-    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
-    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _MASK
+    z = (seed + (n + 1) * _SPLITMIX_GAMMA) & _MASK_64
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _MASK_64
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _MASK_64
     return z ^ (z >> 31)
 
 
-def draw(seed: int, position: int) -> int:
+def random_bits(seed: int, position: int) -> int:
     """The randomness of the token at `position` of the sequence: 64 bits, as a signed number."""
     word = splitmix64(splitmix64(seed, 0), position)
     return word - (1 << 64) if word >> 63 else word

@@ -8,10 +8,10 @@ import numpy as np
 
 from ...constrained.errors import GrammarError
 from ..protocol.errors import RequestError
-from .interfaces import Bitmask, Matcher
+from .interfaces import Bitmask, GrammarMatcher
 
 
-def next_mask(matcher: Matcher | None, avoided: Iterable[int], vocab_size: int) -> bytes | None:
+def token_mask(matcher: GrammarMatcher | None, avoided: Iterable[int], vocab_size: int) -> bytes | None:
     """The words of a Row's mask, or None when everything may come.
 
     Avoided tokens are left out only if something else remains: the grammar wins. Raises RequestError when the grammar
@@ -19,12 +19,12 @@ def next_mask(matcher: Matcher | None, avoided: Iterable[int], vocab_size: int) 
     """
     if matcher is None and not avoided:
         return None
-    allowed = _everything(vocab_size)
+    allowed = _all_tokens(vocab_size)
     if matcher is not None:
         try:
             matcher.mask(allowed)
         except GrammarError as error:
-            raise too_hard(error) from None
+            raise grammar_too_complex(error) from None
         if not allowed.any():
             raise RequestError(
                 "no token of the vocabulary can continue the constrained output", param="constraint", code="dead_end"
@@ -36,12 +36,12 @@ def next_mask(matcher: Matcher | None, avoided: Iterable[int], vocab_size: int) 
     return chosen.astype("<i4").tobytes()
 
 
-def too_hard(error: GrammarError) -> RequestError:
+def grammar_too_complex(error: GrammarError) -> RequestError:
     """The grammar is fine, but following it from here would cost too much."""
     return RequestError(f"the constrained output cannot go on: {error}", param="constraint", code="too_complex")
 
 
-def _everything(vocab_size: int) -> Bitmask:
+def _all_tokens(vocab_size: int) -> Bitmask:
     words = np.full(-(-vocab_size // 32), -1, np.int32)
     if vocab_size % 32:
         words[-1] = (1 << vocab_size % 32) - 1

@@ -40,27 +40,27 @@ from ..protocol.core import (
 )
 from ..protocol.errors import BusyError, ErrorInfo, RequestError
 from .admission import Admission
-from .apply_result import abort_answer, advance, prompt_answer
-from .batch import Batch, Part
-from .clock import Clock
-from .counters import Totals
+from .apply_result import abort_answer, apply_result, prompt_answer
+from .batch import Batch, ScheduledRequest
+from .clock import RequestClock
+from .counters import SchedulerCounters
 from .drafting import Drafting
-from .embedding_pooling import Pool
-from .in_flight_plan import Flight
-from .interfaces import Grammars
-from .jump import jump
+from .embedding_pooling import EmbeddingPooling
+from .in_flight_plan import InFlightPlan
+from .interfaces import GrammarProvider
+from .jump import jump_forward
 from .jump_forward import Retokenise
-from .limits import end_of
-from .memory_forecast import OutputLengths
+from .limits import length_limit
+from .memory_forecast import OutputLengthEstimator
 from .plan import ForwardPlan, ForwardResult, PageCopy, Row, SamplingPlan
-from .programs import Programs
-from .queue_policies import ORDERS
-from .request import Request, family
+from .programs import LivePrograms
+from .queue_policies import QUEUE_POLICIES
+from .request import Request, program_id
 from .row_builder import build_following_row, build_row, build_sampling
 from .stops import StopRules
-from .vocabulary import VocabularyFacts
+from .vocabulary import VocabularyInfo
 
-__all__ = ["Scheduler", "VocabularyFacts"]
+__all__ = ["Scheduler", "VocabularyInfo"]
 
 
 def make_cache(
@@ -85,8 +85,8 @@ class Scheduler:
         config: CoreConfig,
         *,
         cache: PrefixCache,
-        vocabulary: VocabularyFacts,
-        grammars: Grammars,
+        vocabulary: VocabularyInfo,
+        grammars: GrammarProvider,
         context_length: int,
         retokenise: Retokenise,
     ) -> None:
@@ -101,19 +101,19 @@ class Scheduler:
         self._compiling: dict[str, Future[Any]] = {}
         self._parked: dict[str, Request] = {}  # nothing to do before their grammars are there
         self._batch = Batch(cache)
-        self._programs = Programs(cache)
-        self._lengths = OutputLengths()
+        self._programs = LivePrograms(cache)
+        self._lengths = OutputLengthEstimator()
         self._drafting = Drafting(config, vocabulary.vocab_size)
         # Every running request decodes in every step, so no more may run than the budget has tokens.
         max_running = min(config.max_running, config.prefill_budget)
         self._waiting = Admission(
-            cache, self._batch, self._programs, self._lengths, ORDERS[config.order], max_running=max_running
+            cache, self._batch, self._programs, self._lengths, QUEUE_POLICIES[config.order], max_running=max_running
         )
-        self._flights: deque[Flight] = deque()  # plans without their results, the oldest first
+        self._flights: deque[InFlightPlan] = deque()  # plans without their results, the oldest first
         self._sampling: SamplingPlan | None = None
         self._answers: list[FromCore] = []
         self._num_arrived = 0
-        self._totals = Totals()
+        self._totals = SchedulerCounters()
 
     @property
     def idle(self) -> bool:
@@ -138,7 +138,7 @@ class Scheduler:
                 asked = list(self._live.values()) if rid is None else [self._live[rid]] if rid in self._live else []
                 return [self._abort(request) for request in asked if request.owner == owner]
             case EndStates(program=program, states=states):
-                self._programs.end(family(owner, program), states)
+                self._programs.end(program_id(owner, program), states)
                 return []
             case FlushCache(call=call):
                 self._cache.flush()
@@ -186,7 +186,7 @@ class Scheduler:
             rows=rows,
             followed=self._drafting.follows(rows),
         )
-        self._flights.append(Flight(plan, requests))
+        self._flights.append(InFlightPlan(plan, requests))
         return plan
 
     def answers(self) -> list[FromCore]:
@@ -214,7 +214,7 @@ class Scheduler:
             num_computed = request.num_computed
             request.num_in_flight -= row.num_committed
             request.token_in_flight &= row.sample is None
-            advanced = advance(request, row, row_result, self._vocabulary, self._jump)
+            advanced = apply_result(request, row, row_result, self._vocabulary, self._jump)
             if plan.followed:
                 self._drafting.observe(request, row, row_result)
             answer = advanced.answer
@@ -258,7 +258,7 @@ class Scheduler:
     def _arrive(self, message: Generate, now: float, owner: bytes) -> list[FromCore]:
         assert message.rid not in self._live, f"rid {message.rid!r} is taken"
         try:
-            end = end_of(
+            end = length_limit(
                 message,
                 vocab_size=self._vocabulary.vocab_size,
                 context_length=self._context_length,
@@ -279,8 +279,8 @@ class Scheduler:
             end=end,
             stops=stops,
             tokens=list(message.tokens),
-            clock=Clock(now),
-            pool=None if message.pooling is None else Pool(message.pooling, len(message.tokens)),
+            clock=RequestClock(now),
+            pool=None if message.pooling is None else EmbeddingPooling(message.pooling, len(message.tokens)),
         )
         self._num_arrived += 1
         self._live[request.rid] = request
@@ -296,7 +296,7 @@ class Scheduler:
     def _rank(self, message: Generate, owner: bytes) -> int:
         if message.program is None:
             return self._num_arrived
-        return self._programs.rank(family(owner, message.program), self._num_arrived)
+        return self._programs.rank(program_id(owner, message.program), self._num_arrived)
 
     def _settle_grammars(self) -> None:
         for rid, future in [(rid, future) for rid, future in self._compiling.items() if future.done()]:
@@ -355,7 +355,7 @@ class Scheduler:
 
     def _jump(self, request: Request) -> None:
         if self._retokenise is not None:
-            self._totals.num_forced_tokens += jump(request, self._retokenise)
+            self._totals.num_forced_tokens += jump_forward(request, self._retokenise)
 
     def _publish(self, request: Request, row: Row, num_computed_before: int) -> None:
         """Others may wait for every bit of a prompt; of what comes after it, whole pages are enough."""
@@ -366,7 +366,7 @@ class Scheduler:
         elif num_whole > num_computed_before:
             self._cache.commit(request.lease, request.tokens[:num_whole])
 
-    def _build(self, parts: list[Part]) -> tuple[list[Row], list[Request]]:
+    def _build(self, parts: list[ScheduledRequest]) -> tuple[list[Row], list[Request]]:
         """The rows, and whose they are. A request whose grammar is at a dead end leaves instead."""
         rows, requests = [], []
         for part in parts:
@@ -377,7 +377,7 @@ class Scheduler:
                 self._fail(part.request, error)
         return rows, requests
 
-    def _row(self, part: Part) -> Row:
+    def _row(self, part: ScheduledRequest) -> Row:
         request, page_size = part.request, self._cache.page_size
         if request.token_in_flight:
             return build_following_row(request, self._flights[-1].index(request), page_size)

@@ -27,7 +27,7 @@ RUN = 2  # of these, after one that does not count: caches are full of what gues
 PROMPTS_EVERY = 16  # steps with prompts and guesses, likewise
 STALE = 2000  # steps of other batches, after which what a plain step took is measured again
 FEWEST = 3  # plain steps, before guesses can be judged
-SMALL = 256  # tokens of prompts; in larger steps guesses are lost in the noise, and little of the work
+MAX_JUDGED_PROMPT = 256  # tokens of prompts; in larger steps guesses are lost in the noise, and little of the work
 CHANGED, IN_A_ROW = 1.5, 4  # times the usual, steps one after the other: the machine is not what it was
 OUTLIER = 4.0  # times the usual; what is more was something else on the machine
 MEMORY = 15 / 16  # of plain steps, from one to the next
@@ -45,7 +45,7 @@ class StepWork(NamedTuple):
 
 
 @dataclass
-class Line:
+class DecayingLine:
     """y over x by least squares, older points fading (Welford's sums with a memory). With little spread in x the slope
     is near `slope` of the prior: 0, or for what is `proportional` y's mean to x's."""
 
@@ -82,7 +82,7 @@ class Line:
 
 
 @dataclass
-class Usual:
+class LevelTracker:
     """A running mean that notices when the level changes."""
 
     mean: float = 0.0
@@ -111,11 +111,13 @@ class Usual:
 
 
 @dataclass
-class _Account:
+class _BucketLedger:
     """Of one size of batch. Seconds, but for `price`."""
 
-    plain: Line = field(default_factory=lambda: Line(spread=256.0))
-    usual: dict[bool, Usual] = field(default_factory=lambda: {False: Usual(), True: Usual()})  # with guesses?
+    plain: DecayingLine = field(default_factory=lambda: DecayingLine(spread=256.0))
+    usual: dict[bool, LevelTracker] = field(
+        default_factory=lambda: {False: LevelTracker(), True: LevelTracker()}
+    )  # with guesses?
     beginning: float = BEGINNING  # savings, in plain steps' time
     savings: float | None = None
     wanted: float = 0.0  # for a look that could not be afforded
@@ -200,11 +202,13 @@ class _Account:
 
 
 @dataclass
-class Guard:
-    _accounts: dict[int, _Account] = field(default_factory=dict)
-    _account_of: dict[int, _Account] = field(default_factory=dict)  # by the number of rows
+class SpeculationBudget:
+    _accounts: dict[int, _BucketLedger] = field(default_factory=dict)
+    _account_of: dict[int, _BucketLedger] = field(default_factory=dict)  # by the number of rows
     _purse: float = 2 * BEGINNING  # plain steps' time, for sizes of batches that are new
-    _prompts: Line = field(default_factory=lambda: Line(spread=16.0, proportional=True))  # over a plain step's time
+    _prompts: DecayingLine = field(
+        default_factory=lambda: DecayingLine(spread=16.0, proportional=True)
+    )  # over a plain step's time
     _num_since_prompts: int = 0
     _num_steps: int = 0
     _after_guesses: bool = False  # the last step had some
@@ -213,7 +217,7 @@ class Guard:
         """A step, and its whole time: from the one before to the next, not the computing alone. A plain one may speak
         for `count` like it."""
         self._num_steps += count
-        if seconds <= 0 or not work.num_rows or work.num_prompt > SMALL:
+        if seconds <= 0 or not work.num_rows or work.num_prompt > MAX_JUDGED_PROMPT:
             return
         account = self._account(work.num_rows)
         first, self._after_guesses = self._after_guesses, work.guessed
@@ -275,7 +279,7 @@ class Guard:
         """Nothing is thought to pay, and to look would cost more than there is: until there is enough."""
         self._account(num_rows).close()
 
-    def _account(self, num_rows: int) -> _Account:
+    def _account(self, num_rows: int) -> _BucketLedger:
         """Batches within a half of a power of two share one: 1, 2, 3, 4, 5 and 6, 7 and 8, 9 to 12, ..."""
         account = self._account_of.get(num_rows)
         if account is None:
@@ -286,12 +290,12 @@ class Guard:
             account = self._account_of[num_rows] = self._accounts[size]
         return account
 
-    def _new(self, size: int) -> _Account:
+    def _new(self, size: int) -> _BucketLedger:
         """Of a size that has not come before. What does not pay in a smaller batch pays still less in this one, so it
         begins shut there; else with a part of what is left to try guesses with."""
         smaller = max((other for other in self._accounts if other < size), default=None)
         if smaller is not None and not self._accounts[smaller].open:
-            return _Account(beginning=0.0, open=False, num_closed=TURNS)
+            return _BucketLedger(beginning=0.0, open=False, num_closed=TURNS)
         beginning = min(BEGINNING, self._purse / 2)
         self._purse -= beginning
-        return _Account(beginning=beginning)
+        return _BucketLedger(beginning=beginning)

@@ -11,19 +11,21 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from .acceptance import Acceptance, gain
-from .speculation_budget import Guard, StepWork
+from .acceptance import Acceptance, expected_accepted
+from .speculation_budget import SpeculationBudget, StepWork
 from .step_cost import StepCost, StepShape
 
-MARGIN = 1.03  # times plain decoding's speed; less is within what the clocks say, and what they do not see
+MIN_SPEEDUP = 1.03  # times plain decoding's speed; less is within what the clocks say, and what they do not see
 DEPTHS = (1, 2, 3, 5, 7, 10, 14, 20, 32)  # that are weighed
-PLAIN_SEEN = 8  # of so many plain steps one is looked at: to look at each would be a share of a small model's
-REST = 4  # steps for which a decision not to guess stands, and more over a large batch
-LEVELS = 0.7  # the chance of a level, as long as nothing was verified
+PLAIN_SAMPLE_INTERVAL = (
+    8  # of so many plain steps one is looked at: to look at each would be a share of a small model's
+)
+REST_STEPS = 4  # steps for which a decision not to guess stands, and more over a large batch
+PRIOR_LEVEL_ACCEPTANCE = 0.7  # the chance of a level, as long as nothing was verified
 
 
 @dataclass(frozen=True)
-class Candidate:
+class DraftCandidate:
     """A request that could be drafted for: `steps` deep at most, with so many guesses in all."""
 
     acceptance: Acceptance
@@ -36,7 +38,7 @@ class Candidate:
 
 
 @dataclass(frozen=True)
-class Choice:
+class DraftChoice:
     """Draft so deep (0: not at all) for these candidates, in the order of preference, and for newcomers if told."""
 
     steps: int = 0
@@ -46,11 +48,11 @@ class Choice:
 
 
 @dataclass
-class Economy:
+class SpeculationPolicy:
     """What is known of costs, and of guesses over all requests."""
 
     cost: StepCost = field(default_factory=StepCost)
-    guard: Guard = field(default_factory=Guard)
+    guard: SpeculationBudget = field(default_factory=SpeculationBudget)
     overall: Acceptance = field(default_factory=Acceptance)
     _resting: int = 0  # steps to come, in which nothing is decided
     _num_plain: int = 0  # steps in a row, since the costs were told of one
@@ -64,14 +66,14 @@ class Economy:
         """`seconds` is the step's whole time, what the loop does around the engine included."""
         count, self._num_unseen = 1 + self._num_unseen, 0
         self.guard.observe(work, seconds, count=count)
-        self._num_plain += PLAIN_SEEN if shape.wide or shape.num_drafts else count
-        if not self.cost.known or self._num_plain >= PLAIN_SEEN:
+        self._num_plain += PLAIN_SAMPLE_INTERVAL if shape.wide or shape.num_drafts else count
+        if not self.cost.known or self._num_plain >= PLAIN_SAMPLE_INTERVAL:
             self.cost.observe(shape, seconds)
             self._num_plain = 0
 
     def may_skip(self, num_rows: int) -> bool:
         """Whether a step that no source followed need not be told of: one of PLAIN_SEEN speaks for the others."""
-        if self._num_unseen == PLAIN_SEEN - 1 or not self.guard.measured(num_rows):
+        if self._num_unseen == PLAIN_SAMPLE_INTERVAL - 1 or not self.guard.measured(num_rows):
             return False
         self._num_unseen += 1
         return True
@@ -97,7 +99,7 @@ class Economy:
             plain, wide = (self.cost.seconds(StepShape(num_rows, wide)) for wide in (False, True))
             token = self.cost.seconds(StepShape(num_rows + 1)) - plain
             tokens, seconds = float(num_rows), wide
-            best, num_best = MARGIN * tokens / plain, 0
+            best, num_best = MIN_SPEEDUP * tokens / plain, 0
             for num, (probability, _) in enumerate(ranked, 1):
                 seconds += token
                 tokens += probability
@@ -115,48 +117,48 @@ class Economy:
                 counts[index] = sum(one == index for _, one in ranked)
         return counts
 
-    def drafts(self, candidates: Sequence[Candidate], num_rows: int) -> Choice:
+    def drafts(self, candidates: Sequence[DraftCandidate], num_rows: int) -> DraftChoice:
         """For whom to draft how deep, so that most tokens are had in a second, once in a while just to see.
 
         `num_rows` decode, at least the candidates.
         """
         if not self.may_guess(num_rows):
-            return Choice()
+            return DraftChoice()
         if self._resting:
             self._resting -= 1
-            return Choice()
+            return DraftChoice()
         plain = self.cost.seconds(StepShape(num_rows))
         chances = [self._chance(candidate) for candidate in candidates]
         order = sorted(range(len(candidates)), key=lambda index: -chances[index])
-        best, choice = MARGIN * num_rows / plain, Choice()
+        best, choice = MIN_SPEEDUP * num_rows / plain, DraftChoice()
         deepest = self.guard.deepest(num_rows, max(candidate.steps for candidate in candidates))
         for steps in (*(depth for depth in DEPTHS if depth < deepest), deepest):
             tokens, verified, nodes = float(num_rows), num_rows, 0
             for count, index in enumerate(order, 1):
                 candidate = candidates[index]
                 depth = min(steps, candidate.steps)
-                tokens += gain(chances[index], depth)
+                tokens += expected_accepted(chances[index], depth)
                 verified += candidate.num_verified(depth)
                 nodes += (depth - 1) * candidate.top_k
                 if count & (count - 1) and count < len(order):
                     continue  # powers of two, and all
                 speed = tokens / self.cost.seconds(StepShape(verified, True, count, steps - 1, nodes))
                 if speed > best:
-                    best, choice = speed, Choice(steps, tuple(order[:count]))
+                    best, choice = speed, DraftChoice(steps, tuple(order[:count]))
         if choice.steps:
             worst = min(chances[index] for index in choice.chosen)
-            newcomers = self.guard.prompts_measured and self.overall.chance(LEVELS) >= worst
-            return Choice(choice.steps, choice.chosen, newcomers=newcomers)
-        self._resting = REST + len(candidates) // 2
+            newcomers = self.guard.prompts_measured and self.overall.chance(PRIOR_LEVEL_ACCEPTANCE) >= worst
+            return DraftChoice(choice.steps, choice.chosen, newcomers=newcomers)
+        self._resting = REST_STEPS + len(candidates) // 2
         least = min(range(len(candidates)), key=lambda index: candidates[index].acceptance.evidence)
         candidate, steps = candidates[least], min(deepest, candidates[least].steps)
         drafted = StepShape(num_rows, False, 1, steps - 1, (steps - 1) * candidate.top_k)
         verified_too = StepShape(num_rows + candidate.num_verified(steps), True)
         if self.guard.affords(num_rows, self.cost.seconds(drafted) + self.cost.seconds(verified_too) - 2 * plain):
             self._resting = 0
-            return Choice(steps, (least,), only_to_see=True)
+            return DraftChoice(steps, (least,), only_to_see=True)
         self.guard.shut(num_rows)
         return choice
 
-    def _chance(self, candidate: Candidate) -> float:
-        return candidate.acceptance.chance(self.overall.chance(LEVELS))
+    def _chance(self, candidate: DraftCandidate) -> float:
+        return candidate.acceptance.chance(self.overall.chance(PRIOR_LEVEL_ACCEPTANCE))

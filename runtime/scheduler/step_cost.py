@@ -13,15 +13,15 @@ from typing import NamedTuple
 
 import numpy as np
 
-SMALL = 256  # tokens; larger steps say nothing of the cost of a few more
+MAX_FITTED_TOKENS = 256  # tokens; larger steps say nothing of the cost of a few more
 # Of an unmeasured step, in plain steps: the pass, one token more, any row of several tokens (for which other kernels
 # run than for single ones), drafting at all, one more request's draft, one more round of all drafts, one more node.
-PRIOR = np.array([0.9, 0.05, 0.1, 0.3, 0.05, 0.1, 0.01])
-FIRST = 5  # steps, whose median is the unit of what is unmeasured
-NOISE = 0.2  # of a step's time, one standard deviation
-DRIFT = 0.005  # of a cost, one standard deviation from a step to the next
+PRIOR_COSTS = np.array([0.9, 0.05, 0.1, 0.3, 0.05, 0.1, 0.01])
+NUM_UNIT_STEPS = 5  # steps, whose median is the unit of what is unmeasured
+STEP_NOISE = 0.2  # of a step's time, one standard deviation
+COST_DRIFT = 0.005  # of a cost, one standard deviation from a step to the next
 COMMON_DRIFT = 0.03  # of all at once: what else the machine does slows down everything alike
-OUTLIER = (
+MAX_DEVIATIONS = (
     2.0  # standard deviations; what is slower than that is cut down to it, for a busy machine is slow and never fast
 )
 
@@ -42,14 +42,14 @@ class StepCost:
 
     def __init__(self) -> None:
         self._first: list[float] = []
-        self._mean = np.zeros(len(PRIOR))
-        self._used = [0.0] * len(PRIOR)  # the same, none below a thousandth of the pass
-        self._covariance = np.zeros((len(PRIOR), len(PRIOR)))
-        self._most = np.zeros(len(PRIOR))  # variance
+        self._mean = np.zeros(len(PRIOR_COSTS))
+        self._used = [0.0] * len(PRIOR_COSTS)  # the same, none below a thousandth of the pass
+        self._covariance = np.zeros((len(PRIOR_COSTS), len(PRIOR_COSTS)))
+        self._most = np.zeros(len(PRIOR_COSTS))  # variance
 
     @property
     def known(self) -> bool:
-        return len(self._first) >= FIRST
+        return len(self._first) >= NUM_UNIT_STEPS
 
     def seconds(self, shape: StepShape) -> float:
         """What such a step takes. Only where `known`."""
@@ -60,29 +60,29 @@ class StepCost:
         return seconds
 
     def observe(self, shape: StepShape, seconds: float) -> None:
-        if seconds <= 0 or shape.num_tokens > SMALL:
+        if seconds <= 0 or shape.num_tokens > MAX_FITTED_TOKENS:
             return
         if not self.known:
             self._first.append(seconds)
             if self.known:
-                self._mean = PRIOR * statistics.median(self._first)
+                self._mean = PRIOR_COSTS * statistics.median(self._first)
                 self._most = self._mean**2
                 self._covariance = np.diag(self._most)
                 self._used = self._mean.tolist()
             return
-        x = _columns(shape)
+        x = _regressors(shape)
         spread = (self._covariance * x).sum(axis=1)
         predicted = self.seconds(shape)
-        variance = float((spread * x).sum()) + (NOISE * predicted) ** 2
-        surprise = min(OUTLIER * variance**0.5, seconds - float((self._mean * x).sum()))
+        variance = float((spread * x).sum()) + (STEP_NOISE * predicted) ** 2
+        surprise = min(MAX_DEVIATIONS * variance**0.5, seconds - float((self._mean * x).sum()))
         self._mean = self._mean + spread * (surprise / variance)
         self._mean[0] = max(self._mean[0], 0.05 * predicted)
         self._used = np.maximum(self._mean, 1e-3 * self._mean[0]).tolist()
         self._covariance = self._covariance - np.outer(spread, spread) / variance
         self._covariance += COMMON_DRIFT**2 * np.outer(self._mean, self._mean)
         room = np.maximum(0.0, np.maximum(self._most, self._mean**2) - self._covariance.diagonal())
-        self._covariance[np.diag_indices(len(PRIOR))] += np.minimum(room, (DRIFT * self._mean) ** 2)
+        self._covariance[np.diag_indices(len(PRIOR_COSTS))] += np.minimum(room, (COST_DRIFT * self._mean) ** 2)
 
 
-def _columns(shape: StepShape) -> np.ndarray:
+def _regressors(shape: StepShape) -> np.ndarray:
     return np.array([1.0, shape.num_tokens, shape.wide, shape.num_drafts > 0, *shape[2:]])

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from ...constrained.regex.search import Match, Scan, search
 from ..protocol.core import Finish
 from ..protocol.sampling import SamplingParams
-from .vocabulary import VocabularyFacts
+from .vocabulary import VocabularyInfo
 
 
 class StopStrings:
@@ -52,7 +52,7 @@ class StopRules:
     Raises GrammarError for a stop pattern that cannot be searched for.
     """
 
-    def __init__(self, params: SamplingParams, vocabulary: VocabularyFacts) -> None:
+    def __init__(self, params: SamplingParams, vocabulary: VocabularyInfo) -> None:
         self._params = params
         self._vocabulary = vocabulary
         self._seekers: list[StopStrings | Scan] = []

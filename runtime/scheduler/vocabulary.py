@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class VocabularyFacts:
+class VocabularyInfo:
     """`token_bytes[id]` is what a token adds to the output, None for special tokens, which are no text."""
 
     vocab_size: int

@@ -22,8 +22,8 @@ from .draft_source import DraftSource
 from .eagle import EagleSource, load_head, read_fitting_config
 from .eagle import draft_memory as memory
 
-HEAD = "draft"  # the folder of the head, beside the model's config.json
-_CHEAP = 50_000_000  # parameters; docs/log.md says what was measured
+HEAD_FOLDER = "draft"  # the folder of the head, beside the model's config.json
+_CHEAP_PARAMETERS = 50_000_000  # parameters; docs/log.md says what was measured
 
 
 def choose_source(config: CoreConfig, path: Path) -> SpeculativeName:
@@ -33,7 +33,7 @@ def choose_source(config: CoreConfig, path: Path) -> SpeculativeName:
     Raises RequestError naming the setting when the choice lacks its model.
     """
     asked, given = config.speculative, config.speculative_draft_model
-    has_head = (path / HEAD / "config.json").is_file()
+    has_head = (path / HEAD_FOLDER / "config.json").is_file()
     if asked is None and given is None:
         return "eagle" if has_head and not _is_cheap(config, path) else "off"
     if asked is None or (given is not None and asked not in ("eagle", "draft")):
@@ -44,13 +44,13 @@ def choose_source(config: CoreConfig, path: Path) -> SpeculativeName:
         raise RequestError("--speculative draft needs --speculative-draft-model", param="speculative_draft_model")
     if asked == "eagle" and given is None and not has_head:
         raise RequestError(
-            f"no draft head in {path / HEAD}: give its folder with --speculative-draft-model",
+            f"no draft head in {path / HEAD_FOLDER}: give its folder with --speculative-draft-model",
             param="speculative_draft_model",
         )
     return asked
 
 
-def with_choices(config: CoreConfig, path: Path) -> CoreConfig:
+def resolve_speculation(config: CoreConfig, path: Path) -> CoreConfig:
     """With the source and the width of its trees that are chosen where none are set. Of a head on a CPU chains are one
     compiled loop and as deep as a small tree; trees are grown by operators.
 
@@ -92,7 +92,7 @@ def build_source(
 
 def _is_cheap(config: CoreConfig, path: Path) -> bool:
     """Whether a pass of the model costs no more than the calls of its operators, of which drafting has as many."""
-    return choose_device(config.device).type == "cpu" and num_parameters(read_config(path)) < _CHEAP
+    return choose_device(config.device).type == "cpu" and num_parameters(read_config(path)) < _CHEAP_PARAMETERS
 
 
 def draft_page_bytes(config: CoreConfig, path: Path, target: ModelConfig, dtype: torch.dtype) -> int:
@@ -110,7 +110,7 @@ def draft_page_bytes(config: CoreConfig, path: Path, target: ModelConfig, dtype:
 
 def _head_folder(config: CoreConfig, path: Path) -> Path:
     given = config.speculative_draft_model
-    return path / HEAD if given is None else Path(given).expanduser()
+    return path / HEAD_FOLDER if given is None else Path(given).expanduser()
 
 
 def _check_same_vocabulary(path: Path, target: Decoder, folder: Path, model: Decoder) -> None:

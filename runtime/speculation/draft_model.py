@@ -19,20 +19,20 @@ import torch
 from ..engine.inputs import decoder_inputs
 from ..engine.kv_pool import PAGE_SIZE, KvMemory, KvPool
 from ..models.decoder import Decoder
-from ..scheduler.plan import DraftWant, PageCopy, Row
+from ..scheduler.plan import DraftSpec, PageCopy, Row
 from .draft_source import DraftRow, DraftStep
-from .skipped_rows import PassedOver
+from .skipped_rows import SkippedRows
 from .slot_ledger import SlotLedger
 from .tree import DraftTree
 
-CHUNK = 1024  # tokens computed at once when a sequence has much to catch up with
+CATCH_UP_TOKENS = 1024  # tokens computed at once when a sequence has much to catch up with
 
 
 @dataclass
-class _Growing:
+class _GrowingTree:
     """One row's tree, as far as it is."""
 
-    want: DraftWant
+    want: DraftSpec
     row: Row  # the next token to run
     tokens: list[int] = field(default_factory=list)
     parents: list[int] = field(default_factory=list)
@@ -65,7 +65,7 @@ class DraftModelSource:
         self._host = KvMemory(model.config, num_host_pages, device=torch.device("cpu"), dtype=model.dtype)
         self._pool = KvPool(self._memory, self._host)
         self._ledger = SlotLedger(num_pages + num_host_pages, PAGE_SIZE)
-        self._passed = PassedOver()
+        self._passed = SkippedRows()
 
     def copy(self, copies: Sequence[PageCopy]) -> None:
         self._note_passed()
@@ -85,7 +85,7 @@ class DraftModelSource:
         self._note_passed()
         for row in step.rows:
             self._ledger.write(self._ledger.slots(row.pages, row.first_position, row.end), row.kept)
-        growing: dict[int, _Growing] = {}
+        growing: dict[int, _GrowingTree] = {}
         num_scratch = 0
         for index, row in enumerate(step.rows):
             if row.want is None or row.next_token is None:
@@ -101,20 +101,20 @@ class DraftModelSource:
             self._grow(list(growing.values()))
         return [self._tree(growing.get(index)) for index in range(len(step.rows))]
 
-    def _begin(self, row: DraftRow, want: DraftWant, next_token: int, scratch: range) -> _Growing:
+    def _begin(self, row: DraftRow, want: DraftSpec, next_token: int, scratch: range) -> _GrowingTree:
         """The page table goes over to pages of our own where the kept tokens' last page is not full."""
         pages = row.pages[: row.end // PAGE_SIZE] + [self._num_pages + page for page in scratch]
-        return _Growing(want, Row(rid="", tokens=[next_token], first_position=row.end, pages=pages))
+        return _GrowingTree(want, Row(rid="", tokens=[next_token], first_position=row.end, pages=pages))
 
-    def _catch_up(self, rows: Sequence[DraftRow], growing: Sequence[_Growing]) -> None:
+    def _catch_up(self, rows: Sequence[DraftRow], growing: Sequence[_GrowingTree]) -> None:
         """Compute what the target has and this model lacks, then bring the unfinished pages over."""
         lacking = []
         for row in rows:
             slots = self._ledger.slots(row.pages, 0, row.end)
             first = self._ledger.num_computed(slots)
             tokens = self._ledger.tokens(slots).tolist()
-            for start in range(first, row.end, CHUNK):
-                end = min(row.end, start + CHUNK)
+            for start in range(first, row.end, CATCH_UP_TOKENS):
+                end = min(row.end, start + CATCH_UP_TOKENS)
                 lacking.append(Row(rid="", tokens=tokens[start:end], first_position=start, pages=row.pages))
             self._ledger.note_computed(slots)
         for row in lacking:
@@ -126,7 +126,7 @@ class DraftModelSource:
         ]
         self._pool.copy(copies)
 
-    def _grow(self, growing: list[_Growing]) -> None:
+    def _grow(self, growing: list[_GrowingTree]) -> None:
         while growing:
             logits_BV = self._model.logits(self._run([tree.row for tree in growing]))
             temperature_B1 = torch.tensor([[tree.want.temperature] for tree in growing], device=logits_BV.device)
@@ -138,7 +138,7 @@ class DraftModelSource:
                 tree.row = msgspec.structs.replace(
                     tree.row, tokens=[tree.tokens[tree.at]], first_position=tree.row.first_position + 1
                 )
-            growing = [tree for tree in growing if not _done(tree)]
+            growing = [tree for tree in growing if not _is_complete(tree)]
 
     def _run(self, rows: list[Row]) -> torch.Tensor:
         """Hidden states of the rows' last tokens."""
@@ -146,7 +146,7 @@ class DraftModelSource:
         kv = self._pool.layers
         return self._model.hidden(decoder_inputs(rows, self._model, last, kv[0]), kv)
 
-    def _tree(self, tree: _Growing | None) -> DraftTree | None:
+    def _tree(self, tree: _GrowingTree | None) -> DraftTree | None:
         if tree is None:
             return None
         return DraftTree(tree.tokens, tree.parents, tree.scores).best(tree.want.num_tokens)
@@ -166,7 +166,7 @@ class DraftModelSource:
         return page if page < self._num_pages else page + self._scratch
 
 
-def _done(tree: _Growing) -> bool:
+def _is_complete(tree: _GrowingTree) -> bool:
     """Deep enough, or full of nodes that are all likelier than whatever comes next."""
     if tree.depth >= tree.want.steps:
         return True

@@ -24,7 +24,7 @@ from typing import Protocol
 
 import torch
 
-from ..scheduler.plan import DraftWant, PageCopy, Row
+from ..scheduler.plan import DraftSpec, PageCopy, Row
 from .tree import DraftTree
 
 
@@ -43,7 +43,7 @@ class DraftRow:
     first_position: int
     pages: list[int]
     next_token: int | None
-    want: DraftWant | None
+    want: DraftSpec | None
 
     @property
     def end(self) -> int:

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 from .tree import DraftTree
 
-SHORTEST, LONGEST = 2, 5  # tokens that are looked up
-SURE = {2: -0.9, 3: -0.5, 4: -0.3, 5: -0.15}  # log p of one more guess, by how many tokens matched
+MIN_MATCH, MAX_MATCH = 2, 5  # tokens that are looked up
+LEVEL_LOGPROB = {2: -0.9, 3: -0.5, 4: -0.3, 5: -0.15}  # log p of one more guess, by how many tokens matched
 
 
 class NgramIndex:
@@ -24,17 +24,17 @@ class NgramIndex:
         """What may follow `tokens`, which only grow from call to call: a tree of at most `top_k` continuations of the
         longest run that came before, `steps` tokens each, `num_tokens` in all; None when there was no such run."""
         self._index(tokens)
-        for length in range(min(LONGEST, len(tokens) - 1), SHORTEST - 1, -1):
+        for length in range(min(MAX_MATCH, len(tokens) - 1), MIN_MATCH - 1, -1):
             places = self._places.get(tuple(tokens[len(tokens) - length :]))
             if places is not None:
                 continuations = [tokens[place : place + steps] for place in places[:top_k]]
-                return _merge(continuations, SURE[length]).best(num_tokens)
+                return _merge(continuations, LEVEL_LOGPROB[length]).best(num_tokens)
         return None
 
     def _index(self, tokens: Sequence[int]) -> None:
         """Up to the last token but one: what ends there has a continuation."""
-        for end in range(max(self._num_indexed, SHORTEST - 1) + 1, len(tokens)):
-            for length in range(SHORTEST, min(LONGEST, end) + 1):
+        for end in range(max(self._num_indexed, MIN_MATCH - 1) + 1, len(tokens)):
+            for length in range(MIN_MATCH, min(MAX_MATCH, end) + 1):
                 places = self._places.setdefault(tuple(tokens[end - length : end]), [])
                 places.insert(0, end)
                 del places[self._max_places :]

@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 from ..engine.kv_pool import PAGE_SIZE
 from ..scheduler.plan import Row
 
-_MOST = 512  # rows laid aside: what reading them takes at once is less than a step
+_MAX_ROWS = 512  # rows laid aside: what reading them takes at once is less than a step
 
 
-class PassedOver:
+class SkippedRows:
     """Rows in the order in which they were computed, none of them with guesses."""
 
     def __init__(self) -> None:
@@ -28,7 +28,7 @@ class PassedOver:
     def add(self, rows: Sequence[Row]) -> bool:
         """Whether they are so many by now that they should be taken."""
         self._rows += rows
-        return len(self._rows) >= _MOST
+        return len(self._rows) >= _MAX_ROWS
 
     def take(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """The slots that were written, each once, and the token that each holds now."""

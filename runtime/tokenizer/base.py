@@ -6,20 +6,20 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 
 from ..protocol.errors import RequestError
-from .token_bound import TokenBound
-from .tokenizer_config import TokenizerFacts
+from .token_bound import TokenCountBound
+from .tokenizer_config import TokenizerConfig
 
 
-class VocabularyTokenizer(ABC):
+class BaseTokenizer(ABC):
     """A `Tokenizer` but for `encode_text`, which is the library's."""
 
     def __init__(
         self,
         token_bytes: list[bytes | None],
         special_ids: dict[str, int],
-        facts: TokenizerFacts,
+        facts: TokenizerConfig,
         *,
-        bound: TokenBound,
+        bound: TokenCountBound,
         default_bos: str | None = None,
         default_eos: Iterable[str] = (),
         adds_bos: bool = False,

@@ -38,7 +38,7 @@ class Detokenizer:
         *,
         skip_special_tokens: bool = True,
     ) -> None:
-        self._pieces = _Pieces(tokenizer, skip_special_tokens)
+        self._pieces = _TokenPieces(tokenizer, skip_special_tokens)
         self._stops = [stop.encode() for stop in stops]
         self._max_held = max(map(len, self._stops), default=1) - 1
         self._patterns = patterns
@@ -105,7 +105,7 @@ def cut(tokenizer: TokenText, ids: Sequence[int], stop: str, *, skip_special_tok
 
     The whole ids end at the end of a character, so that `text` is theirs followed by `leftover`.
     """
-    pieces = _Pieces(tokenizer, skip_special_tokens)
+    pieces = _TokenPieces(tokenizer, skip_special_tokens)
     data: list[bytes] = []
     num_bytes = num_apart = 0  # of which the first `num_apart` hold no part of the match
     for token in ids:
@@ -126,7 +126,7 @@ def cut(tokenizer: TokenText, ids: Sequence[int], stop: str, *, skip_special_tok
     return Cut(text, num_whole, output[num_bytes:end].decode("utf-8", errors="replace"))
 
 
-class _Pieces:
+class _TokenPieces:
     """A token's bytes, and whether no stop string can reach across it: a special token that is shown."""
 
     def __init__(self, tokenizer: TokenText, skip_special_tokens: bool) -> None:

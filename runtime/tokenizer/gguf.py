@@ -16,7 +16,7 @@ from .errors import TokenizerError
 from .hf import HFTokenizer
 from .interface import Tokenizer
 from .sentencepiece_model import SentencePieceTokenizer
-from .tokenizer_config import TokenizerFacts
+from .tokenizer_config import TokenizerConfig
 
 _NORMAL, _CONTROL, _USER_DEFINED, _BYTE = 1, 3, 4, 6  # ggml's types of tokens
 _NAMED = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
@@ -28,7 +28,7 @@ _LLAMA3 = (
 _BYTES = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}
 
 
-def _cut_at(pattern: str) -> dict[str, Any]:
+def _split_at(pattern: str) -> dict[str, Any]:
     split = {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
     return {"type": "Sequence", "pretokenizers": [split, _BYTES]}
 
@@ -36,8 +36,8 @@ def _cut_at(pattern: str) -> dict[str, Any]:
 _DIGITS = {"type": "Digits", "individual_digits": True}
 _PRE = {
     "gpt-2": _BYTES | {"use_regex": True},
-    "llama-bpe": _cut_at(_LLAMA3),
-    "qwen2": _cut_at(_LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")),
+    "llama-bpe": _split_at(_LLAMA3),
+    "qwen2": _split_at(_LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")),
     "smollm": {"type": "Sequence", "pretokenizers": [_DIGITS, _BYTES | {"use_regex": True}]},
 }
 
@@ -47,12 +47,12 @@ def load_gguf_tokenizer(path: Path) -> Tokenizer:
     file = open_gguf(path)
     tokens: list[str] = _required(file, "tokens")
     types: list[int] = file.value("tokenizer.ggml.token_type", default=[_NORMAL] * len(tokens))
-    facts = _facts(file, tokens)
+    facts = _tokenizer_config(file, tokens)
     match kind := _required(file, "model"):
         case "gpt2":
-            return HFTokenizer(path, facts, _bpe(file, tokens, types))
+            return HFTokenizer(path, facts, _to_tokenizer_json(file, tokens, types))
         case "llama":
-            return SentencePieceTokenizer(path, facts, _sentencepiece(file, tokens, types))
+            return SentencePieceTokenizer(path, facts, _to_tokenizer_model(file, tokens, types))
     raise TokenizerError(f"{path}: tokenizer.ggml.model: supported: gpt2, llama; {kind!r} is not supported")
 
 
@@ -63,12 +63,12 @@ def _required(file: GgufFile, name: str) -> Any:
     return value
 
 
-def _facts(file: GgufFile, tokens: Sequence[str]) -> TokenizerFacts:
+def _tokenizer_config(file: GgufFile, tokens: Sequence[str]) -> TokenizerConfig:
     ids = {name: file.value(f"tokenizer.ggml.{key}_token_id") for name, key in _NAMED.items()}
     ends = [file.value(f"tokenizer.ggml.{key}_token_id") for key in ("eos", "eot", "eom")]
     names = {name: tokens[number] for name, number in ids.items() if number is not None and number < len(tokens)}
     template = file.value("tokenizer.chat_template")
-    return TokenizerFacts(
+    return TokenizerConfig(
         names=names,
         added={},
         eos_ids=tuple(dict.fromkeys(number for number in ends if number is not None)),
@@ -77,7 +77,7 @@ def _facts(file: GgufFile, tokens: Sequence[str]) -> TokenizerFacts:
     )
 
 
-def _bpe(file: GgufFile, tokens: Sequence[str], types: Sequence[int]) -> dict[str, Any]:
+def _to_tokenizer_json(file: GgufFile, tokens: Sequence[str], types: Sequence[int]) -> dict[str, Any]:
     """As a tokenizer.json."""
     pre = file.value("tokenizer.ggml.pre", default="absent")
     if pre not in _PRE:
@@ -100,7 +100,7 @@ def _bpe(file: GgufFile, tokens: Sequence[str], types: Sequence[int]) -> dict[st
     }
 
 
-def _sentencepiece(file: GgufFile, tokens: Sequence[str], types: Sequence[int]) -> bytes:
+def _to_tokenizer_model(file: GgufFile, tokens: Sequence[str], types: Sequence[int]) -> bytes:
     """As a tokenizer.model."""
     try:
         from sentencepiece import sentencepiece_model_pb2 as messages

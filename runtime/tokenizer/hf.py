@@ -10,22 +10,22 @@ from typing import Any
 
 import tokenizers
 
-from .base import VocabularyTokenizer
+from .base import BaseTokenizer
 from .byte_alphabets import BYTE_ALPHABET, METASPACE, byte_level_bytes, metaspace_bytes
 from .errors import TokenizerError
-from .token_bound import NORMAL_FORM_SHRINKS, TokenBound
-from .tokenizer_config import TokenizerFacts, read_json
+from .token_bound import MAX_NORMALISATION_SHRINK, TokenCountBound
+from .tokenizer_config import TokenizerConfig, read_json
 
 
-class HFTokenizer(VocabularyTokenizer):
+class HFTokenizer(BaseTokenizer):
     """One library tokenizer for each way of encoding, made when first needed: a setting switched back and forth
     would be seen by other threads."""
 
-    def __init__(self, path: Path, facts: TokenizerFacts, state: dict[str, Any] | None = None) -> None:
+    def __init__(self, path: Path, facts: TokenizerConfig, state: dict[str, Any] | None = None) -> None:
         """Of the tokenizer.json `path`; of its content `state`, when it is given, and `path` is named in errors."""
         self._path = path
         self._state = read_json(path) if state is None else state
-        self._has_first_space = _continuing(self._state) != _beginning(self._state)
+        self._has_first_space = _text_steps_without_space(self._state) != _text_steps(self._state)
         self._libraries: dict[tuple[bool, bool], tokenizers.Tokenizer] = {}
         library = self._library(parse_special=True, continues=False)
         vocabulary = library.get_vocab(with_added_tokens=True)
@@ -43,7 +43,7 @@ class HFTokenizer(VocabularyTokenizer):
         for piece, number in vocabulary.items():
             if piece not in special_ids and piece != unknown:
                 token_bytes[number] = added[number][0].encode() if number in added else to_bytes(piece)
-        super().__init__(token_bytes, special_ids, facts, bound=_bound(self._state, library))
+        super().__init__(token_bytes, special_ids, facts, bound=_token_bound(self._state, library))
         if facts.adds_bos is None:
             self.adds_bos = self.bos_id is not None and library.encode("a").ids[:1] == [self.bos_id]
 
@@ -57,7 +57,7 @@ class HFTokenizer(VocabularyTokenizer):
     def _library(self, *, parse_special: bool, continues: bool) -> tokenizers.Tokenizer:
         key = parse_special, continues
         if key not in self._libraries:
-            state = self._state | (_continuing(self._state) if continues else {})
+            state = self._state | (_text_steps_without_space(self._state) if continues else {})
             try:
                 library = tokenizers.Tokenizer.from_str(json.dumps(state))
             except Exception as error:  # the library raises bare Exception
@@ -69,13 +69,13 @@ class HFTokenizer(VocabularyTokenizer):
         return self._libraries[key]
 
 
-def _beginning(state: dict[str, Any]) -> dict[str, Any]:
+def _text_steps(state: dict[str, Any]) -> dict[str, Any]:
     return {part: state.get(part) for part in ("normalizer", "pre_tokenizer")}
 
 
-def _continuing(state: dict[str, Any]) -> dict[str, Any]:
+def _text_steps_without_space(state: dict[str, Any]) -> dict[str, Any]:
     """The parts of a tokenizer's state that put a space before the first word, without it."""
-    return {part: _without_first_space(step) for part, step in _beginning(state).items()}
+    return {part: _without_first_space(step) for part, step in _text_steps(state).items()}
 
 
 def _without_first_space(step: dict[str, Any] | None) -> dict[str, Any] | None:
@@ -98,19 +98,19 @@ def _without_first_space(step: dict[str, Any] | None) -> dict[str, Any] | None:
             return step
 
 
-def _steps(decoder: dict[str, Any] | None) -> Iterator[dict[str, Any]]:
+def _flatten_decoders(decoder: dict[str, Any] | None) -> Iterator[dict[str, Any]]:
     if decoder is None:
         return
     if decoder.get("type") == "Sequence":
         for inner in decoder["decoders"]:
-            yield from _steps(inner)
+            yield from _flatten_decoders(inner)
     else:
         yield decoder
 
 
 def _piece_decoder(path: Path, state: dict[str, Any]) -> Callable[[str], bytes]:
     """How this vocabulary's pieces are turned into bytes, read off its decoder."""
-    steps = {step.get("type"): step for step in _steps(state.get("decoder"))}
+    steps = {step.get("type"): step for step in _flatten_decoders(state.get("decoder"))}
     if "ByteLevel" in steps:
         return byte_level_bytes
     byte_fallback = "ByteFallback" in steps
@@ -128,36 +128,36 @@ def _piece_decoder(path: Path, state: dict[str, Any]) -> Callable[[str], bytes]:
 
 
 # Steps before the model that drop no text, and those that drop blanks only.
-_KEEPING = {"ByteLevel", "Digits", "Metaspace", "Prepend", "Punctuation", "Split", "UnicodeScripts"}
-_STRIPPING = {"Strip", "Whitespace", "WhitespaceSplit", "BertPreTokenizer"}
+_KEEPING_STEPS = {"ByteLevel", "Digits", "Metaspace", "Prepend", "Punctuation", "Split", "UnicodeScripts"}
+_STRIPPING_STEPS = {"Strip", "Whitespace", "WhitespaceSplit", "BertPreTokenizer"}
 
 
-def _bound(state: dict[str, Any], library: tokenizers.Tokenizer) -> TokenBound:
+def _token_bound(state: dict[str, Any], library: tokenizers.Tokenizer) -> TokenCountBound:
     """Unlimited where a step may shrink text in a way that is not known here."""
     shrinks, strips = 1, False
-    steps = [*_parts(state.get("normalizer")), *_parts(state.get("pre_tokenizer"))]
+    steps = [*_flatten_steps(state.get("normalizer")), *_flatten_steps(state.get("pre_tokenizer"))]
     for step in steps:
         match step:
             case {"type": "NFC" | "NFD"}:
-                shrinks *= NORMAL_FORM_SHRINKS
+                shrinks *= MAX_NORMALISATION_SHRINK
             case {"type": "Replace", "pattern": {"String": str(text)}, "content": "▁"} if len(text.encode()) <= 3:
                 pass
             case {"behavior": "Removed"}:
-                return TokenBound(None)
-            case {"type": str(kind)} if kind in _STRIPPING:
+                return TokenCountBound(None)
+            case {"type": str(kind)} if kind in _STRIPPING_STEPS:
                 strips = True
-            case {"type": str(kind)} if kind in _KEEPING:
+            case {"type": str(kind)} if kind in _KEEPING_STEPS:
                 pass
             case _:
-                return TokenBound(None)
+                return TokenCountBound(None)
     model = state.get("model", {})
     vocabulary = library.get_vocab(with_added_tokens=False)
     by_bytes = any(step.get("type") == "ByteLevel" for step in steps)
     alphabet = set(BYTE_ALPHABET) if by_bytes else {f"<0x{byte:02X}>" for byte in range(256)}
     if model.get("type") not in ("BPE", "Unigram") or not (by_bytes or model.get("byte_fallback")):
-        return TokenBound(None)
+        return TokenCountBound(None)
     if not alphabet <= vocabulary.keys():  # a run of unknown characters may be one token, or none
-        return TokenBound(None)
+        return TokenCountBound(None)
     longest = max(len(byte_level_bytes(piece) if by_bytes else piece.encode()) for piece in vocabulary)
     normalizer = library.normalizer
     for token in library.get_added_tokens_decoder().values():
@@ -165,15 +165,15 @@ def _bound(state: dict[str, Any], library: tokenizers.Tokenizer) -> TokenBound:
         if token.normalized and normalizer is not None:
             longest = max(longest, len(normalizer.normalize_str(token.content).encode()))
         strips = strips or token.lstrip or token.rstrip
-    return TokenBound(longest, shrinks, strips)
+    return TokenCountBound(longest, shrinks, strips)
 
 
-def _parts(step: dict[str, Any] | None) -> Iterator[dict[str, Any]]:
+def _flatten_steps(step: dict[str, Any] | None) -> Iterator[dict[str, Any]]:
     """The steps of a normaliser or pre-tokeniser, one by one."""
     if step is None:
         return
     if step.get("type") == "Sequence":
         for inner in step.get("normalizers", step.get("pretokenizers", ())):
-            yield from _parts(inner)
+            yield from _flatten_steps(inner)
     else:
         yield step

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from .chat_template import ChatTemplate
-from .token_bound import TokenBound
+from .token_bound import TokenCountBound
 
 
 class Tokenizer(Protocol):
@@ -43,7 +43,7 @@ class Tokenizer(Protocol):
     def chat(self) -> ChatTemplate | None: ...
 
     @property
-    def bound(self) -> TokenBound:
+    def bound(self) -> TokenCountBound:
         """How few tokens a text can have. Sound: it never says more than `encode` returns."""
 
     def encode(

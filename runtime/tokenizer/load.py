@@ -10,8 +10,8 @@ from .gguf import load_gguf_tokenizer
 from .hf import HFTokenizer
 from .interface import Tokenizer
 from .sentencepiece_model import SentencePieceTokenizer
-from .tiktoken_ranks import RanksTokenizer, looks_like_ranks
-from .tokenizer_config import read_facts
+from .tiktoken_ranks import TiktokenTokenizer, looks_like_ranks
+from .tokenizer_config import read_tokenizer_config
 
 
 def load_tokenizer(path: Path) -> Tokenizer:
@@ -22,7 +22,7 @@ def load_tokenizer(path: Path) -> Tokenizer:
     """
     if is_gguf(path):
         return load_gguf_tokenizer(path)
-    facts = read_facts(path)
+    facts = read_tokenizer_config(path)
     if (path / "tokenizer.json").exists():
         return HFTokenizer(path / "tokenizer.json", facts)
     model = path / "tokenizer.model"
@@ -31,4 +31,4 @@ def load_tokenizer(path: Path) -> Tokenizer:
             head = file.read(512)
     except OSError:
         raise TokenizerError(f"{path} has no tokenizer: neither tokenizer.json nor tokenizer.model") from None
-    return RanksTokenizer(model, facts) if looks_like_ranks(head) else SentencePieceTokenizer(model, facts)
+    return TiktokenTokenizer(model, facts) if looks_like_ranks(head) else SentencePieceTokenizer(model, facts)

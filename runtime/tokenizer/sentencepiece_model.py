@@ -7,11 +7,11 @@ from pathlib import Path
 
 import sentencepiece
 
-from .base import VocabularyTokenizer
+from .base import BaseTokenizer
 from .byte_alphabets import metaspace_bytes
 from .errors import TokenizerError
-from .token_bound import TokenBound
-from .tokenizer_config import TokenizerFacts
+from .token_bound import TokenCountBound
+from .tokenizer_config import TokenizerConfig
 
 # A serialized ModelProto followed by another is their merge (protobuf); this one says
 # `normalizer_spec { add_dummy_prefix: false }`: no space is put before the first word.
@@ -20,10 +20,10 @@ _NO_DUMMY_PREFIX = b"\x1a\x02\x18\x00"
 _NORMALIZER_SPEC, _CHARACTERS_MAP, _REMOVES_BLANKS = 3, 2, 4
 
 
-class SentencePieceTokenizer(VocabularyTokenizer):
+class SentencePieceTokenizer(BaseTokenizer):
     """The library never makes a special token from text; their names are looked for here, when asked to."""
 
-    def __init__(self, path: Path, facts: TokenizerFacts, model: bytes | None = None) -> None:
+    def __init__(self, path: Path, facts: TokenizerConfig, model: bytes | None = None) -> None:
         """Of the tokenizer.model `path`; of its content `model`, when it is given, and `path` is named in errors."""
         if model is None:
             model = path.read_bytes()
@@ -59,8 +59,8 @@ class SentencePieceTokenizer(VocabularyTokenizer):
             adds_bos=True,
         )
         ordinary = [text for text in self._named if text not in special_ids]
-        self._any_name = _alternatives([*self._named])
-        self._ordinary_name = _alternatives(ordinary)
+        self._any_name = _any_of([*self._named])
+        self._ordinary_name = _any_of(ordinary)
 
     def encode_text(self, text: str, *, parse_special: bool, continues: bool) -> list[int]:
         names = self._any_name if parse_special else self._ordinary_name
@@ -74,15 +74,15 @@ class SentencePieceTokenizer(VocabularyTokenizer):
                 ids += (self._first if is_first else self._continuing).encode(part)
         return ids
 
-    def _bound(self, model: bytes) -> TokenBound:
+    def _bound(self, model: bytes) -> TokenCountBound:
         library = self._first
         numbers = range(library.vocab_size())
         normalizer = _fields(_fields(model).get(_NORMALIZER_SPEC, b""))
         # A map of characters may shrink text; without all the bytes a run of unknown characters is one token.
         if normalizer.get(_CHARACTERS_MAP) or sum(map(library.is_byte, numbers)) < 256:
-            return TokenBound(None)
+            return TokenCountBound(None)
         pieces = [*map(library.id_to_piece, numbers), *self._named]
-        return TokenBound(
+        return TokenCountBound(
             max(len(piece.encode()) for piece in pieces), strips=normalizer.get(_REMOVES_BLANKS, b"\1") != b"\0"
         )
 
@@ -129,7 +129,7 @@ def _varint(message: bytes, at: int) -> tuple[int, int]:
             return value, at
 
 
-def _alternatives(names: list[str]) -> re.Pattern[str] | None:
+def _any_of(names: list[str]) -> re.Pattern[str] | None:
     """Splits a text at the longest names."""
     if not names:
         return None

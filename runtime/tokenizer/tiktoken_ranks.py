@@ -8,10 +8,10 @@ from pathlib import Path
 
 import tiktoken
 
-from .base import VocabularyTokenizer
+from .base import BaseTokenizer
 from .errors import TokenizerError
-from .token_bound import TokenBound
-from .tokenizer_config import TokenizerFacts
+from .token_bound import TokenCountBound
+from .tokenizer_config import TokenizerConfig
 
 # Llama 3's model card: how text is cut before merging, and the 256 special tokens that follow the ranks.
 PATTERN = (
@@ -36,10 +36,10 @@ _FIRST_SPECIAL = (
 )
 
 
-class RanksTokenizer(VocabularyTokenizer):
+class TiktokenTokenizer(BaseTokenizer):
     """Special tokens are those that the configuration files add, or Llama 3's where they add none."""
 
-    def __init__(self, path: Path, facts: TokenizerFacts) -> None:
+    def __init__(self, path: Path, facts: TokenizerConfig) -> None:
         ranks = read_ranks(path)
         size = 1 + max(ranks.values())
         added = {number: entry for number, entry in facts.added.items() if number >= size}
@@ -60,7 +60,7 @@ class RanksTokenizer(VocabularyTokenizer):
             token_bytes,
             special_ids,
             facts,
-            bound=TokenBound(max(map(len, pieces))),
+            bound=TokenCountBound(max(map(len, pieces))),
             default_bos=BOS,
             default_eos=ENDS,
             adds_bos=True,

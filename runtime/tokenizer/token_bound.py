@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 # The most by which composing a text (NFC) or decomposing it (NFD) can divide its bytes in UTF-8. One character becomes
 # a shorter one by a factor of 3 at most, and so do several that are composed; both may happen to the same text.
-NORMAL_FORM_SHRINKS = 9
-BLANKS = "".join(filter(str.isspace, map(chr, range(0x3001))))  # Unicode's and ASCII's separators: none is beyond
+MAX_NORMALISATION_SHRINK = 9
+WHITESPACE = "".join(filter(str.isspace, map(chr, range(0x3001))))  # Unicode's and ASCII's separators: none is beyond
 
 
 @dataclass(frozen=True)
-class TokenBound:
+class TokenCountBound:
     """`num_bytes`: the most bytes of text that one token id stands for; None: there is no such number.
 
     `shrinks`: the most by which normalisation divides the bytes of text that is not ASCII. `strips`: blanks may vanish
@@ -35,6 +35,6 @@ class TokenBound:
         is_ascii = text.isascii()
         num_bytes = len(text) if is_ascii else len(text.encode("utf-8", "surrogatepass"))
         if self.strips:
-            num_bytes -= sum(text.count(blank) * len(blank.encode()) for blank in BLANKS)
+            num_bytes -= sum(text.count(blank) * len(blank.encode()) for blank in WHITESPACE)
         # ASCII is in every normal form already.
         return num_bytes * self.shrinks if is_ascii else num_bytes

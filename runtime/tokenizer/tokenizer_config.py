@@ -18,7 +18,7 @@ SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token"
 
 
 @dataclass(frozen=True)
-class TokenizerFacts:
+class TokenizerConfig:
     """All optional: a folder may hold nothing but a vocabulary."""
 
     names: dict[str, str]  # "bos_token" and the like -> the token's text
@@ -28,7 +28,7 @@ class TokenizerFacts:
     chat: ChatTemplate | None
 
 
-def read_facts(folder: Path) -> TokenizerFacts:
+def read_tokenizer_config(folder: Path) -> TokenizerConfig:
     """Raises TokenizerError naming the file that cannot be read."""
     config = read_json(folder / "tokenizer_config.json")
     names = {
@@ -39,7 +39,7 @@ def read_facts(folder: Path) -> TokenizerFacts:
     }
     generation, model = read_json(folder / "generation_config.json"), read_json(folder / "config.json")
     adds_bos = config.get("add_bos_token")
-    return TokenizerFacts(
+    return TokenizerConfig(
         names=names,
         added=_added_tokens(folder, config, names),
         eos_ids=_ids(generation.get("eos_token_id")) or _ids(model.get("eos_token_id")),

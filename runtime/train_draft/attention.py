@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from ...kernels import apply_rope
 
 
-class AheadAttention:
+class TrainingTimeTestAttention:
     """Called once per pass, in order, with the heads of queries, keys and values [B*T, H + 2K, D] and their angles
     [B*T, 1, D]; returns [B*T, H * D]."""
 

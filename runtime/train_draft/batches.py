@@ -11,11 +11,11 @@ from dataclasses import dataclass
 
 import torch
 
-from .data import Text
+from .data import TrainingText
 
 
 @dataclass(frozen=True)
-class Batch:
+class TrainingBatch:
     """Texts padded to one length with their own last token. A weight is how much the token counts as one to be
     drafted; 0 for prompts and padding."""
 
@@ -24,10 +24,10 @@ class Batch:
     weights_BT: torch.Tensor
 
 
-class Batches:
+class TrainingBatches:
     """Every text once per round, in random order; texts of like length together."""
 
-    def __init__(self, texts: Sequence[Text], *, tokens_per_step: int, max_length: int, seed: int) -> None:
+    def __init__(self, texts: Sequence[TrainingText], *, tokens_per_step: int, max_length: int, seed: int) -> None:
         self._texts = [_cut(text, max_length) for text in texts]
         self._texts = [text for text in self._texts if len(text.ids) >= 3 and text.num_prompt < len(text.ids)]
         assert self._texts, "no text has a token to draft"
@@ -38,7 +38,7 @@ class Batches:
     def per_round(self) -> int:
         return len(self._plan)
 
-    def __getitem__(self, step: int) -> Batch:
+    def __getitem__(self, step: int) -> TrainingBatch:
         # The number of batches of a round depends on lengths only, not on their order.
         number, place = divmod(step, self.per_round)
         if number != self._round:
@@ -61,15 +61,15 @@ class Batches:
         return plan
 
 
-def collate(texts: Sequence[Text]) -> Batch:
+def collate(texts: Sequence[TrainingText]) -> TrainingBatch:
     length = max(len(text.ids) for text in texts)
     ids = [text.ids + [text.ids[-1]] * (length - len(text.ids)) for text in texts]
     weights = [
         [0.0] * text.num_prompt + [1.0] * (len(text.ids) - text.num_prompt) + [0.0] * (length - len(text.ids))
         for text in texts
     ]
-    return Batch([text.ids for text in texts], torch.tensor(ids), torch.tensor(weights))
+    return TrainingBatch([text.ids for text in texts], torch.tensor(ids), torch.tensor(weights))
 
 
-def _cut(text: Text, max_length: int) -> Text:
-    return Text(text.ids[:max_length], min(text.num_prompt, max_length), text.group)
+def _cut(text: TrainingText, max_length: int) -> TrainingText:
+    return TrainingText(text.ids[:max_length], min(text.num_prompt, max_length), text.group)

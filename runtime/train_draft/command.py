@@ -48,14 +48,14 @@ def train_draft(
     """Train a draft head for a model, beside it; when stopped, the same command goes on."""
     import torch
 
-    from .run import Options
+    from .run import TrainingOptions
     from .run import train_draft as train
 
     if eagle == 2:
         eagle = 1  # EAGLE-2 grows other trees with the same head
     if threads is not None:
         torch.set_num_threads(threads)
-    options = Options(
+    options = TrainingOptions(
         model=model,
         data=data,
         held_out=held_out,

@@ -12,7 +12,7 @@ from ..tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)
-class Text:
+class TrainingText:
     """`ids[:num_prompt]` are given, the others are what a target said (or would)."""
 
     ids: list[int]
@@ -20,7 +20,7 @@ class Text:
     group: str  # what accepted length is told apart by
 
 
-def read_texts(file: Path, tokenizer: Tokenizer, *, prompts_only: bool = False) -> list[Text]:
+def read_texts(file: Path, tokenizer: Tokenizer, *, prompts_only: bool = False) -> list[TrainingText]:
     """The texts of `file`, whose lines are one of
 
     - {"text": ...}: all of it is learnt;
@@ -47,9 +47,11 @@ def read_texts(file: Path, tokenizer: Tokenizer, *, prompts_only: bool = False) 
         ids = tokenizer.encode(prompt, add_bos=_needs_bos(prompt, tokenizer)) if prompt else []
         if completion:
             begins = not ids and _needs_bos(completion, tokenizer)
-            texts.append(Text(ids + tokenizer.encode(completion, add_bos=begins, continues=bool(ids)), len(ids), group))
+            texts.append(
+                TrainingText(ids + tokenizer.encode(completion, add_bos=begins, continues=bool(ids)), len(ids), group)
+            )
         else:
-            texts.append(Text(ids, len(ids), group))
+            texts.append(TrainingText(ids, len(ids), group))
     if not texts:
         raise RequestError(f"{file} holds no texts", param="data")
     return texts

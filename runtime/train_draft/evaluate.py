@@ -12,19 +12,19 @@ from dataclasses import dataclass
 import torch
 
 from ..engine.kv_pool import PAGE_SIZE
-from ..scheduler.plan import DraftWant
+from ..scheduler.plan import DraftSpec
 from ..speculation.draft_source import DraftRow, DraftStep
 from ..speculation.eagle.head import EagleHead
 from ..speculation.eagle.source import EagleSource
 from ..speculation.tree import DraftTree
-from .data import Text
+from .data import TrainingText
 from .target import Target
 
 _AT_ONCE = 16  # texts
 
 
 @dataclass(frozen=True)
-class Acceptance:
+class AcceptedLength:
     """`num_tokens` came of `num_passes` verifications; the first token of an answer, which the prompt's own pass gives,
     is not among them."""
 
@@ -39,7 +39,7 @@ class Acceptance:
 
 @dataclass
 class _Sequence:
-    text: Text
+    text: TrainingText
     states: torch.Tensor  # [T, C]
     pages: list[int]
     done: int  # tokens whose KV the target would have
@@ -52,23 +52,25 @@ class _Sequence:
 
 
 @torch.inference_mode()
-def acceptance(head: EagleHead, target: Target, texts: Sequence[Text], want: DraftWant) -> dict[str, Acceptance]:
+def measure_accepted_length(
+    head: EagleHead, target: Target, texts: Sequence[TrainingText], want: DraftSpec
+) -> dict[str, AcceptedLength]:
     """Of each group of `texts`, whose learnt part must be what the target says greedily."""
-    found: dict[str, Acceptance] = {}
+    found: dict[str, AcceptedLength] = {}
     for start in range(0, len(texts), _AT_ONCE):
         for sequence in _run(head, target, texts[start : start + _AT_ONCE], want):
-            before = found.get(sequence.text.group, Acceptance(0, 0))
-            found[sequence.text.group] = Acceptance(
+            before = found.get(sequence.text.group, AcceptedLength(0, 0))
+            found[sequence.text.group] = AcceptedLength(
                 before.num_tokens + sequence.accepted, before.num_passes + sequence.passes
             )
     return found
 
 
-def overall(found: dict[str, Acceptance]) -> Acceptance:
-    return Acceptance(sum(one.num_tokens for one in found.values()), sum(one.num_passes for one in found.values()))
+def overall_accepted_length(found: dict[str, AcceptedLength]) -> AcceptedLength:
+    return AcceptedLength(sum(one.num_tokens for one in found.values()), sum(one.num_passes for one in found.values()))
 
 
-def _run(head: EagleHead, target: Target, texts: Sequence[Text], want: DraftWant) -> list[_Sequence]:
+def _run(head: EagleHead, target: Target, texts: Sequence[TrainingText], want: DraftSpec) -> list[_Sequence]:
     texts = [text for text in texts if len(text.ids) - text.num_prompt > 1 and text.num_prompt]
     if not texts:
         return []

@@ -12,14 +12,14 @@ from ..models.linear import DenseLinear
 from ..protocol.errors import RequestError
 from ..speculation.eagle.config import HeadConfig
 from ..speculation.eagle.head import EagleHead
-from ..speculation.eagle.parameters import HeadParameters, allocate
+from ..speculation.eagle.parameters import HeadParameters, allocate_head
 from . import ops
 
 
-def fresh_head(config: HeadConfig, target: Decoder, draft_ids_V: torch.Tensor | None, seed: int) -> EagleHead:
+def initial_head(config: HeadConfig, target: Decoder, draft_ids_V: torch.Tensor | None, seed: int) -> EagleHead:
     """Random matrices, unit norms; EAGLE-3's logits begin as the target's. Parameters are float32 and on the target's
     device. `draft_ids_V` int64, ascending: the tokens of a limited vocabulary."""
-    parameters = allocate(
+    parameters = allocate_head(
         config,
         own_lm_head=config.kind == "eagle3",
         own_embedding=False,
@@ -47,7 +47,7 @@ def fresh_head(config: HeadConfig, target: Decoder, draft_ids_V: torch.Tensor | 
     )
 
 
-def learnt(parameters: HeadParameters) -> dict[str, torch.Tensor]:
+def trainable_tensors(parameters: HeadParameters) -> dict[str, torch.Tensor]:
     """The tensors that training changes, by the names of their fields."""
     found: dict[str, torch.Tensor] = {}
     for name in parameters.__slots__:
@@ -61,9 +61,9 @@ def learnt(parameters: HeadParameters) -> dict[str, torch.Tensor]:
     return found
 
 
-def begin_with(head: EagleHead, other: EagleHead) -> None:
+def copy_trained_tensors(head: EagleHead, other: EagleHead) -> None:
     """Give `head` what `other` has learnt. Raises RequestError when it has other parts."""
-    ours, theirs = learnt(head.parameters), learnt(other.parameters)
+    ours, theirs = trainable_tensors(head.parameters), trainable_tensors(other.parameters)
     if {name: part.shape for name, part in ours.items()} != {name: part.shape for name, part in theirs.items()}:
         raise RequestError("the head to begin with has other tensors than the one to be trained", param="init")
     for name, part in ours.items():

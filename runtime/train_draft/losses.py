@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 
 from ..speculation.eagle.head import EagleHead
-from .attention import AheadAttention
+from .attention import TrainingTimeTestAttention
 from .config import TrainConfig
 
 
@@ -41,7 +41,7 @@ def losses(
     if config.noise:
         spread = config.noise * 512 / T
         before_NE = before_NE + spread * (torch.rand(before_NE.shape, generator=noise).to(before_NE) - 0.5)
-    attend = AheadAttention(B, head.config.num_kv_heads, head.scale)
+    attend = TrainingTimeTestAttention(B, head.config.num_kv_heads, head.scale)
     # The estimate at place p is of feature p + 1, whose logits speak of token p + 2.
     drafted_BP = torch.cat((weights_BT[:, 2:], torch.zeros(B, 1, device=device)), dim=1)
     places_P = torch.arange(P, device=device)

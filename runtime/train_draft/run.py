@@ -19,18 +19,18 @@ from ..models.checkpoint import find_checkpoint
 from ..models.decoder import Decoder
 from ..models.load import load_model
 from ..protocol.errors import RequestError
-from ..scheduler.plan import DraftWant
+from ..scheduler.plan import DraftSpec
 from ..speculation.eagle.config import HeadKind
 from ..speculation.eagle.load import load_head
 from ..speculation.eagle.save import save_head
 from ..speculation.eagle.target_probe import probe
 from ..tokenizer import Tokenizer, load_tokenizer
-from .batches import Batches
+from .batches import TrainingBatches
 from .config import TrainConfig, head_config
 from .continuations import continuations
-from .data import Text, read_texts
-from .evaluate import Acceptance, acceptance, overall
-from .initial_head import begin_with, fresh_head
+from .data import TrainingText, read_texts
+from .evaluate import AcceptedLength, measure_accepted_length, overall_accepted_length
+from .initial_head import copy_trained_tensors, initial_head
 from .target import Target
 from .trainer import Trainer
 
@@ -50,7 +50,7 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
+class TrainingOptions:
     model: str | None
     data: Path
     held_out: Path | None
@@ -72,7 +72,7 @@ class Options:
     token_loss: float | None = None
 
 
-def train_draft(options: Options, console: Console) -> dict[str, Acceptance]:
+def train_draft(options: TrainingOptions, console: Console) -> dict[str, AcceptedLength]:
     """Train, save, and measure on held-out texts. Raises RamiformError when model, data or device cannot be used."""
     path = find_checkpoint(options.model)
     out = options.out or path / "draft"
@@ -86,11 +86,13 @@ def train_draft(options: Options, console: Console) -> dict[str, Acceptance]:
     config = TrainConfig.for_kind(kind, model.config.hidden_size, **changes)
     draft_ids = _draft_ids(kind, texts, options.draft_vocab, model.config.vocab_size)
     num_draft = model.config.vocab_size if draft_ids is None else len(draft_ids)
-    head = fresh_head(head_config(kind, model.config, num_draft, probe(model)), model, draft_ids, options.seed)
+    head = initial_head(head_config(kind, model.config, num_draft, probe(model)), model, draft_ids, options.seed)
     if options.init is not None:
-        begin_with(head, load_head(options.init, model))
+        copy_trained_tensors(head, load_head(options.init, model))
     target = Target(model, head.config.captures)
-    batches = Batches(texts, tokens_per_step=config.tokens_per_step, max_length=config.max_length, seed=config.seed)
+    batches = TrainingBatches(
+        texts, tokens_per_step=config.tokens_per_step, max_length=config.max_length, seed=config.seed
+    )
     trainer = Trainer(head, target, batches, config)
     unfinished = out / "training.pt"
     if unfinished.exists():
@@ -116,26 +118,28 @@ def train_draft(options: Options, console: Console) -> dict[str, Acceptance]:
                 save_head(head, model.config, out)
     save_head(head, model.config, out)
     unfinished.unlink(missing_ok=True)
-    measured = acceptance(load_head(out, model), target, held_out, WANT)
+    measured = measure_accepted_length(load_head(out, model), target, held_out, WANT)
     console.print(table(measured))
     return measured
 
 
-WANT = DraftWant(steps=5, top_k=4, num_tokens=7, temperature=0.0)  # and the token that is known: eight verified at once
+WANT = DraftSpec(steps=5, top_k=4, num_tokens=7, temperature=0.0)  # and the token that is known: eight verified at once
 
 
-def table(measured: dict[str, Acceptance]) -> Table:
+def table(measured: dict[str, AcceptedLength]) -> Table:
     shown = Table("held-out set", "tau", "passes", title=f"tokens per pass, greedy, {WANT.num_tokens} guesses")
     for group, one in sorted(measured.items()):
         shown.add_row(group, f"{one.tau:.2f}", str(one.num_passes))
     shown.add_section()
-    shown.add_row("all", f"{overall(measured).tau:.2f}", str(overall(measured).num_passes))
+    shown.add_row(
+        "all", f"{overall_accepted_length(measured).tau:.2f}", str(overall_accepted_length(measured).num_passes)
+    )
     return shown
 
 
 def _texts(
-    options: Options, model: Decoder, tokenizer: Tokenizer, out: Path, console: Console
-) -> tuple[list[Text], list[Text]]:
+    options: TrainingOptions, model: Decoder, tokenizer: Tokenizer, out: Path, console: Console
+) -> tuple[list[TrainingText], list[TrainingText]]:
     """To learn, and to measure on: the latter always continued by the target, greedily."""
     own_words = options.generate > 0
     texts = read_texts(options.data, tokenizer, prompts_only=own_words)
@@ -156,7 +160,7 @@ def _texts(
     if own_words:
         cached = out / "generated.jsonl"
         if cached.exists():
-            texts = [Text(**json.loads(line)) for line in cached.read_text(encoding="utf-8").splitlines()]
+            texts = [TrainingText(**json.loads(line)) for line in cached.read_text(encoding="utf-8").splitlines()]
         else:
             texts = [text for text in texts if 0 < len(text.ids) < limit]
             texts = _said(
@@ -169,13 +173,13 @@ def _texts(
 def _said(
     model: Decoder,
     tokenizer: Tokenizer,
-    prompts: Sequence[Text],
+    prompts: Sequence[TrainingText],
     num_tokens: int,
     temperature: float,
     seed: int,
     console: Console,
     what: str,
-) -> list[Text]:
+) -> list[TrainingText]:
     with Progress(TextColumn(f"{what} continued"), BarColumn(), MofNCompleteColumn(), console=console) as bar:
         task = bar.add_task("", total=len(prompts))
         answers = continuations(
@@ -187,10 +191,15 @@ def _said(
             seed=seed,
             on_done=lambda count: bar.update(task, completed=count),
         )
-    return [Text(text.ids + answer, len(text.ids), text.group) for text, answer in zip(prompts, answers, strict=True)]
+    return [
+        TrainingText(text.ids + answer, len(text.ids), text.group)
+        for text, answer in zip(prompts, answers, strict=True)
+    ]
 
 
-def _draft_ids(kind: HeadKind, texts: Sequence[Text], wanted: int | None, vocab_size: int) -> torch.Tensor | None:
+def _draft_ids(
+    kind: HeadKind, texts: Sequence[TrainingText], wanted: int | None, vocab_size: int
+) -> torch.Tensor | None:
     """EAGLE-3's vocabulary: the tokens most often learnt, then those of lowest id; ascending."""
     size = min(wanted or 32000, vocab_size)
     if kind == "eagle" or size == vocab_size:

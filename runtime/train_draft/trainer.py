@@ -11,9 +11,9 @@ import torch
 from ..models.errors import CheckpointError
 from ..protocol.errors import RequestError
 from ..speculation.eagle.head import EagleHead
-from .batches import Batches
+from .batches import TrainingBatches
 from .config import TrainConfig
-from .initial_head import learnt
+from .initial_head import trainable_tensors
 from .losses import Losses, losses
 from .target import Target
 
@@ -23,10 +23,10 @@ _CLIP = 0.5  # norm of the gradient, as published
 class Trainer:
     """Linear warmup, then a cosine to a twentieth of the learning rate."""
 
-    def __init__(self, head: EagleHead, target: Target, batches: Batches, config: TrainConfig) -> None:
+    def __init__(self, head: EagleHead, target: Target, batches: TrainingBatches, config: TrainConfig) -> None:
         self.head, self.step = head, 0
         self._target, self._batches, self._config = target, batches, config
-        self._learnt = learnt(head.parameters)
+        self._learnt = trainable_tensors(head.parameters)
         for tensor in self._learnt.values():
             tensor.requires_grad_(True)
         self._optimizers = _optimizers(self._learnt, config)

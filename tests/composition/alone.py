@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ramiform.runtime.core.grammar_cache import Grammars
+from ramiform.runtime.core.grammar_cache import GrammarCache
 from ramiform.runtime.core.pipeline import Pipeline
 from ramiform.runtime.engine import PAGE_SIZE, Engine, build_engine
 from ramiform.runtime.models.checkpoint import SHIPPED_MODEL
@@ -17,7 +17,7 @@ from ramiform.runtime.protocol.core import Abort, CoreStats, Finish, Generate, T
 from ramiform.runtime.protocol.sampling import TokenLogprob
 from ramiform.runtime.scheduler.jump_forward import Retokeniser
 from ramiform.runtime.scheduler.plan import ForwardPlan, PageCopy, Row
-from ramiform.runtime.scheduler.scheduler import Scheduler, VocabularyFacts, make_cache
+from ramiform.runtime.scheduler.scheduler import Scheduler, VocabularyInfo, make_cache
 from ramiform.runtime.speculation.draft_source import DraftRow, DraftSource, DraftStep
 from ramiform.runtime.speculation.tree import DraftTree
 from ramiform.runtime.tokenizer import load_tokenizer
@@ -114,7 +114,7 @@ def run(
     before steps."""
     config = CoreConfig(**{"device": "cpu", "dtype": "float32", "num_pages": 512} | settings)
     engine = engine or make_engine(config, source)
-    facts = VocabularyFacts(
+    facts = VocabularyInfo(
         engine.info.vocab_size,
         (TOKENIZER.token_bytes + [None] * engine.info.vocab_size)[: engine.info.vocab_size],
         frozenset(TOKENIZER.eos_ids),
@@ -122,7 +122,7 @@ def run(
     cache = make_cache(
         config, num_pages=engine.info.num_pages, num_host_pages=engine.info.num_host_pages, page_size=PAGE_SIZE
     )
-    grammars = Grammars(facts.token_bytes, facts.eos_ids)
+    grammars = GrammarCache(facts.token_bytes, facts.eos_ids)
     retokenise = Retokeniser(
         facts.token_bytes, lambda text: TOKENIZER.encode(text, parse_special=False, continues=True)
     )

@@ -29,7 +29,7 @@ from ramiform.runtime.engine import KvMemory, KvPool
 from ramiform.runtime.engine.inputs import decoder_inputs
 from ramiform.runtime.models import weights
 from ramiform.runtime.models.load import load_model
-from ramiform.runtime.parallel.group import ALONE, Group
+from ramiform.runtime.parallel.group import SINGLE_RANK, Group
 from ramiform.runtime.scheduler.plan import Row
 
 from .architectures import SIZES, checkpoint_maker
@@ -65,7 +65,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path
     return checkpoint_maker(MODELS, tmp_path_factory.mktemp)
 
 
-def logits(path: Path, group: Group = ALONE, **options: Any) -> torch.Tensor:
+def logits(path: Path, group: Group = SINGLE_RANK, **options: Any) -> torch.Tensor:
     """Of all TOKENS, computed as a prompt of two chunks and five tokens after it."""
     device = torch.device("cpu")
     ops = for_device(device, deterministic=True) if group.shard.ordered else None
@@ -169,7 +169,7 @@ def test_a_rank_reads_its_part_of_the_checkpoint_only(
         load_model(path, device=torch.device("cpu"), dtype=torch.float32, group=group)
         return sum(read)
 
-    whole = load(ALONE)
+    whole = load(SINGLE_RANK)
     assert whole == sum(sizes.values())
     everywhere = sum(size for name, size in sizes.items() if re.search(r"norm|\.(shared_expert_)?gate\.weight", name))
     parts = [load(group) for group in groups(path, size)]

@@ -14,17 +14,17 @@ from ramiform.runtime.models.load import load_model
 from ramiform.runtime.protocol.core import Generate
 from ramiform.runtime.protocol.sampling import SamplingParams
 from ramiform.runtime.scheduler import drafting
-from ramiform.runtime.scheduler.plan import DraftWant
-from ramiform.runtime.scheduler.speculation_budget import Guard, StepWork
-from ramiform.runtime.scheduler.speculation_policy import Choice, Economy
+from ramiform.runtime.scheduler.plan import DraftSpec
+from ramiform.runtime.scheduler.speculation_budget import SpeculationBudget, StepWork
+from ramiform.runtime.scheduler.speculation_policy import DraftChoice, SpeculationPolicy
 from ramiform.runtime.speculation.draft_model import DraftModelSource
 from ramiform.runtime.speculation.eagle import EagleSource, load_head
 from ramiform.runtime.speculation.eagle.save import save_head
 from ramiform.runtime.speculation.eagle.target_probe import probe
 from ramiform.runtime.train_draft.config import head_config
-from ramiform.runtime.train_draft.data import Text
-from ramiform.runtime.train_draft.evaluate import acceptance, overall
-from ramiform.runtime.train_draft.initial_head import fresh_head
+from ramiform.runtime.train_draft.data import TrainingText
+from ramiform.runtime.train_draft.evaluate import measure_accepted_length, overall_accepted_length
+from ramiform.runtime.train_draft.initial_head import initial_head
 from ramiform.runtime.train_draft.target import Target
 
 from .alone import TOKENIZER, Got, run
@@ -51,7 +51,7 @@ def make_source(kind: str, folder: Path, num_pages: int, num_host_pages: int) ->
     if kind == "eagle":
         return EagleSource(load_head(SHIPPED_MODEL / "draft", target), num_pages, num_host_pages)
     ids = torch.arange(0, target.config.vocab_size, 2)
-    head = fresh_head(head_config("eagle3", target.config, len(ids), probe(target)), target, ids, seed=1)
+    head = initial_head(head_config("eagle3", target.config, len(ids), probe(target)), target, ids, seed=1)
     save_head(head, target.config, folder)
     return EagleSource(load_head(folder, target), num_pages, num_host_pages)
 
@@ -105,14 +105,16 @@ def test_outputs_stay_as_they_are_while_guessing_is_shut_and_opened_again(
 ) -> None:
     """Whatever the clock says. While it is shut no source follows, and steps are planned ahead."""
     seen: list[StepWork] = []
-    monkeypatch.setattr(Economy, "may_skip", lambda self, num_rows: False)
-    monkeypatch.setattr(Guard, "observe", lambda self, work, seconds, count: seen.append(work))
-    monkeypatch.setattr(Guard, "is_open", lambda self, num_rows: len(seen) // 7 % 2 == 1)
-    monkeypatch.setattr(Guard, "measured", lambda self, num_rows: True)
+    monkeypatch.setattr(SpeculationPolicy, "may_skip", lambda self, num_rows: False)
+    monkeypatch.setattr(SpeculationBudget, "observe", lambda self, work, seconds, count: seen.append(work))
+    monkeypatch.setattr(SpeculationBudget, "is_open", lambda self, num_rows: len(seen) // 7 % 2 == 1)
+    monkeypatch.setattr(SpeculationBudget, "measured", lambda self, num_rows: True)
     monkeypatch.setattr(
-        Economy, "drafts", lambda self, candidates, num_rows: Choice(3, tuple(range(len(candidates))), newcomers=True)
+        SpeculationPolicy,
+        "drafts",
+        lambda self, candidates, num_rows: DraftChoice(3, tuple(range(len(candidates))), newcomers=True),
     )
-    monkeypatch.setattr(drafting, "LATELY", 4)
+    monkeypatch.setattr(drafting, "FEATURE_WINDOW", 4)
     target = load_model(SHIPPED_MODEL, device=torch.device("cpu"), dtype=torch.float32)
     source = make_source("eagle", SHIPPED_MODEL, 64, 0) if kind == "eagle" else DraftModelSource(target, 64, 0)
     settings = {"speculative": kind, "speculative_eagle_topk": 2, "overlap": overlap}
@@ -143,12 +145,12 @@ def test_passes_are_as_few_as_measured_beside_training() -> None:
         source = make_source("eagle", SHIPPED_MODEL, 64, 0)
         got, _, plans = run([request], source=source, num_pages=64, **shape, **SETTINGS)
         ids = got[request.rid].ids
-        texts.append(Text([*request.tokens, *ids], len(request.tokens), request.rid))
+        texts.append(TrainingText([*request.tokens, *ids], len(request.tokens), request.rid))
         # The first token comes with the prompt's own pass.
         num_passes += sum(row.sample is not None for plan in plans for row in plan.rows) - 1
     target = load_model(SHIPPED_MODEL, device=torch.device("cpu"), dtype=torch.float32)
     head = load_head(SHIPPED_MODEL / "draft", target)
-    measured = acceptance(head, Target(target, head.config.captures), texts, DraftWant(5, 4, 7, 0.0))
-    assert overall(measured).num_tokens == 4 * 39
+    measured = measure_accepted_length(head, Target(target, head.config.captures), texts, DraftSpec(5, 4, 7, 0.0))
+    assert overall_accepted_length(measured).num_tokens == 4 * 39
     # An output's last tree is cut to the tokens that it may still have.
-    assert abs(overall(measured).num_passes - num_passes) <= len(PROMPTS)
+    assert abs(overall_accepted_length(measured).num_passes - num_passes) <= len(PROMPTS)

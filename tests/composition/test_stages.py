@@ -31,8 +31,8 @@ from ramiform.runtime.engine.kv_ranges import measure
 from ramiform.runtime.engine.stages import hidden_and_features, micro_batches
 from ramiform.runtime.models.config import read_config
 from ramiform.runtime.models.load import load_model
-from ramiform.runtime.models.parameters import allocate, destinations
-from ramiform.runtime.parallel.group import ALONE, Group
+from ramiform.runtime.models.parameters import allocate_parameters, checkpoint_destinations
+from ramiform.runtime.parallel.group import SINGLE_RANK, Group
 from ramiform.runtime.parallel.stage import Stage, layer_counts, stage_of
 from ramiform.runtime.protocol.errors import RequestError
 from ramiform.runtime.scheduler.plan import Row
@@ -76,10 +76,10 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path
 @pytest.fixture
 def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     """Even a few tokens are worth a micro-batch."""
-    monkeypatch.setattr(stages, "LEAST", {"cpu": 1})
+    monkeypatch.setattr(stages, "MIN_MICRO_BATCH_TOKENS", {"cpu": 1})
 
 
-def logits(path: Path, group: Group = ALONE, captures: tuple[int, ...] = (), **options: Any) -> torch.Tensor:
+def logits(path: Path, group: Group = SINGLE_RANK, captures: tuple[int, ...] = (), **options: Any) -> torch.Tensor:
     """Of some tokens of two sequences, computed as chunks of a prompt and tokens after it, and what was captured of
     all; on the first stage."""
     ops = for_device(CPU, deterministic=True) if group.shard.ordered else None
@@ -133,14 +133,18 @@ def test_ranges_of_keys_and_values_are_those_of_the_stages_layers(checkpoint: Ca
         return measure(model, [TOKENS], group).k_LK
 
     stages = on_each(groups(path, 1, stages=3), ranges)
-    torch.testing.assert_close(torch.cat(stages), ranges(ALONE))
+    torch.testing.assert_close(torch.cat(stages), ranges(SINGLE_RANK))
 
 
 def test_every_tensor_of_a_checkpoint_is_of_one_stage(checkpoint: Callable[[str], Path]) -> None:
     path = checkpoint("qwen3")
     config = read_config(path)
     names = [
-        set(destinations(allocate(config, device="meta", dtype=torch.float32, group=group), config, group))
+        set(
+            checkpoint_destinations(
+                allocate_parameters(config, device="meta", dtype=torch.float32, group=group), config, group
+            )
+        )
         for group in groups(path, 1, stages=3)
     ]
     assert sum(map(len, names)) == len(set().union(*names))

@@ -17,15 +17,15 @@ from typing import TypeVar
 import torch
 
 from ramiform.runtime.engine import Engine, EngineInfo, build_engine
-from ramiform.runtime.engine.build import MakeSource
-from ramiform.runtime.engine.in_flight_step import Launched
+from ramiform.runtime.engine.build import DraftSourceFactory
+from ramiform.runtime.engine.in_flight_step import InFlightStep
 from ramiform.runtime.models.config import read_config
 from ramiform.runtime.models.decoder import Decoder
-from ramiform.runtime.models.load import load_ends
-from ramiform.runtime.parallel.group import Group, Settle, leads, tree_sum
-from ramiform.runtime.parallel.shard import Shard, cut
+from ramiform.runtime.models.load import load_embedding_and_head
+from ramiform.runtime.parallel.group import Group, WaitSent, is_rank_zero, tree_sum
+from ramiform.runtime.parallel.shard import Shard, shard_of
 from ramiform.runtime.parallel.stage import Stage, stage_of
-from ramiform.runtime.parallel.worker import NoGuesses
+from ramiform.runtime.parallel.worker import CaptureOnlySource
 from ramiform.runtime.protocol.config import CoreConfig
 from ramiform.runtime.scheduler.plan import ForwardPlan, ForwardResult, SamplingPlan
 from ramiform.runtime.speculation.draft_source import DraftSource
@@ -71,7 +71,7 @@ class ThreadGroup:
     def decide(self, x: torch.Tensor) -> torch.Tensor:
         return self.everybody.exchange(number(self), x)[0].clone()
 
-    def send(self, x: torch.Tensor, stage: int) -> Settle:
+    def send(self, x: torch.Tensor, stage: int) -> WaitSent:
         self.mail[self.shard.rank, self.stage.index, stage].put(x)
         return lambda: None
 
@@ -100,7 +100,7 @@ def groups(path: Path, size: int, *, stages: int = 1, ordered: bool = False) -> 
     for index in range(stages):
         stage, meeting = stage_of(config, index=index, size=stages), Meeting(size)
         for rank in range(size):
-            shard = cut(config, rank=rank, size=size, ordered=ordered)
+            shard = shard_of(config, rank=rank, size=size, ordered=ordered)
             made.append(ThreadGroup(shard, stage, meeting, everybody, mail))
     return made
 
@@ -129,14 +129,20 @@ class RanksEngine:
     """As an Engine: rank 0's answers, and the draft source is rank 0's alone."""
 
     def __init__(
-        self, config: CoreConfig, path: Path, size: int, make_source: MakeSource | None = None, *, stages: int = 1
+        self,
+        config: CoreConfig,
+        path: Path,
+        size: int,
+        make_source: DraftSourceFactory | None = None,
+        *,
+        stages: int = 1,
     ) -> None:
         self._groups = groups(path, size, stages=stages, ordered=config.deterministic)
         captured: list[tuple[int, ...]] = []
         known = threading.Event()
 
         def source(target: Decoder, *, num_pages: int, num_host_pages: int) -> DraftSource | None:
-            whole = load_ends(path, device=target.device, dtype=target.dtype)
+            whole = load_embedding_and_head(path, device=target.device, dtype=target.dtype)
             made = (
                 None if make_source is None else make_source(whole, num_pages=num_pages, num_host_pages=num_host_pages)
             )
@@ -146,10 +152,10 @@ class RanksEngine:
 
         def stand_in(target: Decoder, *, num_pages: int, num_host_pages: int) -> DraftSource | None:
             assert known.wait(PATIENCE)
-            return NoGuesses(captured[0]) if captured[0] else None
+            return CaptureOnlySource(captured[0]) if captured[0] else None
 
         def build(group: Group) -> Engine:
-            return build_engine(config, path, None, source if leads(group) else stand_in, group)
+            return build_engine(config, path, None, source if is_rank_zero(group) else stand_in, group)
 
         self.engines = on_each(self._groups, build)
 
@@ -170,7 +176,7 @@ class RanksLaunched:
     """A step on all ranks; its result is rank 0's."""
 
     groups: Sequence[ThreadGroup]
-    launched: Sequence[Launched]
+    launched: Sequence[InFlightStep]
 
     def sample(self, sampling: SamplingPlan) -> None:
         on_each(self.groups, lambda group: self.launched[number(group)].sample(sampling))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ramiform.constrained import budget as budgets
-from ramiform.constrained.budget import Budget
+from ramiform.constrained.budget import CompileBudget
 from ramiform.constrained.errors import GrammarError
 
 
@@ -25,7 +25,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 def test_a_machine_that_stands_still_between_two_steps_refuses_nothing(clock: Clock) -> None:
-    budget = Budget(max_cpu_seconds=0.5)
+    budget = CompileBudget(max_cpu_seconds=0.5)
     for _ in range(4):
         clock.now += 60
         budget.check(1)
@@ -33,7 +33,7 @@ def test_a_machine_that_stands_still_between_two_steps_refuses_nothing(clock: Cl
 
 @pytest.mark.parametrize(("seconds", "steps"), [(0.01, 50), (60.0, 5)], ids=["short steps", "long steps"])
 def test_work_is_refused_when_its_time_is_over(clock: Clock, seconds: float, steps: int) -> None:
-    budget = Budget(max_cpu_seconds=0.505)
+    budget = CompileBudget(max_cpu_seconds=0.505)
     for _ in range(steps):
         clock.now += seconds
         budget.check(1)
@@ -43,7 +43,7 @@ def test_work_is_refused_when_its_time_is_over(clock: Clock, seconds: float, ste
 
 
 def test_too_many_states_are_refused_at_once() -> None:
-    budget = Budget(max_states=10)
+    budget = CompileBudget(max_states=10)
     budget.check(10)
     with pytest.raises(GrammarError, match="more than 10 states"):
         budget.check(11)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ramiform.runtime.core.grammar_cache import Grammars
+from ramiform.runtime.core.grammar_cache import GrammarCache
 from ramiform.runtime.protocol.errors import RequestError
 from ramiform.runtime.protocol.sampling import Constraint
 
@@ -17,8 +17,8 @@ from .walks import EOS, TOKENS, accepts
 
 
 @pytest.fixture
-def grammars() -> Iterator[Grammars]:
-    made = Grammars(TOKENS, {EOS}, max_grammars=2)
+def grammars() -> Iterator[GrammarCache]:
+    made = GrammarCache(TOKENS, {EOS}, max_grammars=2)
     yield made
     made.close()
 
@@ -31,11 +31,11 @@ def grammars() -> Iterator[Grammars]:
         (Constraint("choices", json.dumps(["yes", "nö"])), "nö"),
     ],
 )
-def test_each_kind_is_compiled(grammars: Grammars, constraint: Constraint, text: str) -> None:
+def test_each_kind_is_compiled(grammars: GrammarCache, constraint: Constraint, text: str) -> None:
     assert accepts(grammars.get(constraint).result(), text.encode())
 
 
-def test_the_order_of_properties_is_part_of_a_constraint(grammars: Grammars) -> None:
+def test_the_order_of_properties_is_part_of_a_constraint(grammars: GrammarCache) -> None:
     schema = '{"type": "object", "properties": {"a": {"const": 1}, "b": {"const": 2}}}'
     in_any, in_schema = (
         grammars.get(Constraint("json_schema", schema, order, "schema")).result() for order in ("any", "schema")
@@ -45,7 +45,7 @@ def test_the_order_of_properties_is_part_of_a_constraint(grammars: Grammars) -> 
         assert accepts(in_schema, text.encode()) is in_order
 
 
-def test_how_objects_end_is_part_of_a_constraint(grammars: Grammars) -> None:
+def test_how_objects_end_is_part_of_a_constraint(grammars: GrammarCache) -> None:
     schema = '{"type": "object", "properties": {"a": {"type": "integer"}}}'
     silent, closed, free = (
         grammars.get(Constraint("json_schema", schema, "any", reading)) for reading in (None, "closed", "schema")
@@ -58,7 +58,7 @@ def test_how_objects_end_is_part_of_a_constraint(grammars: Grammars) -> None:
 
 
 def test_the_default_is_the_servers() -> None:
-    grammars = Grammars(TOKENS, {EOS}, additional_properties="schema")
+    grammars = GrammarCache(TOKENS, {EOS}, additional_properties="schema")
     asked = Constraint("json_schema", '{"type": "object", "properties": {"a": {}}}')
     assert accepts(grammars.get(asked).result(), b'{"b": 1}')
     grammars.close()
@@ -66,7 +66,7 @@ def test_the_default_is_the_servers() -> None:
 
 def test_what_nobody_waits_for_is_not_begun(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two threads compile; while both are busy, others come, and leave."""
-    grammars = Grammars(TOKENS, {EOS})
+    grammars = GrammarCache(TOKENS, {EOS})
     go, compiled = threading.Event(), []
 
     def compile_once_told(constraint: Constraint) -> Any:
@@ -91,14 +91,14 @@ def test_what_nobody_waits_for_is_not_begun(monkeypatch: pytest.MonkeyPatch) -> 
     grammars.close()
 
 
-def test_warming_up_keeps_no_grammar(grammars: Grammars) -> None:
+def test_warming_up_keeps_no_grammar(grammars: GrammarCache) -> None:
     first = grammars.get(Constraint("regex", "a"))
     grammars.get(Constraint("regex", "b"))
     grammars.warm_up().result()
     assert grammars.get(Constraint("regex", "a")) is first
 
 
-def test_equal_constraints_share_a_grammar_until_it_is_the_least_recently_used(grammars: Grammars) -> None:
+def test_equal_constraints_share_a_grammar_until_it_is_the_least_recently_used(grammars: GrammarCache) -> None:
     first = grammars.get(Constraint("regex", "a"))
     assert grammars.get(Constraint("regex", "a")) is first
     grammars.get(Constraint("regex", "b"))
@@ -127,7 +127,7 @@ def test_equal_constraints_share_a_grammar_until_it_is_the_least_recently_used(g
     ],
 )
 def test_what_is_wrong_is_the_clients_mistake_and_says_where(
-    grammars: Grammars, constraint: Constraint, words: list[str]
+    grammars: GrammarCache, constraint: Constraint, words: list[str]
 ) -> None:
     error = grammars.get(constraint).exception()
     assert isinstance(error, RequestError)

@@ -13,7 +13,7 @@ import pytest
 import zmq
 import zmq.asyncio
 
-from ramiform.runtime.core.main import Link
+from ramiform.runtime.core.main import FrontendSocket
 from ramiform.runtime.frontend.core.client import CoreClient
 from ramiform.runtime.protocol import wire
 from ramiform.runtime.protocol.core import Abort, Answers, Finish, FromCore, Generate, RequestFailed, Tokens
@@ -51,9 +51,9 @@ def address(tmp_path: Path) -> str:
 
 
 @pytest.fixture
-def link(address: str) -> Iterator[Link]:
+def link(address: str) -> Iterator[FrontendSocket]:
     never, writer = os.pipe()
-    made = Link(address, never)
+    made = FrontendSocket(address, never)
     yield made
     made.fail(RequestError("over"))
     os.close(never)
@@ -61,7 +61,7 @@ def link(address: str) -> Iterator[Link]:
 
 
 @pytest.fixture
-def frontends(link: Link, address: str) -> Iterator[list[Frontend]]:
+def frontends(link: FrontendSocket, address: str) -> Iterator[list[Frontend]]:
     """Two. The first has asked for a and b, the second for c."""
     made = [Frontend(address), Frontend(address)]
     for rid, frontend in (("a", made[0]), ("b", made[0]), ("c", made[1])):
@@ -72,7 +72,7 @@ def frontends(link: Link, address: str) -> Iterator[list[Frontend]]:
         frontend.socket.close()
 
 
-def test_what_a_step_brings_to_one_frontend_is_one_message(link: Link, frontends: list[Frontend]) -> None:
+def test_what_a_step_brings_to_one_frontend_is_one_message(link: FrontendSocket, frontends: list[Frontend]) -> None:
     first, second = frontends
     failed = RequestFailed("b", ErrorInfo.of(RequestError("no")))
     link.send([says("a", 1), says("c", 2), failed])
@@ -84,7 +84,7 @@ def test_what_a_step_brings_to_one_frontend_is_one_message(link: Link, frontends
 
 
 def test_answers_that_are_too_long_together_come_one_by_one(
-    link: Link, frontends: list[Frontend], monkeypatch: pytest.MonkeyPatch
+    link: FrontendSocket, frontends: list[Frontend], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     long = [says("a", *range(400)), says("b", *range(400))]
     monkeypatch.setattr(wire, "MAX_MESSAGE_BYTES", 1500)
@@ -93,7 +93,7 @@ def test_answers_that_are_too_long_together_come_one_by_one(
 
 
 def test_an_answer_too_long_by_itself_fails_its_request_alone(
-    link: Link, frontends: list[Frontend], monkeypatch: pytest.MonkeyPatch
+    link: FrontendSocket, frontends: list[Frontend], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is the client's who asked for so much, and no reason for the core to end."""
     monkeypatch.setattr(wire, "MAX_MESSAGE_BYTES", 1500)
@@ -108,7 +108,7 @@ def test_an_answer_too_long_by_itself_fails_its_request_alone(
     assert [message.rid for _, message in link.receive(10_000) if isinstance(message, Generate)] == ["a"]
 
 
-def test_a_frontends_waiters_get_what_came_together_each_its_own(link: Link, address: str) -> None:
+def test_a_frontends_waiters_get_what_came_together_each_its_own(link: FrontendSocket, address: str) -> None:
     async def main() -> None:
         context = zmq.asyncio.Context()
         client = CoreClient(context, address)

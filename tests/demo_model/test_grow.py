@@ -13,7 +13,7 @@ from ramiform.examples.demo_model.tokenizer import train_tokenizer  # noqa: E402
 from ramiform.examples.demo_model.train import Recipe, Stage, Trainer  # noqa: E402
 from ramiform.runtime.models.load import load_model  # noqa: E402
 from ramiform.runtime.speculation.eagle.load import load_head  # noqa: E402
-from ramiform.runtime.train_draft.attention import AheadAttention  # noqa: E402
+from ramiform.runtime.train_draft.attention import TrainingTimeTestAttention  # noqa: E402
 
 SHAPE = {
     "vocab_size": 512,
@@ -78,7 +78,7 @@ def test_a_grown_head_drafts_the_same_for_the_same_target(shipped, tmp_path) -> 
         head = load_head(path, model)
         read.append(
             head.forward(
-                ids_N, features_NE, torch.arange(20), AheadAttention(1, head.config.num_kv_heads, head.scale)
+                ids_N, features_NE, torch.arange(20), TrainingTimeTestAttention(1, head.config.num_kv_heads, head.scale)
             ).read_NE
         )
     torch.testing.assert_close(read[1], read[0], rtol=1e-3, atol=1e-3)

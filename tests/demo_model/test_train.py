@@ -9,7 +9,7 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")  # hence the imports below it
 
-from ramiform.examples.demo_model.corpus.answer_spans import own_words  # noqa: E402
+from ramiform.examples.demo_model.corpus.answer_spans import answer_spans  # noqa: E402
 from ramiform.examples.demo_model.corpus.mix import HARD_SHARES, SHARES, cases  # noqa: E402
 from ramiform.examples.demo_model.model import CONTEXT  # noqa: E402
 from ramiform.examples.demo_model.tokenizer import train_tokenizer  # noqa: E402
@@ -42,7 +42,7 @@ def test_a_step_always_has_the_same_data(tokenizer):
 
 def test_answers_weigh_in_full_and_prompts_do_not():
     for case in itertools.islice(cases(9), 300):
-        owned = "".join(case.document[a:b] for a, b in own_words(case))
+        owned = "".join(case.document[a:b] for a, b in answer_spans(case))
         assert all(line in owned for line in case.answer.splitlines() if not line.startswith("Observation"))
         assert "<|user|>" not in owned
 

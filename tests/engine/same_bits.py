@@ -6,7 +6,7 @@ import random
 from collections.abc import Iterator
 
 from ramiform.runtime.engine import Engine
-from ramiform.runtime.scheduler.plan import ForwardPlan, Node, Row, RowResult, Sample
+from ramiform.runtime.scheduler.plan import DraftNode, ForwardPlan, Row, RowResult, Sample
 
 SAMPLE = Sample(temperature=0.7, top_k=50, top_p=0.95, min_p=0.0, draw=11, num_top_logprobs=20)
 PROMPT = random.Random(1).choices(range(150), k=45)
@@ -72,7 +72,7 @@ def _guessed(engine: Engine) -> list[RowResult]:
             pages=PAGES,
             sample=SAMPLE,
             parents=[-1, -1, 1],
-            nodes=[Node(draw=SAMPLE.draw)] * 3,
+            nodes=[DraftNode(draw=SAMPLE.draw)] * 3,
         )
         [root] = engine.run(ForwardPlan(step=0, copies=[], rows=[row])).rows
         assert root.logprobs[0] == results[-1].logprobs[0]

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from ramiform.runtime.engine.cpu_threads import Threads
+from ramiform.runtime.engine.cpu_threads import CpuThreads
 
 
 @pytest.fixture(autouse=True)
@@ -19,7 +19,7 @@ def _as_before() -> Iterator[None]:
 
 def test_small_steps_take_one_thread_and_large_ones_those_that_there_were() -> None:
     torch.set_num_threads(3)
-    threads = Threads(num_parameters=5_000_000)
+    threads = CpuThreads(num_parameters=5_000_000)
     seen = []
     for num_tokens in (1, 64, 1024, 1024, 32):
         threads.choose(num_tokens)
@@ -29,7 +29,7 @@ def test_small_steps_take_one_thread_and_large_ones_those_that_there_were() -> N
 
 def test_a_small_model_whose_bits_count_always_takes_one() -> None:
     torch.set_num_threads(2)
-    threads = Threads(num_parameters=5_000_000, fixed=True)
+    threads = CpuThreads(num_parameters=5_000_000, fixed=True)
     for num_tokens in (4096, 1):
         threads.choose(num_tokens)
         assert torch.get_num_threads() == 1
@@ -37,6 +37,6 @@ def test_a_small_model_whose_bits_count_always_takes_one() -> None:
 
 def test_a_model_of_billions_takes_all_threads_for_a_single_token() -> None:
     torch.set_num_threads(2)
-    threads = Threads(num_parameters=8_000_000_000)
+    threads = CpuThreads(num_parameters=8_000_000_000)
     threads.choose(1)
     assert torch.get_num_threads() == 2

@@ -25,8 +25,8 @@ from ramiform.runtime.scheduler.plan import (
     Penalties,
     Row,
     RowResult,
+    RowSampling,
     Sample,
-    Sampling,
     SamplingPlan,
     Score,
 )
@@ -51,7 +51,7 @@ class Step:
     """Rows whose tokens are known, and those that follow rows of the step before: its index and what is sampled."""
 
     prompts: list[Row]
-    follows: list[tuple[int, Sampling | None]]
+    follows: list[tuple[int, RowSampling | None]]
 
 
 def random_steps(draw: random.Random, vocab_size: int, num: int, *, newcomers: Sequence[int] = (0, 1, 3)) -> list[Step]:
@@ -68,10 +68,10 @@ def random_steps(draw: random.Random, vocab_size: int, num: int, *, newcomers: S
             sample = random_sample(draw)
             prompts.append(Row(rid=str(num_prompts), tokens=tokens, first_position=0, pages=pages, sample=sample))
             num_prompts += 1
-        follows: list[tuple[int, Sampling | None]] = []
+        follows: list[tuple[int, RowSampling | None]] = []
         for index in draw.sample(sampled, k=draw.randint(min(1, len(sampled)), len(sampled))):
             mask = draw.choice([None, b"\xf0" * 4 * words])
-            follows.append((index, None if draw.random() < 0.2 else Sampling(random_sample(draw), mask)))
+            follows.append((index, None if draw.random() < 0.2 else RowSampling(random_sample(draw), mask)))
         steps.append(Step(prompts, follows))
         sampled = [index for index, (_, own) in enumerate(follows) if own is not None]
         sampled += range(len(follows), len(follows) + len(prompts))
@@ -163,7 +163,7 @@ def test_launching_and_sampling_ask_the_device_for_nothing(without_numbers: Engi
     with FakeTensorMode(allow_non_fake_inputs=True):
         engine.launch(ForwardPlan(step=1, copies=[PageCopy(0, 5, 3)], rows=rows))
         open_step = engine.launch(ForwardPlan(step=2, copies=[], rows=following))
-        open_step.sample(SamplingPlan(2, [None, Sampling(everything, mask)]))
+        open_step.sample(SamplingPlan(2, [None, RowSampling(everything, mask)]))
         with pytest.raises(RuntimeError):
             open_step.wait()
 

@@ -14,7 +14,7 @@ from ramiform.kernels import for_device
 from ramiform.runtime.engine.sampler import chosen_logprobs, sample
 from ramiform.runtime.protocol.sampling import TokenLogprob
 from ramiform.runtime.scheduler.plan import Penalties, Sample
-from ramiform.runtime.scheduler.sampling_draw import draw, splitmix64
+from ramiform.runtime.scheduler.sampling_draw import random_bits, splitmix64
 
 VOCAB = 70
 OPS = for_device(torch.device("cpu"))
@@ -145,7 +145,7 @@ def test_a_mask_longer_than_the_vocabulary_allows_nothing_beyond_it() -> None:
 def test_the_draws_of_a_filtered_masked_row_follow_its_law() -> None:
     num = 4000
     logits = torch.tensor([2.0, 1.5, 1.0, 0.5, 0.0, -3.0] + [-9.0] * (VOCAB - 6))
-    rows = [plain(temperature=1.3, top_p=0.9, draw=draw(8, position)) for position in range(num)]
+    rows = [plain(temperature=1.3, top_p=0.9, draw=random_bits(8, position)) for position in range(num)]
     results = sample(OPS, logits.expand(num, VOCAB), rows, [packed({0, 2, 3, 4, 5})] * num)
     weights = np.exp(np.array([2.0, 1.0, 0.5, 0.0, -3.0]) / 1.3)
     nucleus = weights[: 1 + int((np.cumsum(weights / weights.sum()) < 0.9).sum())]

@@ -37,7 +37,7 @@ from ramiform.runtime.protocol.core import (
 from ramiform.runtime.protocol.errors import BusyError, ErrorInfo, RamiformError
 from ramiform.runtime.protocol.sampling import TokenLogprob
 from ramiform.runtime.scheduler.stops import StopRules
-from ramiform.runtime.scheduler.vocabulary import VocabularyFacts
+from ramiform.runtime.scheduler.vocabulary import VocabularyInfo
 from ramiform.runtime.tokenizer import Tokenizer
 
 Script = Callable[[Generate], Sequence[int] | RamiformError | None]
@@ -81,7 +81,7 @@ class FakeCore:
             num_pages=64,
             version="0",
         )
-        self._facts = VocabularyFacts(tokenizer.vocab_size, tokenizer.token_bytes, frozenset(tokenizer.eos_ids))
+        self._facts = VocabularyInfo(tokenizer.vocab_size, tokenizer.token_bytes, frozenset(tokenizer.eos_ids))
         self._waiting: dict[str, bytes] = {}
         self._changed = asyncio.Event()
         self._socket: zmq.asyncio.Socket = context.socket(zmq.ROUTER)

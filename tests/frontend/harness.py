@@ -19,7 +19,16 @@ from ramiform.runtime.frontend.process import Frontend
 from ramiform.runtime.models.checkpoint import SHIPPED_MODEL
 from ramiform.runtime.protocol import wire
 from ramiform.runtime.protocol.config import CoreConfig, RuntimeConfig, ServeConfig
-from ramiform.runtime.protocol.session import Answers, Append, Done, Failed, FromFrontend, Open, Operation, ToFrontend
+from ramiform.runtime.protocol.session import (
+    AnswerBatch,
+    Append,
+    Done,
+    Failed,
+    FromFrontend,
+    Open,
+    Operation,
+    ToFrontend,
+)
 from ramiform.runtime.tokenizer import Tokenizer, load_tokenizer
 
 from .fake_core import FakeCore, Script
@@ -64,7 +73,7 @@ class Client:
         while not self._received:
             async with asyncio.timeout(60):
                 message = wire.decode(self._decoder, await self.socket.recv())
-            self._received.extend(message.answers if isinstance(message, Answers) else [message])
+            self._received.extend(message.answers if isinstance(message, AnswerBatch) else [message])
         return self._received.popleft()
 
     async def open(self, *states: int) -> None:

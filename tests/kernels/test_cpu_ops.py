@@ -13,9 +13,9 @@ from ramiform.kernels import KvCache, RowSpan, for_device
 from ramiform.kernels.cpu import ops
 from ramiform.kernels.cpu import thread_pool as workers
 from ramiform.kernels.cpu.compiled import exp
-from ramiform.kernels.cpu.matmul import few_rows_product
-from ramiform.kernels.cpu.ops import CpuOps, PagedTokens
-from ramiform.kernels.cpu.packed_weights import WIDTH, hold
+from ramiform.kernels.cpu.matmul import packed_matmul
+from ramiform.kernels.cpu.ops import CompiledAttention, CpuOps
+from ramiform.kernels.cpu.packed_weights import WIDTH, pack_weights
 from ramiform.kernels.reference.ops import ReferenceOps
 
 CPU, MEANT = CpuOps(), ReferenceOps()
@@ -90,22 +90,22 @@ def test_products_of_a_few_rows(T: int, N: int, C: int, bias: bool, kind: type[n
     w, x, b = random(N, C), random(T, C, seed=1), random(N, seed=2)
     if kind == np.uint16:
         w = w.bfloat16().float()
-    held = hold(w)
+    held = pack_weights(w)
     assert held.dtype == kind
     want = x.double() @ w.double().t() + (b.double() if bias else 0)
     bias_N = b.numpy() if bias else np.zeros(N, np.float32)
-    got = few_rows_product(x, held, bias_N)
+    got = packed_matmul(x, held, bias_N)
     torch.testing.assert_close(got.double(), want, atol=2e-5, rtol=2e-5)
-    alone = [few_rows_product(x[t : t + 1], held, bias_N) for t in range(T)]
+    alone = [packed_matmul(x[t : t + 1], held, bias_N) for t in range(T)]
     assert torch.equal(got, torch.cat(alone))  # bit for bit, whoever else is there
 
 
 def test_weights_are_halved_only_where_no_bit_is_lost() -> None:
     w = torch.tensor([[1.0], [-0.5], [float("inf")], [float("nan")], [2.0**-133], [-0.0]])
-    assert hold(w).dtype == np.uint16
-    got = few_rows_product(torch.ones(1, 1), hold(w), np.zeros(len(w), np.float32))
+    assert pack_weights(w).dtype == np.uint16
+    got = packed_matmul(torch.ones(1, 1), pack_weights(w), np.zeros(len(w), np.float32))
     torch.testing.assert_close(got, w.t(), atol=0, rtol=0, equal_nan=True)
-    assert hold(w + 2.0**-20).dtype == np.float32
+    assert pack_weights(w + 2.0**-20).dtype == np.float32
 
 
 CHAIN, TREE = (9, ()), (6, (-1, 0, 0, 2))  # tokens of a row, and the parents of its last ones
@@ -132,7 +132,7 @@ def test_attention_of_guesses(
 def test_what_does_not_fit_is_left_to_torch(rows: list[RowSpan], window: int | None) -> None:
     kv = KvCache(*torch.zeros(2, 80, 1, 2))
     attention = CPU.attention(rows, kv, num_heads=1, page_size=16, window=window, dtype=torch.float32)
-    assert not isinstance(attention, PagedTokens)
+    assert not isinstance(attention, CompiledAttention)
 
 
 @pytest.mark.parametrize("window", [None, 1, 40])
@@ -162,7 +162,7 @@ def check_attention(
     def run(ops: ReferenceOps, dtype: torch.dtype) -> torch.Tensor:
         kv = KvCache(k.to(dtype), v.to(dtype))
         attention = ops.attention(rows, kv, num_heads=K * group, page_size=16, window=window, dtype=dtype)
-        assert isinstance(attention, PagedTokens) == (ops is CPU)
+        assert isinstance(attention, CompiledAttention) == (ops is CPU)
         return attention.attend(q.to(dtype), kv, 0.3).double()
 
     torch.testing.assert_close(run(CPU, torch.float32), run(MEANT, torch.float64), **NEAR)
@@ -204,9 +204,9 @@ def test_other_types_are_left_to_torch() -> None:
 def _threads(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(ops, "_PART_NUMBERS", 1)  # even the smallest is shared
     before = workers.num_threads()
-    workers.use(request.param)
+    workers.set_num_threads(request.param)
     yield
-    workers.use(before)
+    workers.set_num_threads(before)
 
 
 @pytest.mark.usefixtures("_threads")
@@ -255,7 +255,7 @@ def test_what_is_not_a_number_shows(number: float) -> None:
         CPU.rms_norm(x, ones, 1e-6),
         CPU.add_rms_norm(x, torch.zeros(2, 32), ones, 1e-6)[0],
         CPU.silu_and_mul(torch.cat((x, x - x), dim=1)),
-        few_rows_product(x, hold(torch.ones(4, 32)), np.zeros(4, np.float32)),
+        packed_matmul(x, pack_weights(torch.ones(4, 32)), np.zeros(4, np.float32)),
     ):
         assert not y[0].isfinite().all()
         assert y[1:].isfinite().all()

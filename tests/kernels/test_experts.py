@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ramiform.kernels import choose_experts, combine_experts, group_by_expert, grouped_matmul
-from ramiform.kernels.reference.experts import fixed_grouped_matmul
-from ramiform.kernels.reference.layers import fixed_silu_and_mul
+from ramiform.kernels.reference.experts import deterministic_grouped_matmul
+from ramiform.kernels.reference.layers import deterministic_silu_and_mul
 
 
 @settings(deadline=None, max_examples=60)
@@ -80,8 +80,8 @@ def test_a_token_s_bits_do_not_depend_on_who_else_is_there(
     def mixed(tokens: slice) -> torch.Tensor:
         weights_TK, experts_TK = choose_experts(scores_TN[tokens], num_chosen, normalised=True)
         order_P, ends_N = group_by_expert(experts_TK, num_experts)
-        gate_up_PO = fixed_grouped_matmul(x_TC[tokens], weight_NOC, ends_N, order_P // num_chosen)
-        return combine_experts(fixed_silu_and_mul(gate_up_PO), order_P, weights_TK)
+        gate_up_PO = deterministic_grouped_matmul(x_TC[tokens], weight_NOC, ends_N, order_P // num_chosen)
+        return combine_experts(deterministic_silu_and_mul(gate_up_PO), order_P, weights_TK)
 
     some = slice(min(first, num_tokens - 1), min(first, num_tokens - 1) + data.draw(st.integers(1, 40)))
     assert torch.equal(mixed(some), mixed(slice(None))[some])

@@ -8,7 +8,7 @@ import torch
 from ramiform.kernels.cpu import int4
 
 
-@pytest.mark.skipif(not int4.unpacks(), reason="torch packs 4-bit codes in another order here")
+@pytest.mark.skipif(not int4.is_supported(), reason="torch packs 4-bit codes in another order here")
 @pytest.mark.parametrize(("num_inputs", "group_size"), [(32, 32), (256, 64), (384, 128)])
 @pytest.mark.parametrize("num_outputs", [64, 144, 512, 1040])  # whole blocks, parts of one, more than are made at once
 @pytest.mark.parametrize("num_tokens", [1, 50])
@@ -23,7 +23,7 @@ def test_a_product_is_that_of_the_dequantised_weights(
     expected = x_TC.double() @ ((codes_NC.double() - 8) * scale_NC + base_NC).T
 
     packed = torch._convert_weight_to_int4pack_for_cpu(codes_NC, 1)
-    got = int4.product(x_TC, packed, groups_GN2, group_size)
+    got = int4.matmul(x_TC, packed, groups_GN2, group_size)
     torch_s = torch._weight_int4pack_mm_for_cpu(x_TC, packed, group_size, groups_GN2)
     assert got.shape == torch_s.shape
     assert ((got.double() - expected).norm() / expected.norm()).item() < 5e-3

@@ -10,7 +10,7 @@ import torch
 
 from ramiform.kernels import KvCache, RowSpan, attention_layout, paged_attention, store_kv
 from ramiform.kernels.reference.layers import apply_rope
-from ramiform.kernels.reference.quantise import E4M3, LARGEST, expand_e4m3, quantise
+from ramiform.kernels.reference.quantise import E4M3, QUANTISED_MAX, expand_e4m3, quantise
 
 PAGE_SIZE = 4
 CPU = torch.device("cpu")
@@ -28,7 +28,7 @@ def test_every_code_of_e4m3_is_the_number_that_torch_says(dtype: torch.dtype) ->
 @QUANTISED
 def test_a_code_is_the_nearest_there_is_and_even_when_two_are(stored: torch.dtype) -> None:
     codes = torch.arange(-128, 128, dtype=torch.int8).view(stored).double()
-    codes = codes[codes.abs() <= LARGEST[stored]].unique()
+    codes = codes[codes.abs() <= QUANTISED_MAX[stored]].unique()
     halfway = (codes[1:] + codes[:-1]) / 2
     numbers = torch.cat([codes, halfway, torch.randn(500) * 30, torch.tensor([1e9, -1e9])]).float()
     got = quantise(numbers[:, None, None], torch.ones(1), stored)[:, 0, 0].double()
@@ -44,7 +44,7 @@ def test_a_code_is_the_nearest_there_is_and_even_when_two_are(stored: torch.dtyp
 @QUANTISED
 def test_each_head_has_a_scale_of_its_own(stored: torch.dtype) -> None:
     x_TKD = torch.randn(50, 3, 8) * torch.tensor([0.01, 1.0, 300.0])[:, None]
-    scale_K = x_TKD.abs().amax((0, 2)) / LARGEST[stored]
+    scale_K = x_TKD.abs().amax((0, 2)) / QUANTISED_MAX[stored]
     meant = quantise(x_TKD, scale_K, stored).float() * scale_K[:, None]
     error_K = (meant - x_TKD).abs().amax((0, 2)) / x_TKD.abs().amax((0, 2))
     assert (error_K <= (1 / 28 if stored == E4M3 else 1 / 254) * 1.001).all()

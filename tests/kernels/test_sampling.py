@@ -10,7 +10,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from ramiform.kernels import draw_tokens, sampling_weights, token_logprobs
-from ramiform.runtime.scheduler.sampling_draw import draw, splitmix64
+from ramiform.runtime.scheduler.sampling_draw import random_bits, splitmix64
 
 
 def naive_weights(logits: np.ndarray, temperature: float, top_k: int, top_p: float, min_p: float) -> np.ndarray:
@@ -127,7 +127,7 @@ def test_a_row_of_nan_gets_a_token_that_exists() -> None:
 def test_seeded_draws_give_the_softmax_distribution() -> None:
     logits = torch.tensor([0.3, -1.0, 2.0, 0.0, 1.1])
     num = 20_000
-    draws = torch.tensor([draw(seed, 17) for seed in range(num)])
+    draws = torch.tensor([random_bits(seed, 17) for seed in range(num)])
     weights = sampling_weights(
         logits.expand(num, 5),
         temperature_R=torch.full((num,), 0.7),

@@ -15,9 +15,9 @@ from ramiform.kernels.cpu import thread_pool as workers
 @pytest.fixture(autouse=True, params=[1, 2, 3], ids=["alone", "two threads", "three threads"])
 def _threads(request: pytest.FixtureRequest) -> Iterator[None]:
     before = workers.num_threads()
-    workers.use(request.param)
+    workers.set_num_threads(request.param)
     yield
-    workers.use(before)
+    workers.set_num_threads(before)
 
 
 def test_every_part_is_done_once_when_it_returns() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from ramiform.lang.execution import Execution
-from ramiform.lang.operation_log import Log
+from ramiform.lang.operation_log import OperationLog
 from ramiform.runtime.protocol.errors import ErrorInfo, RuntimeFailed
 from ramiform.runtime.protocol.session import Append, Open, Play, Text
 
@@ -52,12 +52,12 @@ def test_threads_that_speak_while_others_wait_are_heard_once_each() -> None:
     for _ in range(100):
         channel = Channel()
         execution = Execution(channel, deferred=True)
-        logs = [Log() for _ in range(6)]
+        logs = [OperationLog() for _ in range(6)]
         numbers = [execution.attach(log) for log in logs]
         execution.open(numbers[0], logs[0])
         together = threading.Barrier(len(logs))
 
-        def speak(number: int, log: Log, execution: Execution = execution, together: Any = together) -> None:
+        def speak(number: int, log: OperationLog, execution: Execution = execution, together: Any = together) -> None:
             execution.append(Append(number, 0, [Text("a")]), log)
             together.wait()
             execution.append(Append(number, 1, [Text("b")]), log)
@@ -81,7 +81,7 @@ def test_threads_that_speak_while_others_wait_are_heard_once_each() -> None:
 def test_states_that_went_before_anything_was_sent_are_forgotten_with_the_run() -> None:
     channel = Channel()
     execution = Execution(channel, deferred=True)
-    first, second = (execution.attach(Log()) for _ in range(2))
+    first, second = (execution.attach(OperationLog()) for _ in range(2))
     execution.detach(second)
     assert set(channel.listeners) == {first, second}, "what is kept may need it"
     execution.close(ErrorInfo.of(RuntimeFailed("over")))

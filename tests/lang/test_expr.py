@@ -8,19 +8,19 @@ import pytest
 
 import ramiform
 from ramiform import RequestError, gen, select
-from ramiform.lang.expr import Concat, Constant, Gen, RoleBegin, RoleEnd, Select, parts_of
+from ramiform.lang.expr import Concat, Constant, GenExpr, RoleBeginExpr, RoleEndExpr, SelectExpr, parts_of
 
 
 def test_strings_and_expressions_chain_in_order() -> None:
     chain = "a" + gen("x") + "b" + select("y", ["1", "2"]) + ramiform.user("c")
     assert [type(part) for part in parts_of(chain)] == [
         Constant,
-        Gen,
+        GenExpr,
         Constant,
-        Select,
-        RoleBegin,
+        SelectExpr,
+        RoleBeginExpr,
         Constant,
-        RoleEnd,
+        RoleEndExpr,
     ]
 
 
@@ -37,7 +37,7 @@ def test_an_empty_string_is_nothing() -> None:
 
 
 def test_roles_wrap_their_content() -> None:
-    assert ramiform.system("s") == Concat((RoleBegin("system"), Constant("s"), RoleEnd("system")))
+    assert ramiform.system("s") == Concat((RoleBeginExpr("system"), Constant("s"), RoleEndExpr("system")))
     assert ramiform.assistant() == Concat((ramiform.assistant_begin(), ramiform.assistant_end()))
     assert ramiform.user("u").parts[0] == ramiform.user_begin()
     assert ramiform.user("u").parts[-1] == ramiform.user_end()
@@ -47,7 +47,7 @@ def test_roles_wrap_their_content() -> None:
 
 def test_gen_with_choices_is_a_select() -> None:
     chosen = gen("x", choices=["a", "b"], temperature=0.5, seed=3, choices_method=ramiform.greedy_token_selection)
-    assert chosen == Select(
+    assert chosen == SelectExpr(
         name="x", choices=("a", "b"), temperature=0.5, method=ramiform.greedy_token_selection, seed=3
     )
     assert chosen == gen("x", choices=["a", "b"], temperature=0.5, seed=3, choices_method="greedy_token_selection")

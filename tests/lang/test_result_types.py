@@ -20,9 +20,9 @@ from hypothesis import strategies as st
 
 from ramiform import RequestError, gen
 from ramiform.lang.result_types import json_schema_text, of_dtype, of_schema
-from ramiform.lang.sampling import NO_DEFAULTS, lower_gen
+from ramiform.lang.sampling import NO_DEFAULTS, gen_operation
 from ramiform.lang.tools import ToolSet
-from ramiform.runtime.core.grammar_cache import Grammars
+from ramiform.runtime.core.grammar_cache import GrammarCache
 from ramiform.runtime.protocol.sampling import Constraint
 
 
@@ -113,9 +113,9 @@ def test_a_schema_admits_the_text_and_the_text_becomes_the_object(schema: Any, t
 
 
 @cache
-def runtime_grammars() -> Grammars:
+def runtime_grammars() -> GrammarCache:
     """What the runtime compiles constraints with, over single bytes: the last token ends."""
-    return Grammars([*(bytes([byte]) for byte in range(256)), None], [256])
+    return GrammarCache([*(bytes([byte]) for byte in range(256)), None], [256])
 
 
 def written(constraint: Constraint, seed: int) -> str:
@@ -162,7 +162,7 @@ def wait(seconds: int | None) -> None: ...
 
 def test_a_type_is_closed_unless_the_program_asks_for_more() -> None:
     for asked, others in ((None, False), ("closed", False), ("schema", True)):
-        operation, _ = lower_gen(gen("x", schema=Point, additional_properties=asked), NO_DEFAULTS, False)
+        operation, _ = gen_operation(gen("x", schema=Point, additional_properties=asked), NO_DEFAULTS, False)
         constraint = operation.sampling.constraint
         assert constraint is not None
         matcher = runtime_grammars().get(constraint).result().matcher()

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ramiform import RequestError, select
-from ramiform.lang.expr import Gen
+from ramiform.lang.expr import GenExpr
 from ramiform.lang.primitives import gen as make_gen
-from ramiform.lang.sampling import NO_DEFAULTS, RUN_NAMES, defaults_of, lower_gen, lower_select
+from ramiform.lang.sampling import NO_DEFAULTS, RUN_NAMES, defaults_of, gen_operation, select_operation
 from ramiform.runtime.protocol import session
 from ramiform.runtime.protocol.sampling import Constraint, LogprobParams, SamplingParams
 
@@ -42,9 +42,9 @@ ARGUMENTS: dict[str, list[tuple[Any, str, Any]]] = {
     which=st.integers(0, 1),
 )
 def test_gen_overrides_run_overrides_the_default(own: set[str], run: set[str], which: int) -> None:
-    gen = Gen(**{name: ARGUMENTS[name][which][0] for name in own})
+    gen = GenExpr(**{name: ARGUMENTS[name][which][0] for name in own})
     defaults = defaults_of({name: ARGUMENTS[name][1 - which][0] for name in run})
-    sampling = lower_gen(gen, defaults, stream=False)[0].sampling
+    sampling = gen_operation(gen, defaults, stream=False)[0].sampling
     for name, cases in ARGUMENTS.items():
         field = cases[0][1]
         expected = getattr(SamplingParams(), field)
@@ -60,11 +60,11 @@ def test_every_argument_of_gen_is_covered() -> None:
     constraints |= {"additional_properties"}
     logprobs = {"return_logprob", "logprob_start_len", "top_logprobs_num"}
     others = {"name", "n", "return_text_in_logprobs", "reasoning"}
-    assert {field.name for field in dataclasses.fields(Gen)} == constraints | logprobs | others | set(ARGUMENTS)
+    assert {field.name for field in dataclasses.fields(GenExpr)} == constraints | logprobs | others | set(ARGUMENTS)
 
 
 def test_run_takes_sampling_arguments_by_both_names() -> None:
-    assert defaults_of({"max_new_tokens": 5}) == defaults_of({"max_tokens": 5}) == Gen(max_tokens=5)
+    assert defaults_of({"max_new_tokens": 5}) == defaults_of({"max_tokens": 5}) == GenExpr(max_tokens=5)
     assert {"max_new_tokens", "temperature", "stop", "n"} <= set(RUN_NAMES)
 
 
@@ -81,13 +81,13 @@ def test_run_takes_sampling_arguments_by_both_names() -> None:
 )
 def test_a_constraint_survives_beside_other_arguments(arguments: dict[str, Any], constraint: Constraint) -> None:
     gen = make_gen("x", temperature=0.3, stop="z", **arguments)
-    sampling = lower_gen(gen, defaults_of({"top_p": 0.5}), stream=False)[0].sampling
+    sampling = gen_operation(gen, defaults_of({"top_p": 0.5}), stream=False)[0].sampling
     assert sampling.constraint == constraint
     assert (sampling.temperature, sampling.stop, sampling.top_p) == (0.3, ("z",), 0.5)
 
 
 def test_a_typed_gen_takes_a_stop_of_its_own_too() -> None:
-    sampling = lower_gen(Gen(dtype=int, stop="."), NO_DEFAULTS, stream=False)[0].sampling
+    sampling = gen_operation(GenExpr(dtype=int, stop="."), NO_DEFAULTS, stream=False)[0].sampling
     assert sampling.stop == (".", "\n")
     assert sampling.constraint is not None
 
@@ -107,8 +107,8 @@ def test_a_typed_gen_takes_a_stop_of_its_own_too() -> None:
     ],
 )
 def test_log_probabilities_are_asked_for(arguments: dict[str, Any], expected: LogprobParams | None) -> None:
-    assert lower_gen(Gen(**arguments), NO_DEFAULTS, stream=False)[0].logprobs == expected
-    assert lower_gen(Gen(), defaults_of(arguments), stream=False)[0].logprobs == expected
+    assert gen_operation(GenExpr(**arguments), NO_DEFAULTS, stream=False)[0].logprobs == expected
+    assert gen_operation(GenExpr(), defaults_of(arguments), stream=False)[0].logprobs == expected
 
 
 @pytest.mark.parametrize(
@@ -137,19 +137,19 @@ def test_log_probabilities_are_asked_for(arguments: dict[str, Any], expected: Lo
 )
 def test_a_bad_argument_is_named(arguments: dict[str, Any], param: str) -> None:
     with pytest.raises(RequestError) as caught:
-        lower_gen(Gen(**arguments), NO_DEFAULTS, stream=False)
+        gen_operation(GenExpr(**arguments), NO_DEFAULTS, stream=False)
     assert caught.value.param == param
 
 
 @pytest.mark.parametrize("seed", ["a", True, 1.5])
 def test_a_bad_seed_of_a_select_is_named(seed: Any) -> None:
     with pytest.raises(RequestError) as caught:
-        lower_select(dataclasses.replace(select("x", ["a", "b"]), seed=seed), NO_DEFAULTS)
+        select_operation(dataclasses.replace(select("x", ["a", "b"]), seed=seed), NO_DEFAULTS)
     assert caught.value.param == "seed"
 
 
 def test_a_select_keeps_its_temperature_and_takes_the_run_s_seed() -> None:
     chosen = select("x", ["a", "b"], temperature=0.7, choices_method="greedy_token_selection")
-    assert lower_select(chosen, defaults_of({"seed": 5, "temperature": 0.1})) == session.Select(
+    assert select_operation(chosen, defaults_of({"seed": 5, "temperature": 0.1})) == session.Select(
         choices=("a", "b"), method="greedy_token_selection", temperature=0.7, seed=5
     )

@@ -211,17 +211,17 @@ def test_a_variable_that_is_not_text_cannot_be_followed() -> None:
 def test_waiting_for_text_wakes_once_per_change_and_not_otherwise(
     frontend: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from ramiform.lang.operation_log import Log
+    from ramiform.lang.operation_log import OperationLog
 
     waits = 0
-    wait_for_change = Log.wait_for_change
+    wait_for_change = OperationLog.wait_for_change
 
-    def count(self: Log, version: int) -> None:
+    def count(self: OperationLog, version: int) -> None:
         nonlocal waits
         waits += 1
         wait_for_change(self, version)
 
-    monkeypatch.setattr(Log, "wait_for_change", count)
+    monkeypatch.setattr(OperationLog, "wait_for_change", count)
     frontend.script = lambda text, operation: frontend.HOLD
     state = story.run(stream=True)
     frontend.wait_until(lambda: len(frontend.operations(session.Gen)) == 1)

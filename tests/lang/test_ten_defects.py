@@ -8,7 +8,7 @@ import pytest
 
 import ramiform
 from ramiform import ProgramState, RequestError, gen, select
-from ramiform.lang.operation_log import Log
+from ramiform.lang.operation_log import OperationLog
 from ramiform.runtime.protocol import session
 from ramiform.runtime.protocol.errors import ErrorInfo
 from ramiform.runtime.protocol.sampling import Constraint
@@ -108,13 +108,13 @@ def test_8_a_stream_sleeps_until_something_comes_and_raises_what_fails(
     frontend: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     versions: list[int] = []
-    wait_for_change = Log.wait_for_change
+    wait_for_change = OperationLog.wait_for_change
 
-    def counted(log: Log, version: int) -> None:
+    def counted(log: OperationLog, version: int) -> None:
         versions.append(version)
         wait_for_change(log, version)
 
-    monkeypatch.setattr(Log, "wait_for_change", counted)
+    monkeypatch.setattr(OperationLog, "wait_for_change", counted)
     frontend.script = lambda text, operation: ["a", frontend.HOLD]
     state = ramiform.function(lambda s: s.__iadd__(gen("x"))).run(stream=True)
     pieces = state.text_iter("x")

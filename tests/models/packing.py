@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
 
-from ramiform.runtime.quantize.write import LINEAR
+from ramiform.runtime.quantize.write import LINEAR_WEIGHT
 
 GROUP = 32
 Tensors = dict[str, torch.Tensor]
@@ -24,7 +24,7 @@ def changed(dense: Path, out: Path, change: Callable[[str, torch.Tensor], Tensor
     out.mkdir()
     tensors: Tensors = {}
     for name, tensor in load_file(dense / "model.safetensors").items():
-        match = LINEAR.fullmatch(name)
+        match = LINEAR_WEIGHT.fullmatch(name)
         tensors |= {name: tensor} if match is None else change(match[1], tensor)
     save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, out / "model.safetensors")
     raw = json.loads((dense / "config.json").read_text())

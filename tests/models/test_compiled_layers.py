@@ -17,7 +17,7 @@ from ramiform.runtime.models import compiled_layers
 from ramiform.runtime.models.compiled_layers import CompiledLayers
 from ramiform.runtime.models.decoder import Decoder
 from ramiform.runtime.models.load import load_model
-from ramiform.runtime.scheduler.plan import Node, Row
+from ramiform.runtime.scheduler.plan import DraftNode, Row
 
 CPU = torch.device("cpu")
 PAGES = [[3, 1], [0], [5, 2, 4]]
@@ -25,7 +25,7 @@ PROMPTS = [
     Row(rid="", tokens=list(range(7, 7 + length)), first_position=0, pages=pages)
     for length, pages in zip((20, 9, 33), PAGES, strict=True)
 ]
-NODE = Node(draw=0)
+NODE = DraftNode(draw=0)
 STEPS = {
     "one": [Row(rid="", tokens=[50], first_position=20, pages=PAGES[0])],
     "three": [Row(rid="", tokens=[50], first_position=len(p.tokens), pages=p.pages) for p in PROMPTS],
@@ -88,11 +88,11 @@ def test_threads_that_share_a_step_change_no_bit_of_it(
     monkeypatch.setattr(compiled_layers, "_PART_TOKENS", 1)
     monkeypatch.setattr(compiled_layers, "_PART_WORK", 1)
     before = workers.num_threads()
-    workers.use(3)
+    workers.set_num_threads(3)
     try:
         together = states(model, STEPS[step], (0, 2, 3))
     finally:
-        workers.use(before)
+        workers.set_num_threads(before)
     for got, want in zip(together, alone, strict=True):
         assert torch.equal(got, want)
     assert shared[-1] == len(STEPS[step])  # a part for each row, however many tokens it has

@@ -20,10 +20,10 @@ import ramiform
 from ramiform.runtime.engine import KvMemory, KvPool
 from ramiform.runtime.engine.inputs import decoder_inputs
 from ramiform.runtime.models.errors import CheckpointError
-from ramiform.runtime.models.gguf.block_formats import FOUR_BIT, four_bit
+from ramiform.runtime.models.gguf.block_formats import FOUR_BIT_TYPES, read_four_bit
 from ramiform.runtime.models.load import load_model
 from ramiform.runtime.models.quantised.int4 import Int4Linear
-from ramiform.runtime.parallel.group import Alone
+from ramiform.runtime.parallel.group import SingleRank
 from ramiform.runtime.parallel.shard import Shard
 from ramiform.runtime.parallel.stage import Stage
 from ramiform.runtime.processes.launch import Runtime
@@ -113,7 +113,7 @@ def test_a_stage_reads_its_own_layers(name: str, tmp_path: Path) -> None:
     options: dict[str, Any] = {"device": torch.device("cpu"), "dtype": torch.float32}
     whole, x = load_model(path, **options), torch.randn(3, SIZES["hidden_size"])
     for index, layer in enumerate(whole.parameters.layers):
-        stage = load_model(path, **options, group=Alone(Shard(), Stage(index, 2)))
+        stage = load_model(path, **options, group=SingleRank(Shard(), Stage(index, 2)))
         [own] = stage.parameters.layers
         for mine, theirs in ((own.qkv(x), layer.qkv(x)), (own.mlp(x, whole.ops), layer.mlp(x, whole.ops))):
             torch.testing.assert_close(mine, theirs)
@@ -126,7 +126,7 @@ def test_blocks_of_256_give_the_logits_of_the_dequantised(name: str, kind: Type,
     sizes = WIDE | ({"moe_intermediate_size": 256, "head_dim": 64} if "moe" in name else {})
     model = model_of(name, **sizes)
     path = write_gguf(model, tmp_path / "model.gguf", lambda _: kind)
-    assert error_of(path, dequantised(model, path)) < (0.03 if kind in FOUR_BIT else 1e-5)
+    assert error_of(path, dequantised(model, path)) < (0.03 if kind in FOUR_BIT_TYPES else 1e-5)
 
 
 def test_a_mixture_of_formats_stays_in_four_bits_where_it_can(tmp_path: Path) -> None:
@@ -156,14 +156,14 @@ def test_what_the_package_reads_of_our_blocks_is_near_the_rows(kind: Type, most:
     assert np.linalg.norm(found - rows) < most * np.linalg.norm(rows)
 
 
-@pytest.mark.parametrize("kind", FOUR_BIT, ids=lambda kind: kind.name)
+@pytest.mark.parametrize("kind", FOUR_BIT_TYPES, ids=lambda kind: kind.name)
 def test_four_bit_blocks_are_the_numbers_that_the_package_reads(kind: Type) -> None:
     shape = (5, 512)
     if kind == Type.Q4_K:
         data = random_blocks(shape, kind, seed=1)
     else:
         data = gguf.quants.quantize(np.random.default_rng(0).normal(size=shape).astype(np.float32), kind)
-    codes, scales, bases = four_bit(data, kind)
+    codes, scales, bases = read_four_bit(data, kind)
     ours = (codes.float() - 8) * scales.repeat_interleave(32, 1) + bases.repeat_interleave(32, 1)
     theirs = torch.tensor(gguf.quants.dequantize(data, kind))
     torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)

@@ -16,7 +16,7 @@ from ramiform.runtime.engine import build_engine
 from ramiform.runtime.engine.kv_ranges import FILE_NAME, KvRanges, ranges_file, write_ranges
 from ramiform.runtime.models.config import read_config
 from ramiform.runtime.models.errors import CheckpointError
-from ramiform.runtime.models.kv_scales import checkpoint_scales
+from ramiform.runtime.models.kv_scales import read_kv_scales
 from ramiform.runtime.protocol.config import CoreConfig
 
 from .gguf_files import write_gguf
@@ -50,7 +50,7 @@ def named(names: tuple[str, str], shape: tuple[int, ...] = ()) -> dict[str, torc
 @pytest.mark.parametrize("names", NAMES, ids=str)
 def test_scales_are_found_by_every_name(names: tuple[str, str], shape: tuple[int, ...], broken: Path) -> None:
     add(broken, named(names, shape))
-    found = checkpoint_scales(broken, read_config(broken), E4M3)
+    found = read_kv_scales(broken, read_config(broken), E4M3)
     assert found is not None
     assert torch.equal(found.k_LK, K_SCALES[:, None].expand(3, 2))
     assert torch.equal(found.v_LK, V_SCALES[:, None].expand(3, 2))
@@ -59,7 +59,7 @@ def test_scales_are_found_by_every_name(names: tuple[str, str], shape: tuple[int
 def test_heads_may_have_scales_of_their_own_and_one_name_may_stand_for_both(broken: Path) -> None:
     scales = torch.rand(3, 2) + 0.1
     add(broken, {f"model.layers.{layer}.self_attn.kv_scale": scales[layer].clone() for layer in range(3)})
-    found = checkpoint_scales(broken, read_config(broken), E4M3)
+    found = read_kv_scales(broken, read_config(broken), E4M3)
     assert found is not None
     assert torch.equal(found.k_LK, scales)
     assert torch.equal(found.v_LK, scales)
@@ -67,14 +67,14 @@ def test_heads_may_have_scales_of_their_own_and_one_name_may_stand_for_both(brok
 
 def test_int8_holds_the_same_numbers(broken: Path) -> None:
     add(broken, named(NAMES[0]))
-    found = checkpoint_scales(broken, read_config(broken), torch.int8)
+    found = read_kv_scales(broken, read_config(broken), torch.int8)
     assert found is not None
     torch.testing.assert_close(found.k_LK[:, 0] * 127, K_SCALES * 448)
 
 
 def test_a_checkpoint_without_scales_has_none(checkpoint: Callable[[str], Path]) -> None:
     path = checkpoint("llama3")
-    assert checkpoint_scales(path, read_config(path), E4M3) is None
+    assert read_kv_scales(path, read_config(path), E4M3) is None
 
 
 @pytest.mark.parametrize("kv_dtype", ["auto", "fp8", "int8"])
@@ -111,7 +111,7 @@ def test_scales_that_are_none_are_named(change: dict[str, Any], message: str, br
     tensors = named(NAMES[0]) | change
     add(broken, {name: tensor for name, tensor in tensors.items() if tensor is not None})
     with pytest.raises(CheckpointError, match=message):
-        checkpoint_scales(broken, read_config(broken), E4M3)
+        read_kv_scales(broken, read_config(broken), E4M3)
 
 
 def test_a_scheme_for_fp8_kv_is_read_over(broken: Path, change_config: Callable[..., Path]) -> None:

@@ -7,10 +7,10 @@ import torch
 import torch.nn.functional as F
 
 from ramiform.runtime.models.linear import DenseLinear
-from ramiform.runtime.models.packed_linear import PackedLinear, pack, packs
+from ramiform.runtime.models.packed_linear import PackedLinear, can_pack, pack_linear
 
 DTYPES = [
-    dtype for dtype in (torch.float32, torch.bfloat16) if packs("cpu", dtype)
+    dtype for dtype in (torch.float32, torch.bfloat16) if can_pack("cpu", dtype)
 ]  # not every processor multiplies bfloat16
 
 
@@ -30,7 +30,7 @@ def test_the_product_is_that_of_the_dense_layer(
 ) -> None:
     linear = dense(outputs, inputs, dtype, bias=bias)
     x = torch.randn(num_rows, inputs, generator=torch.Generator().manual_seed(1)).to(dtype)
-    y = pack(linear)(x)
+    y = pack_linear(linear)(x)
     assert y.dtype == dtype
     expected = F.linear(x.double(), linear.weight.double(), None if linear.bias is None else linear.bias.double())
     tolerance = 1e-5 if dtype == torch.float32 else 2e-2
@@ -41,7 +41,7 @@ def test_the_product_is_that_of_the_dense_layer(
 @torch.inference_mode()
 def test_rows_that_lie_apart_in_memory_are_read_as_they_are(dtype: torch.dtype) -> None:
     linear = dense(32, 48, dtype)
-    packed = pack(linear)
+    packed = pack_linear(linear)
     x = torch.randn(9, 96, generator=torch.Generator().manual_seed(2)).to(dtype)[:, 48:]
     assert torch.equal(packed(x), packed(x.contiguous()))
 
@@ -63,4 +63,4 @@ def test_a_layer_filled_in_pieces_is_the_layer_it_was_made_of() -> None:
 
 def test_a_type_that_onednn_does_not_multiply_stays_as_it_is() -> None:
     linear = dense(8, 8, torch.float64)
-    assert pack(linear) is linear
+    assert pack_linear(linear) is linear

@@ -18,11 +18,11 @@ from ramiform.runtime.engine.inputs import decoder_inputs
 from ramiform.runtime.models.errors import CheckpointError
 from ramiform.runtime.models.load import load_model
 from ramiform.runtime.models.quantised import int4_packing as nibbles
-from ramiform.runtime.models.quantised.eight_bit import BytewiseLinear
+from ramiform.runtime.models.quantised.eight_bit import EightBitLinear
 from ramiform.runtime.models.quantised.int4 import Int4Linear
 from ramiform.runtime.models.quantised.rounding import fp8_as_bfloat16, fp8_rows, int4_groups, int8_rows
 from ramiform.runtime.models.quantised.scheme import Scheme
-from ramiform.runtime.parallel.group import Alone
+from ramiform.runtime.parallel.group import SingleRank
 from ramiform.runtime.parallel.shard import Shard
 from ramiform.runtime.quantize.write import write_quantised
 from ramiform.runtime.scheduler.plan import Row
@@ -52,7 +52,7 @@ SIZES = {
 TOKENS = [5, 90, 3, 3, 41, 77, 0, 12, 63, 8, 8, 30]
 
 
-TWO_SLICES = Alone(Shard(num_slices=2))  # as two ranks have them
+TWO_SLICES = SingleRank(Shard(num_slices=2))  # as two ranks have them
 # All experts for every token: nearly equal scores would let an input's rounding choose another.
 MIXTURE = {"num_experts": 4, "num_experts_per_tok": 4, "moe_intermediate_size": 64}
 CONFIGS = {
@@ -160,7 +160,7 @@ def test_a_checkpoint_with_inputs_quantised_by_token_is_that_of_its_rounded_numb
 def test_with_quantised_inputs_a_product_is_that_of_the_rounded_numbers(kind: str, num_tokens: int) -> None:
     torch.manual_seed(num_tokens)
     weight, x = torch.randn(48, 32), torch.randn(num_tokens, 32) * 3
-    layer = BytewiseLinear(
+    layer = EightBitLinear(
         Scheme(kind=kind, source="dense", activations=True), 48, 32, bias=False, device="cpu", dtype=torch.float32
     )
     layer.pieces(0, 48)["weight"].put(weight)
@@ -249,7 +249,7 @@ def test_an_ignored_layer_stays_dense(dense: Path, tmp_path: Path) -> None:
     weights = load_file(dense / "model.safetensors")
     down_EI = weights["model.layers.1.mlp.down_proj.weight"]
     assert torch.equal(layer.mlp.down(torch.eye(down_EI.shape[1])), down_EI.T)
-    assert isinstance(layer.o, BytewiseLinear)
+    assert isinstance(layer.o, EightBitLinear)
 
 
 def test_a_fused_layer_quantised_in_part_is_refused_by_name(dense: Path, tmp_path: Path) -> None:
@@ -333,7 +333,7 @@ def test_weights_of_a_byte_with_dense_inputs_give_the_product_of_the_dequantised
 ) -> None:
     torch.manual_seed(num_tokens)
     weight, x = torch.randn(48, 32), torch.randn(num_tokens, 32).to(dtype)
-    layer = BytewiseLinear(Scheme(kind=kind, source="dense"), 48, 32, bias=False, device="cpu", dtype=dtype)
+    layer = EightBitLinear(Scheme(kind=kind, source="dense"), 48, 32, bias=False, device="cpu", dtype=dtype)
     layer.pieces(0, 48)["weight"].put(weight)
     codes, scale = (fp8_rows if kind == "fp8" else int8_rows)(weight)
     expected = x.double() @ (codes.double() * scale.double()).T

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from ramiform.runtime.models.config_fields import Fields
-from ramiform.runtime.models.rope import Rope, amplitude, frequencies
+from ramiform.runtime.models.config_fields import ConfigFields
+from ramiform.runtime.models.rope import Rope, rope_amplitude, rope_frequencies
 from ramiform.runtime.models.rope_config import parse_rope
 
 factors = st.floats(1.0, 40.0)
@@ -54,7 +54,7 @@ def test_frequencies_and_amplitude_equal_those_of_transformers(
 ) -> None:
     parameters = {**rope, "rope_theta": theta}
     raw = {"rope_parameters": parameters, "max_position_embeddings": 128}
-    config = parse_rope(Fields(raw, Path("config.json")), 128)
+    config = parse_rope(ConfigFields(raw, Path("config.json")), 128)
     judge = LlamaConfig(head_dim=head_dim, max_position_embeddings=128, rope_parameters=dict(parameters))
     want, want_amplitude = ROPE_INIT_FUNCTIONS[rope["rope_type"]](judge, torch.device("cpu"), seq_len=length)
     if rope["rope_type"] == "dynamic":
@@ -62,5 +62,5 @@ def test_frequencies_and_amplitude_equal_those_of_transformers(
         cos, _ = got.angles(torch.tensor([1]), torch.tensor([length]))
         torch.testing.assert_close(cos[0, 0, : head_dim // 2], want.cos(), atol=1e-5, rtol=1e-5)
     else:
-        torch.testing.assert_close(frequencies(config, head_dim), want, atol=1e-7, rtol=1e-4)
-    assert amplitude(config) == pytest.approx(want_amplitude)
+        torch.testing.assert_close(rope_frequencies(config, head_dim), want, atol=1e-7, rtol=1e-4)
+    assert rope_amplitude(config) == pytest.approx(want_amplitude)

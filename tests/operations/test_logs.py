@@ -25,7 +25,7 @@ def the_root_as_it_was() -> Iterator[None]:
 
 
 def test_a_log_is_an_object_a_line(capfd: pytest.CaptureFixture[str]) -> None:
-    logs.set_up(ServeConfig(socket_dir="", log_level="info"), "core")
+    logs.set_up_logging(ServeConfig(socket_dir="", log_level="info"), "core")
     logger = logging.getLogger("ramiform.core")
     logger.debug("not this")
     logger.info("two\nlines, %d", 7)
@@ -46,6 +46,6 @@ def test_a_log_is_an_object_a_line(capfd: pytest.CaptureFixture[str]) -> None:
 )
 def test_people_get_colours(log_format: str, terminal: bool, rich: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal)
-    logs.set_up(ServeConfig(socket_dir="", log_format=log_format), "frontend")  # type: ignore[arg-type]
+    logs.set_up_logging(ServeConfig(socket_dir="", log_format=log_format), "frontend")  # type: ignore[arg-type]
     [handler] = logging.getLogger().handlers
     assert isinstance(handler, RichHandler) == rich

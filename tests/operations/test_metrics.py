@@ -12,7 +12,7 @@ import pytest
 
 import ramiform
 from ramiform.runtime.frontend.http.exposition import ALIASES, exposition
-from ramiform.runtime.protocol.metrics import Distribution, FrontendMeasures, total
+from ramiform.runtime.protocol.metrics import FrontendMetrics, Histogram, sum_metrics
 
 from .scrape import Scrape, scrape
 
@@ -159,12 +159,12 @@ def test_histograms_are_cumulative_and_end_with_their_count(client: httpx.Client
 def test_frontends_add_up() -> None:
     parts = []
     for index in (1, 2):
-        part = FrontendMeasures()
+        part = FrontendMetrics()
         part.ttft.observe(0.02 * index)
         part.answered("GET /health", 200, 0.1)
         part.count("stop")
         parts.append(part)
-    whole = Scrape(exposition(total(parts), None).decode())
+    whole = Scrape(exposition(sum_metrics(parts), None).decode())
     assert whole("ramiform_time_to_first_token_seconds_count") == 2
     assert whole("ramiform_time_to_first_token_seconds_sum") == pytest.approx(0.06)
     assert whole("ramiform_http_requests_total", route="/health") == 2
@@ -173,7 +173,7 @@ def test_frontends_add_up() -> None:
 
 
 def test_a_value_at_a_bound_is_below_it() -> None:
-    values = Distribution.over([1.0, 2.0])
+    values = Histogram.over([1.0, 2.0])
     for value in (0.5, 1.0, 1.5, 2.0, 9.0):
         values.observe(value)
     assert (values.counts, values.num, values.sum) == ([2, 2, 1], 5, 14.0)

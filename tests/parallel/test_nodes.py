@@ -17,11 +17,11 @@ import zmq
 
 import ramiform
 from ramiform.runtime.models.checkpoint import SHIPPED_MODEL
-from ramiform.runtime.parallel.fingerprint import Facts, digest
-from ramiform.runtime.parallel.master_address import Master, interface_of
-from ramiform.runtime.parallel.messages import Leave, NodeFailed, NodeReady, Rendezvous, Welcome
-from ramiform.runtime.parallel.node_zero import Nodes
-from ramiform.runtime.parallel.worker_node import NodeLink
+from ramiform.runtime.parallel.fingerprint import NodeFingerprint, files_digest
+from ramiform.runtime.parallel.master_address import MasterAddress, interface_name
+from ramiform.runtime.parallel.messages import NodeFailed, NodeLeave, NodeReady, NodeWelcome, Rendezvous
+from ramiform.runtime.parallel.node_zero import WorkerNodes
+from ramiform.runtime.parallel.worker_node import NodeZeroConnection
 from ramiform.runtime.processes.launch import make_config
 from ramiform.runtime.protocol.config import CoreConfig, RuntimeConfig, ServeConfig
 from ramiform.runtime.protocol.errors import ErrorInfo, RamiformError, RequestError, RuntimeFailed
@@ -51,7 +51,7 @@ class House:
     def __init__(self, config: CoreConfig) -> None:
         self.heard: queue.Queue[RamiformError | str] = queue.Queue()
         whole = RuntimeConfig(core=config, serve=ServeConfig(socket_dir=""))
-        self.nodes = Nodes(whole, RENDEZVOUS, lambda: self.heard.put("ready"), self.heard.put)
+        self.nodes = WorkerNodes(whole, RENDEZVOUS, lambda: self.heard.put("ready"), self.heard.put)
 
 
 @pytest.fixture
@@ -61,7 +61,7 @@ def house(first: CoreConfig) -> Iterator[House]:
     made.nodes.quit()
 
 
-Come = Callable[..., NodeLink]
+Come = Callable[..., NodeZeroConnection]
 
 
 @pytest.fixture
@@ -70,13 +70,15 @@ def come(first: CoreConfig) -> Iterator[Come]:
     plans any more."""
     made = []
 
-    def join(node: int, *, facts: Facts | None = None, reachable: bool = True, **changed: Any) -> NodeLink:
+    def join(
+        node: int, *, facts: NodeFingerprint | None = None, reachable: bool = True, **changed: Any
+    ) -> NodeZeroConnection:
         config = msgspec.structs.replace(first, node_rank=node, **changed)
-        link = NodeLink(config)
+        link = NodeZeroConnection(config)
         made.append(link)
         if not reachable:
             link.plans.unbind(link.plans.getsockopt_string(zmq.LAST_ENDPOINT))
-        assert link.join(node, facts or Facts.of(config)) == Welcome(RENDEZVOUS)
+        assert link.join(node, facts or NodeFingerprint.of(config)) == NodeWelcome(RENDEZVOUS)
         return link
 
     yield join
@@ -117,7 +119,7 @@ def test_nodes_are_told_of_the_end(house: House, come: Come, error: RamiformErro
     info = None if error is None else ErrorInfo.of(error)
     house.nodes.end(info)
     assert link.control.poll(PATIENCE * 1000)
-    assert link.receive() == Leave(info)
+    assert link.receive() == NodeLeave(info)
 
 
 @pytest.mark.parametrize(
@@ -140,7 +142,7 @@ def test_a_node_of_other_settings_is_refused_by_name(
 
 
 def test_a_node_of_another_model_or_version_is_refused(house: House, come: Come, first: CoreConfig) -> None:
-    facts = Facts.of(first)
+    facts = NodeFingerprint.of(first)
     with pytest.raises(RequestError, match="the model of node 1 is another") as caught:
         come(1, facts=msgspec.structs.replace(facts, files={"model": "0"}))
     assert caught.value.param == "model"
@@ -182,10 +184,10 @@ def test_messages_of_those_who_have_not_joined_and_nonsense_are_dropped(
     house: House, come: Come, first: CoreConfig
 ) -> None:
     link = come(1)
-    other = NodeLink(msgspec.structs.replace(first, node_rank=2))
+    other = NodeZeroConnection(msgspec.structs.replace(first, node_rank=2))
     other.say(NodeFailed(ErrorInfo.of(RuntimeFailed("nobody knows me"))))
     other.control.send(b"\xff nonsense")
-    other.join(2, Facts.of(first))  # after which both have been looked at
+    other.join(2, NodeFingerprint.of(first))  # after which both have been looked at
     other.close()
     assert "node 2 (tcp" in str(house.heard.get(timeout=PATIENCE))
     link.say(NodeReady())
@@ -240,14 +242,14 @@ def test_a_program_is_node_0(keys: Path) -> None:
 def test_a_digest_tells_models_apart_and_not_their_folders(tmp_path: Path) -> None:
     copy = tmp_path / "copy"
     shutil.copytree(SHIPPED_MODEL, copy)
-    assert digest(copy) == digest(SHIPPED_MODEL)
+    assert files_digest(copy) == files_digest(SHIPPED_MODEL)
     config = json.loads((copy / "config.json").read_text())
     (copy / "config.json").write_text(json.dumps(config | {"rope_theta": 5.0}))
-    assert digest(copy) != digest(SHIPPED_MODEL)
+    assert files_digest(copy) != files_digest(SHIPPED_MODEL)
 
 
 def test_the_interface_of_an_address_is_found() -> None:
-    name = interface_of("127.0.0.1")
+    name = interface_name("127.0.0.1")
     assert name in {name for _, name in socket.if_nameindex()}
-    assert interface_of("192.0.2.1") is None
-    assert Master("127.0.0.1", 80).own_ip() == "127.0.0.1"
+    assert interface_name("192.0.2.1") is None
+    assert MasterAddress("127.0.0.1", 80).own_ip() == "127.0.0.1"

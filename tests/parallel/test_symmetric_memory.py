@@ -11,32 +11,35 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ramiform.runtime.parallel import collectives
-from ramiform.runtime.parallel.placement import Place
+from ramiform.runtime.parallel.placement import RankPlacement
 from ramiform.runtime.parallel.shard import Shard
 from ramiform.runtime.parallel.stage import Stage
-from ramiform.runtime.parallel.symmetric_memory import LARGEST, SymmetricSum, way_of
+from ramiform.runtime.parallel.symmetric_memory import MAX_SYMMETRIC_BYTES, SymmetricAllReduce, all_reduce_method
 from ramiform.runtime.protocol.config import CoreConfig, RuntimeConfig, ServeConfig
 
 BF16 = torch.bfloat16
 
 
 def test_little_is_read_from_everyone_more_is_divided_and_most_is_nccl_s() -> None:
-    ways = [way_of(num_bytes, BF16, 2, multicast=False) for num_bytes in (64, 8192, 1 << 20, LARGEST, LARGEST + 64)]
+    ways = [
+        all_reduce_method(num_bytes, BF16, 2, multicast=False)
+        for num_bytes in (64, 8192, 1 << 20, MAX_SYMMETRIC_BYTES, MAX_SYMMETRIC_BYTES + 64)
+    ]
     assert ways == ["one-shot", "one-shot", "two-shot", "two-shot", None]
 
 
 def test_the_switch_sums_where_it_can_and_has_enough_to_add_up() -> None:
-    assert way_of(8192, BF16, 8, multicast=True) == "multicast"
-    assert way_of(8192, BF16, 8, multicast=False) == "one-shot"
-    assert way_of(8192, BF16, 2, multicast=True) == "one-shot"
+    assert all_reduce_method(8192, BF16, 8, multicast=True) == "multicast"
+    assert all_reduce_method(8192, BF16, 8, multicast=False) == "one-shot"
+    assert all_reduce_method(8192, BF16, 2, multicast=True) == "one-shot"
 
 
 @given(st.integers(0, 1 << 27), st.sampled_from([2, 4, 8]), st.booleans())
 def test_parts_of_a_load_and_other_numbers_are_nccl_s(num_bytes: int, size: int, multicast: bool) -> None:
     for dtype in (torch.float16, torch.float64, torch.int64):
-        assert way_of(num_bytes, dtype, size, multicast=multicast) is None
+        assert all_reduce_method(num_bytes, dtype, size, multicast=multicast) is None
     if num_bytes % (16 * size) or not num_bytes:
-        assert way_of(num_bytes, BF16, size, multicast=multicast) is None
+        assert all_reduce_method(num_bytes, BF16, size, multicast=multicast) is None
 
 
 class Sums:
@@ -57,7 +60,7 @@ class Sums:
 def test_a_sum_keeps_its_shape_and_leaves_the_shared_memory_to_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
     sums = Sums()
     monkeypatch.setattr(torch.ops, "symm_mem", sums)
-    total = SymmetricSum(torch.zeros(1 << 20, dtype=torch.uint8), "ranks", 2, multicast=False)
+    total = SymmetricAllReduce(torch.zeros(1 << 20, dtype=torch.uint8), "ranks", 2, multicast=False)
     few, many = torch.arange(8.0).view(2, 4), torch.ones(512, 256)
     first = total(few.clone())
     second = total(many.clone())
@@ -73,7 +76,7 @@ def _rank(rank: int, size: int, folder: str) -> None:
     device = torch.device("cuda", rank)
     torch.cuda.set_device(device)
     config = RuntimeConfig(core=CoreConfig(tp=size), serve=ServeConfig(socket_dir=folder))
-    group = collectives.join(Place(rank, Shard(rank, size, size), Stage(), device), config)
+    group = collectives.join_group(RankPlacement(rank, Shard(rank, size, size), Stage(), device), config)
     for rows in (1, 3, 64, 4096):
         x = torch.randn(rows, 4096, dtype=BF16, device=device, generator=torch.Generator(device).manual_seed(rank))
         expected = group.gather(x).float().sum(0)

@@ -17,9 +17,9 @@ from typer.testing import CliRunner
 from ramiform.cli import app
 from ramiform.runtime.engine.kv_pool import bytes_per_page
 from ramiform.runtime.models.config import ModelConfig, parse_config
-from ramiform.runtime.models.parameters import allocate, destinations, num_parameters
+from ramiform.runtime.models.parameters import allocate_parameters, checkpoint_destinations, num_parameters
 from ramiform.runtime.models.size import model_size
-from ramiform.runtime.parallel.group import Alone
+from ramiform.runtime.parallel.group import SingleRank
 from ramiform.runtime.parallel.shard import Shard
 from ramiform.runtime.parallel.stage import Stage
 from ramiform.runtime.planner.choose import arrangements, choose
@@ -167,8 +167,10 @@ def test_a_stage_is_planned_with_what_its_rank_would_allocate(raw: dict[str, Any
     device = DEVICES["h100"]
     held, pages = [], []
     for stage in (Stage(index, num_stages) for index in range(num_stages)):
-        group = Alone(Shard(), stage)
-        parts = destinations(allocate(model, device="meta", dtype=torch.bfloat16, group=group), model, group)
+        group = SingleRank(Shard(), stage)
+        parts = checkpoint_destinations(
+            allocate_parameters(model, device="meta", dtype=torch.bfloat16, group=group), model, group
+        )
         held.append(sum(torch.Size(part.shape).numel() for part in parts.values()))
         pages.append(bytes_per_page(stage.local(model), torch.bfloat16))
         assert stage.held(model).num_parameters == held[-1]

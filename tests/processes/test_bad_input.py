@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import ramiform
 from ramiform import gen
-from ramiform.runtime.protocol.session import Answers, FromFrontend, Hello, Malformed, Welcome
+from ramiform.runtime.protocol.session import AnswerBatch, FromFrontend, Hello, Malformed, Welcome
 
 GREEDY = {"temperature": 0.0, "max_new_tokens": 6}
 QUESTION = "Question: What is the capital of France?\nAnswer:"
@@ -107,7 +107,7 @@ def test_garbage_on_the_socket_is_answered_and_the_runtime_lives(
         socket.send_multipart(frames)
         assert isinstance(decoder.decode(socket.recv()), Malformed)
         socket.send(msgspec.msgpack.encode(Hello(ramiform.__version__)))
-        while (answer := decoder.decode(socket.recv())) == Answers([]):
+        while (answer := decoder.decode(socket.recv())) == AnswerBatch([]):
             pass  # asks whether we are still there, when somebody else has gone
         assert isinstance(answer, Welcome)
 

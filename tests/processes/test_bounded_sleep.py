@@ -7,15 +7,15 @@ import asyncio
 import pytest
 
 from ramiform.runtime.processes import bounded_sleep as pauses
-from ramiform.runtime.processes.bounded_sleep import STEP, pause, pause_until
+from ramiform.runtime.processes.bounded_sleep import STEP_SECONDS, bounded_sleep, poll_until
 
 
 def test_a_machine_that_stands_still_takes_one_step_of_a_pause(monkeypatch: pytest.MonkeyPatch) -> None:
     slept: list[float] = []
     monkeypatch.setattr(pauses.time, "sleep", slept.append)
-    pause(1.2)
+    bounded_sleep(1.2)
     assert sum(slept) == pytest.approx(1.2)
-    assert max(slept) == STEP  # which is all that ends while everything stands still
+    assert max(slept) == STEP_SECONDS  # which is all that ends while everything stands still
 
 
 @pytest.mark.parametrize(("looks", "found"), [(0, True), (1, True), (5, True), (6, False)])
@@ -26,5 +26,5 @@ def test_what_comes_true_in_time_is_seen(monkeypatch: pytest.MonkeyPatch, looks:
         slept.append(seconds)
 
     monkeypatch.setattr(pauses.asyncio, "sleep", sleep)
-    assert asyncio.run(pause_until(lambda: len(slept) >= looks, 5 * STEP)) is found
-    assert slept == [STEP] * min(looks, 5)
+    assert asyncio.run(poll_until(lambda: len(slept) >= looks, 5 * STEP_SECONDS)) is found
+    assert slept == [STEP_SECONDS] * min(looks, 5)

@@ -134,7 +134,7 @@ def test_a_core_whose_socket_cannot_be_had_says_so_and_ends(tmp_path: Path) -> N
     ) as core:
         assert core.stdin is not None
         assert core.stderr is not None
-        core.stdin.write(lifeline.first_line(config))
+        core.stdin.write(lifeline.config_line(config))
         core.stdin.flush()
         said = core.stderr.read().decode()  # to its end, while its standard input stays open
         assert core.wait() == 1

@@ -90,7 +90,7 @@ def test_a_runtime_that_has_another_key_than_it_should_is_not_trusted(remote: st
 def test_something_that_listens_and_says_nothing_is_given_up(
     keys: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(transport, "HANDSHAKE_MS", 500)
+    monkeypatch.setattr(transport, "HANDSHAKE_TIMEOUT_MS", 500)
     here = on_another_machine(keys, tmp_path / "there")
     with socket.create_server(("127.0.0.1", 0)) as server, pytest.raises(ramiform.RamiformError, match="tcp:"):
         ask.run(backend=RuntimeEndpoint(f"tcp://127.0.0.1:{server.getsockname()[1]}", here)).text()

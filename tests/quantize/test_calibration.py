@@ -20,9 +20,9 @@ from ramiform.runtime.models.checkpoint import SHIPPED_MODEL
 from ramiform.runtime.models.load import load_model
 from ramiform.runtime.models.quantised import int4_packing as nibbles
 from ramiform.runtime.protocol.errors import RequestError
-from ramiform.runtime.quantize.awq import input_factors
+from ramiform.runtime.quantize.awq import input_scales
 from ramiform.runtime.quantize.gptq import DAMPING, gptq
-from ramiform.runtime.quantize.int4_matrix import nearest, squared_error
+from ramiform.runtime.quantize.int4_matrix import round_to_nearest, squared_error
 from ramiform.runtime.quantize.write import write_quantised
 
 GROUP = 32
@@ -77,7 +77,7 @@ def test_gptq_rounds_as_its_derivation_says(num_columns: int) -> None:
 def test_gptq_leaves_less_error_than_rounding_to_nearest(seed: int) -> None:
     weight, x = correlated(48, 128, seed)
     hessian = x.T @ x
-    plain = squared_error(nearest(weight, GROUP).dense() - weight, hessian)
+    plain = squared_error(round_to_nearest(weight, GROUP).dense() - weight, hessian)
     assert squared_error(gptq(weight, hessian, GROUP).dense() - weight, hessian) < 0.8 * plain
 
 
@@ -100,11 +100,11 @@ def test_awq_s_factors_leave_less_error_and_are_the_best_of_the_exponents(num_pr
 
     def error(factor: torch.Tensor) -> float:
         return sum(
-            squared_error(nearest(weight * factor, GROUP).dense() / factor - weight, hessian)
+            squared_error(round_to_nearest(weight * factor, GROUP).dense() / factor - weight, hessian)
             for weight, hessian in products
         )
 
-    chosen = error(input_factors(products, mean, GROUP))
+    chosen = error(input_scales(products, mean, GROUP))
     assert chosen < error(torch.ones(128))
     for exponent in (0.25, 0.5, 0.75):
         assert chosen <= error(mean**exponent) * 1.02  # another common factor moves the scales' own rounding
@@ -216,10 +216,10 @@ def test_awq_s_factors_cancel_when_nothing_is_rounded(
         def rows(self, start: int, size: int) -> Unrounded:
             return Unrounded(self.weight[start : start + size])
 
-    monkeypatch.setattr(calibrated, "nearest", lambda weight, _: Unrounded(weight))
+    monkeypatch.setattr(calibrated, "round_to_nearest", lambda weight, _: Unrounded(weight))
     ids = AutoTokenizer.from_pretrained(SHIPPED_MODEL).encode(TEXT, add_special_tokens=False)[:256]
     model = load_model(dense, device=torch.device("cpu"), dtype=torch.float32)
-    for layer in calibrated.rounded_layers(model, [ids], "awq", GROUP):
+    for layer in calibrated.round_layers(model, [ids], "awq", GROUP):
         kept |= {f"{module}.weight": groups.weight for module, groups in layer.groups.items()} | layer.dense
     tensors = load_file(dense / "model.safetensors")
     changed = {name for name, tensor in kept.items() if not torch.equal(tensor, tensors[name])}

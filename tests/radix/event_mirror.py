@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ramiform.radix.cache import PrefixCache
-from ramiform.radix.events import Cleared, Event, Removed, Stored
-from ramiform.radix.invariants import path
+from ramiform.radix.events import CacheEvent, Cleared, Removed, Stored
+from ramiform.radix.invariants import path_from_root
 from ramiform.radix.packed_tokens import unpack
-from ramiform.radix.tree import Root
+from ramiform.radix.tree import TreeRoot
 
 Cached = set[tuple[str, str, tuple[int, ...]]]  # tier, namespace, a prefix of whole pages
 
@@ -19,7 +19,7 @@ class Mirror:
         self.prefixes: dict[int, tuple[str, tuple[int, ...]]] = {}  # by hash, every page ever heard of
         self.held: dict[str, set[int]] = {"device": set(), "host": set()}
 
-    def hear(self, events: Iterable[Event]) -> None:
+    def hear(self, events: Iterable[CacheEvent]) -> None:
         for event in events:
             match event:
                 case Stored():
@@ -51,9 +51,9 @@ def cached(cache: PrefixCache) -> Cached:
     """What a mirror of the cache should hold."""
     found = set()
     for node in cache.tree.nodes():
-        way = path(node)
+        way = path_from_root(node)
         root = way[0].parent
-        assert isinstance(root, Root)
+        assert isinstance(root, TreeRoot)
         tokens = unpack(b"".join(part.run for part in way))
         before = len(tokens) - node.num_tokens
         for end in range(before + cache.page_size, len(tokens) + 1, cache.page_size):

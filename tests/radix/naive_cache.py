@@ -12,10 +12,10 @@ import pytest
 
 from ramiform.radix.cache import Copy, Lease, PrefixCache
 from ramiform.radix.eviction import EvictionHeap
-from ramiform.radix.invariants import check_invariants, path
+from ramiform.radix.invariants import check_invariants, path_from_root
 from ramiform.radix.packed_tokens import unpack
 from ramiform.radix.strategies import StrategyName
-from ramiform.radix.tree import Node, Root
+from ramiform.radix.tree import TreeNode, TreeRoot
 
 from .event_mirror import Mirror, cached
 
@@ -44,17 +44,17 @@ def common(a: list[int], b: list[int]) -> int:
     return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
 
 
-def spelled(node: Node) -> list[int]:
-    return unpack(b"".join(part.run for part in path(node)))
+def spelled(node: TreeNode) -> list[int]:
+    return unpack(b"".join(part.run for part in path_from_root(node)))
 
 
-def namespace_of(node: Node) -> str:
-    root = path(node)[0].parent
-    assert isinstance(root, Root)
+def namespace_of(node: TreeNode) -> str:
+    root = path_from_root(node)[0].parent
+    assert isinstance(root, TreeRoot)
     return root.namespace
 
 
-def goes_first(strategy: str, leaves: list[Node]) -> list[Node]:
+def goes_first(strategy: str, leaves: list[TreeNode]) -> list[TreeNode]:
     """Those of the leaves that the strategy's own words allow to go."""
     if strategy == "program":
         unclaimed = [leaf for leaf in leaves if not leaf.claims]
@@ -88,9 +88,9 @@ class Model:
 
     def watch(self, heap: EvictionHeap, on_host: bool) -> None:
         """Compare each victim with a search of all leaves; those without a ticket have been looked at already."""
-        pop: Callable[[], Node | None] = heap.pop
+        pop: Callable[[], TreeNode | None] = heap.pop
 
-        def watched() -> Node | None:
+        def watched() -> TreeNode | None:
             nodes = [node for node in self.cache.tree.nodes() if node.on_host == on_host]
             leaves = [node for node in nodes if node.evictable and node.ticket is not None]
             victim = pop()

@@ -7,10 +7,10 @@ import random
 import pytest
 
 from ramiform.radix.cache import Lease, PrefixCache
-from ramiform.radix.child_index import Branch
+from ramiform.radix.child_index import ParentNode
 from ramiform.radix.invariants import check_invariants
-from ramiform.radix.packed_tokens import num_common, pack, unpack
-from ramiform.radix.tree import Node
+from ramiform.radix.packed_tokens import common_prefix_length, pack, unpack
+from ramiform.radix.tree import TreeNode
 
 
 def store(cache: PrefixCache, tokens: list[int]) -> None:
@@ -171,12 +171,12 @@ def test_finding_a_prefix_costs_what_is_matched_not_what_is_cached() -> None:
 @pytest.mark.parametrize("num_siblings", [0, 1, 5, 3000])
 def test_the_nearest_sibling_is_found_as_if_all_were_compared(num_siblings: int) -> None:
     draw = random.Random(num_siblings)
-    branch = Branch()
-    nodes: dict[bytes, Node] = {}
+    branch = ParentNode()
+    nodes: dict[bytes, TreeNode] = {}
     for _ in range(num_siblings):
         key = pack(draw.choices([0, 1, 2, 700, 2**31], k=draw.choice([2, 8, 8, 8])))
         if key not in nodes:
-            nodes[key] = Node(key, bytearray(key), [0], branch, on_host=False)
+            nodes[key] = TreeNode(key, bytearray(key), [0], branch, on_host=False)
             branch.attach(nodes[key])
     for key in draw.sample(sorted(nodes), len(nodes) // 2):
         branch.detach(nodes.pop(key))
@@ -204,7 +204,7 @@ def test_common_tokens_are_counted_from_any_place() -> None:
         other = draw.choices([1, 256, 65536], k=draw.randrange(30))
         at = draw.randrange(len(other) + 1)
         run = [*other[at : at + draw.randrange(30)], *draw.choices([1, 256, 65536], k=draw.randrange(4))]
-        assert num_common(pack(run), pack(other), 4 * at) == naive_common(pack(run), pack(other[at:]))
+        assert common_prefix_length(pack(run), pack(other), 4 * at) == naive_common(pack(run), pack(other[at:]))
 
 
 def test_tokens_that_no_vocabulary_has_are_refused() -> None:

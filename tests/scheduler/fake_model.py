@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from ramiform.runtime.protocol.sampling import TokenLogprob
-from ramiform.runtime.scheduler.vocabulary import VocabularyFacts
+from ramiform.runtime.scheduler.vocabulary import VocabularyInfo
 
 EOS = 0
 SPECIAL = 1
@@ -27,7 +27,7 @@ TOKEN_BYTES: list[bytes | None] = [
     b" ",
     b"c" * 5,
 ]
-VOCABULARY = VocabularyFacts(len(TOKEN_BYTES), TOKEN_BYTES, frozenset({EOS}))
+VOCABULARY = VocabularyInfo(len(TOKEN_BYTES), TOKEN_BYTES, frozenset({EOS}))
 
 
 def number(*parts: object) -> int:

@@ -9,7 +9,7 @@ import numpy as np
 
 from ramiform.runtime.protocol.core import Finish, Generate
 from ramiform.runtime.protocol.sampling import SamplingParams
-from ramiform.runtime.scheduler.sampling_draw import draw
+from ramiform.runtime.scheduler.sampling_draw import random_bits
 
 from .fake_grammars import next_in
 from .fake_model import EOS, TOKEN_BYTES, VOCABULARY, choose, hidden, logprob
@@ -46,7 +46,7 @@ def sequential(message: Generate, *, context_length: int = 200, num_slots: int =
         avoided |= {EOS} if language is not None and params.ignore_eos else set()
         how = (
             params.temperature,
-            0 if params.seed is None else draw(params.seed, len(history)),
+            0 if params.seed is None else random_bits(params.seed, len(history)),
             len(answer.ids) if params.penalised else None,
         )
         token = choose(history, base - avoided or base, how)

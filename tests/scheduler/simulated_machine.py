@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from ramiform.runtime.scheduler.acceptance import Acceptance
 from ramiform.runtime.scheduler.speculation_budget import StepWork
-from ramiform.runtime.scheduler.speculation_policy import Candidate, Choice, Economy
+from ramiform.runtime.scheduler.speculation_policy import DraftCandidate, DraftChoice, SpeculationPolicy
 from ramiform.runtime.scheduler.step_cost import StepShape
 
 STEPS = 7
@@ -68,7 +68,7 @@ class Decoding:
 
     def __post_init__(self) -> None:
         self.draw = random.Random(self.seed)
-        self.economy = Economy()
+        self.economy = SpeculationPolicy()
         self.slots = [self._slot() for _ in range(self.batch)]
 
     def run(self, num_tokens: int) -> Decoding:
@@ -132,14 +132,14 @@ class Decoding:
         worth = self.economy.num_worth(self.batch, chances, 1000)
         return {id(slot): count for slot, count in zip(drafted, worth, strict=True)}
 
-    def _choice(self, decoding: list[Slot]) -> Choice:
+    def _choice(self, decoding: list[Slot]) -> DraftChoice:
         if self.depth is not None:
-            return Choice(self.depth, tuple(range(len(decoding))), newcomers=True) if self.depth else Choice()
+            return DraftChoice(self.depth, tuple(range(len(decoding))), newcomers=True) if self.depth else DraftChoice()
         if not decoding:
-            choice = self.economy.drafts([Candidate(Acceptance(), STEPS, 1, STEPS)], self.batch)
+            choice = self.economy.drafts([DraftCandidate(Acceptance(), STEPS, 1, STEPS)], self.batch)
             look = choice.only_to_see and self.economy.guard.prompts_measured
             return replace(choice, chosen=(), newcomers=choice.newcomers or look)
-        return self.economy.drafts([Candidate(slot.acceptance, STEPS, 1, STEPS) for slot in decoding], self.batch)
+        return self.economy.drafts([DraftCandidate(slot.acceptance, STEPS, 1, STEPS) for slot in decoding], self.batch)
 
 
 def linear(

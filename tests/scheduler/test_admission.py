@@ -7,12 +7,12 @@ from collections.abc import Sequence
 
 import pytest
 
-from ramiform.runtime.scheduler.headroom import Growth
+from ramiform.runtime.scheduler.headroom import MemoryGrowth
 
 from .harness import Runtime, generate
 
 
-def page_each(growths: Sequence[Growth], page_size: int) -> int:
+def page_each(growths: Sequence[MemoryGrowth], page_size: int) -> int:
     return len(growths) - 1  # the newcomer is among them
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ramiform.runtime.protocol.core import Claim, EndStates, FlushCache, Generate
+from ramiform.runtime.protocol.core import EndStates, FlushCache, Generate, SoftPin
 from ramiform.runtime.protocol.sampling import Constraint, LogprobParams
 
 from .fake_model import VOCABULARY
@@ -25,7 +25,7 @@ patterns = st.lists(st.sampled_from(["a[bé]+b", "c{2,3}", "[^a]{4}", "S.*?[pa]"
 stops = st.lists(st.sampled_from(["ab", "bab", "é", "a\n", "Stop", "ccc", "b b", "aéb"]), max_size=3).map(tuple)
 
 
-claims = st.builds(Claim, st.integers(0, 3), st.none() | st.integers(0, 40))
+claims = st.builds(SoftPin, st.integers(0, 3), st.none() | st.integers(0, 40))
 
 
 @st.composite

@@ -13,7 +13,7 @@ from .sequential_run import assert_equal, sequential
 
 @pytest.fixture(autouse=True)
 def five_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(outcome, "BULK", 5)
+    monkeypatch.setattr(outcome, "BULK_TOKENS", 5)
 
 
 @pytest.mark.parametrize("logprobs", [None, LogprobParams(num_top=1, prompt_from=0)], ids=["plain", "logprobs"])

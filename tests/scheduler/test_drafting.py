@@ -11,7 +11,7 @@ import pytest
 from ramiform.runtime.scheduler.acceptance import Acceptance
 from ramiform.runtime.scheduler.plan import ForwardPlan
 from ramiform.runtime.scheduler.speculation_budget import AGAIN, BEGINNING, TURNS, StepWork
-from ramiform.runtime.scheduler.speculation_policy import Candidate, Economy
+from ramiform.runtime.scheduler.speculation_policy import DraftCandidate, SpeculationPolicy
 from ramiform.runtime.scheduler.step_cost import StepCost, StepShape
 
 from .harness import Runtime, generate
@@ -112,9 +112,9 @@ def test_what_has_not_been_seen_for_long_is_still_known() -> None:
     assert cost.seconds(shape) == pytest.approx(seconds_of(shape, 0.02, 4.0, 0.1), rel=0.2)
 
 
-def economy(token: float, drafting: float, wide: float = 0.0) -> Economy:
+def economy(token: float, drafting: float, wide: float = 0.0) -> SpeculationPolicy:
     """Knows its costs, and plain steps of up to eight requests."""
-    made, draw = Economy(), random.Random(2)
+    made, draw = SpeculationPolicy(), random.Random(2)
     for _ in range(400):
         shape = any_shape(draw)
         made.cost.observe(shape, seconds_of(shape, token, drafting, wide))
@@ -124,7 +124,7 @@ def economy(token: float, drafting: float, wide: float = 0.0) -> Economy:
     return made
 
 
-def plain_step(made: Economy, num_rows: int, token: float) -> None:
+def plain_step(made: SpeculationPolicy, num_rows: int, token: float) -> None:
     shape = StepShape(num_rows)
     made.observe_step(shape, StepWork(num_rows, 0, 0, 0.0, False), seconds_of(shape, token, 0.0, 0.0))
 
@@ -143,9 +143,9 @@ def test_as_many_guesses_are_verified_as_make_tokens_cheapest() -> None:
     assert sum(economy(0.001, 0.1).num_worth(2, chances, limit=4)) == 4
 
 
-def candidate(chance: float, steps: int = 7) -> Candidate:
+def candidate(chance: float, steps: int = 7) -> DraftCandidate:
     """One whose guesses have proved right level by level at this rate for a long time."""
-    return Candidate(Acceptance(hits=chance * 1000, misses=(1 - chance) * 1000, expected=1000.0), steps, 1, steps)
+    return DraftCandidate(Acceptance(hits=chance * 1000, misses=(1 - chance) * 1000, expected=1000.0), steps, 1, steps)
 
 
 def test_drafts_are_as_deep_and_for_as_many_as_make_tokens_cheapest() -> None:
@@ -217,7 +217,7 @@ def test_what_looking_took_beyond_the_expected_is_paid_for_too() -> None:
 
 def test_what_a_plain_step_costs_is_not_forgotten() -> None:
     """Guessing all the time, it would never be seen that a step without costs next to nothing."""
-    made, plain = Economy(), 0
+    made, plain = SpeculationPolicy(), 0
     for _ in range(2000):
         guesses = made.drafts([candidate(0.7)], 1).steps > 0
         plain += not guesses

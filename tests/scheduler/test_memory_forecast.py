@@ -5,13 +5,13 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ramiform.runtime.scheduler.headroom import Growth, peak
+from ramiform.runtime.scheduler.headroom import MemoryGrowth, peak
 
-growths = st.builds(Growth, st.integers(0, 60), st.integers(-16, 100), st.integers(0, 300))
+growths = st.builds(MemoryGrowth, st.integers(0, 60), st.integers(-16, 100), st.integers(0, 300))
 
 
 @given(st.lists(growths, max_size=8), st.sampled_from([1, 4, 16]))
-def test_the_peak_is_the_most_that_is_needed_at_any_step(running: list[Growth], page_size: int) -> None:
+def test_the_peak_is_the_most_that_is_needed_at_any_step(running: list[MemoryGrowth], page_size: int) -> None:
     worst = 0
     for step in range(max((growth.num_steps for growth in running), default=0) + 1):
         alive = [growth for growth in running if growth.num_steps >= step]
@@ -21,5 +21,5 @@ def test_the_peak_is_the_most_that_is_needed_at_any_step(running: list[Growth], 
 
 
 def test_who_ends_soon_makes_room_for_who_goes_on() -> None:
-    ends, goes_on = Growth(2, 0, 320), Growth(300, 0, 0)
+    ends, goes_on = MemoryGrowth(2, 0, 320), MemoryGrowth(300, 0, 0)
     assert peak([ends, goes_on], 16) < 300 // 16

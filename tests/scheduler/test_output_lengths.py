@@ -4,34 +4,34 @@ from __future__ import annotations
 
 import random
 
-from ramiform.runtime.scheduler.memory_forecast import MOST_CAREFUL, PRIOR, RECENT, OutputLengths
+from ramiform.runtime.scheduler.memory_forecast import MAX_SAFETY_FACTOR, NUM_PRIOR, NUM_RECENT, OutputLengthEstimator
 
 EVENLY = [(i + 0.5) / 1000 for i in range(1000)]
 
 
 def test_expectations_are_spread_like_the_residual_lengths_that_were_seen() -> None:
     draw = random.Random(1)
-    lengths = OutputLengths()
-    seen = [draw.randrange(1, 100) for _ in range(3 * RECENT)]
+    lengths = OutputLengthEstimator()
+    seen = [draw.randrange(1, 100) for _ in range(3 * NUM_RECENT)]
     for length in seen:
         lengths.ended(length)
-    recent = seen[-RECENT:]
+    recent = seen[-NUM_RECENT:]
     for num_tokens in (0, 20, 60):
         longer = sorted(length - num_tokens for length in recent if length > num_tokens)
         expected = [lengths.remaining(num_tokens, 150, luck) for luck in EVENLY]
         assert expected[: len(longer)] == sorted(expected[: len(longer)])
         mean = sum(longer) / len(longer)
-        assert abs(sum(expected) / len(expected) - mean) < 150 * PRIOR / len(longer)
+        assert abs(sum(expected) / len(expected) - mean) < 150 * NUM_PRIOR / len(longer)
         for share in (0.1, 0.5, 0.8):
-            assert abs(expected[int(share * 1000)] - longer[int(share * len(longer))]) <= 150 * PRIOR / len(longer)
+            assert abs(expected[int(share * 1000)] - longer[int(share * len(longer))]) <= 150 * NUM_PRIOR / len(longer)
 
 
 def test_before_anything_was_seen_any_share_of_the_limit_is_expected() -> None:
-    assert [OutputLengths().remaining(7, 100, luck) for luck in (0.0, 0.25, 0.5)] == [0, 25, 50]
+    assert [OutputLengthEstimator().remaining(7, 100, luck) for luck in (0.0, 0.25, 0.5)] == [0, 25, 50]
 
 
 def test_nobody_is_expected_to_exceed_its_limit() -> None:
-    lengths = OutputLengths()
+    lengths = OutputLengthEstimator()
     for _ in range(20):
         lengths.ended(500)
         lengths.retracted()
@@ -40,13 +40,13 @@ def test_nobody_is_expected_to_exceed_its_limit() -> None:
 
 
 def test_retractions_make_it_careful_and_endings_relax_it() -> None:
-    lengths = OutputLengths()
-    for _ in range(RECENT):
+    lengths = OutputLengthEstimator()
+    for _ in range(NUM_RECENT):
         lengths.ended(10)
     calm = lengths.remaining(0, 1000, 0.5)
     lengths.retracted()
     careful = lengths.remaining(0, 1000, 0.5)
-    assert calm < careful <= MOST_CAREFUL * calm + 1
+    assert calm < careful <= MAX_SAFETY_FACTOR * calm + 1
     for _ in range(100):
         lengths.ended(10)
     assert lengths.remaining(0, 1000, 0.5) == calm

@@ -10,13 +10,21 @@ from typing import Any
 import msgspec
 import pytest
 
-from ramiform.runtime.core.grammar_cache import Grammars
+from ramiform.runtime.core.grammar_cache import GrammarCache
 from ramiform.runtime.core.pipeline import Pipeline
-from ramiform.runtime.protocol.core import Claim, EndStates, FlushCache
+from ramiform.runtime.protocol.core import EndStates, FlushCache, SoftPin
 from ramiform.runtime.protocol.errors import RequestError
 from ramiform.runtime.protocol.sampling import Constraint
-from ramiform.runtime.replay.replay import Difference, replay, what_if
-from ramiform.runtime.scheduler.plan_log import MAX_BYTES, Entry, Header, LoggingScheduler, PlanLog, Planned, read_log
+from ramiform.runtime.replay.replay import PlanMismatch, replay, what_if
+from ramiform.runtime.scheduler.plan_log import (
+    MAX_LOG_BYTES,
+    LogEntry,
+    LoggedPlan,
+    LoggingScheduler,
+    LogHeader,
+    PlanLog,
+    read_log,
+)
 
 from .fake_model import VOCABULARY
 from .harness import Runtime, generate
@@ -26,7 +34,7 @@ class RealGrammars:
     """Compiles what the core would; ready when told to be, so that runs do not depend on threads."""
 
     def __init__(self) -> None:
-        self._grammars = Grammars(VOCABULARY.token_bytes, VOCABULARY.eos_ids)
+        self._grammars = GrammarCache(VOCABULARY.token_bytes, VOCABULARY.eos_ids)
         self._pending: list[tuple[Future[Any], Future[Any]]] = []
 
     def get(self, constraint: Constraint) -> Future[Any]:
@@ -56,7 +64,7 @@ CONSTRAINTS = [
 ]
 
 
-def logged_run(seed: int, max_bytes: int = MAX_BYTES) -> tuple[list[bytes], Runtime]:
+def logged_run(seed: int, max_bytes: int = MAX_LOG_BYTES) -> tuple[list[bytes], Runtime]:
     """Everything that may happen to a scheduler, in a pool that is too small for it."""
     draw = random.Random(seed)
     shape = {"num_pages": 24, "num_host_pages": draw.choice([0, 10])}
@@ -70,7 +78,7 @@ def logged_run(seed: int, max_bytes: int = MAX_BYTES) -> tuple[list[bytes], Runt
     )
     ahead = draw.choice([True, False])
     file = io.BytesIO()
-    header = Header.of(runtime.config, VOCABULARY, **shape, page_size=4, context_length=200)
+    header = LogHeader.of(runtime.config, VOCABULARY, **shape, page_size=4, context_length=200)
     log = PlanLog(header, file, max_bytes=max_bytes)
     runtime.retokenise = log.retokenise(runtime.retokenise)
     logging = LoggingScheduler(runtime.scheduler, log)
@@ -83,7 +91,7 @@ def logged_run(seed: int, max_bytes: int = MAX_BYTES) -> tuple[list[bytes], Runt
                 f"r{i}",
                 [*draw.choice(stems), *draw.choices([2, 3, 4], k=draw.randrange(1, 9))],
                 program=draw.choice([None, "p", "q"]),
-                claims=[Claim(draw.randrange(4), draw.choice([None, 9, 16])) for _ in range(draw.randrange(3))],
+                claims=[SoftPin(draw.randrange(4), draw.choice([None, 9, 16])) for _ in range(draw.randrange(3))],
                 priority=draw.choice([0, 0, 1]),
                 constraint=draw.choice(CONSTRAINTS),
                 temperature=1.0,
@@ -117,14 +125,14 @@ def test_every_plan_comes_out_as_it_was_logged(seed: int) -> None:
 
 def test_a_plan_that_differs_is_shown() -> None:
     entries = list(read_log(logged_run(0)[0]))
-    at = next(i for i, entry in enumerate(entries) if isinstance(entry, Planned) and entry.plan is not None)
+    at = next(i for i, entry in enumerate(entries) if isinstance(entry, LoggedPlan) and entry.plan is not None)
     entry = entries[at]
-    assert isinstance(entry, Planned)
+    assert isinstance(entry, LoggedPlan)
     assert entry.plan is not None
     row = msgspec.structs.replace(entry.plan.rows[0], first_position=3)
     plan = msgspec.structs.replace(entry.plan, rows=[row, *entry.plan.rows[1:]])
     entries[at] = msgspec.structs.replace(entry, plan=plan)
-    with pytest.raises(Difference, match="first_position"):
+    with pytest.raises(PlanMismatch, match="first_position"):
         replay(entries)
 
 
@@ -133,7 +141,7 @@ def test_a_plan_that_differs_is_shown() -> None:
 )
 def test_under_other_settings_the_same_requests_run_to_the_end(changes: dict[str, object]) -> None:
     lines, _ = logged_run(1)
-    entries: list[Entry] = list(read_log(lines))
+    entries: list[LogEntry] = list(read_log(lines))
     before, after = replay(entries), what_if(entries, **changes)
     assert before.stats is not None
     assert after.stats is not None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ramiform.runtime.scheduler.chunks import RESERVE, ChunkBudget
+from ramiform.runtime.scheduler.chunks import SHORT_PROMPT_SHARE, PrefillBudget
 
 from .harness import Runtime, generate
 
@@ -53,7 +53,7 @@ def test_a_short_prompt_waits_a_bounded_number_of_chunks_behind_long_ones(
         runtime.step()
         num_steps += 1
     # Each long prompt ahead may use one step's reserve to start with.
-    assert num_steps <= RESERVE + len(long_prompts)
+    assert num_steps <= SHORT_PROMPT_SHARE + len(long_prompts)
     runtime.finish()
 
 
@@ -70,7 +70,7 @@ def test_what_nobody_else_can_use_goes_to_the_long_prompt() -> None:
 def test_offers_never_exceed_the_budget_and_the_first_always_gets_some(
     num_left: int, prompts: list[int], contended: bool
 ) -> None:
-    chunks = ChunkBudget(num_left, contended=contended)
+    chunks = PrefillBudget(num_left, contended=contended)
     total = 0
     for place, length in enumerate(prompts):
         offered = chunks.offer(length)

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from ramiform.runtime.protocol.config import OrderName
-from ramiform.runtime.protocol.core import Outlook
-from ramiform.runtime.scheduler.queue import FRONT, PATIENCE, Queue
-from ramiform.runtime.scheduler.queue_policies import ORDERS, View
+from ramiform.runtime.protocol.core import ProgramProgress
+from ramiform.runtime.scheduler.queue import MAX_ARRANGED, MAX_PASSES, WaitingQueue
+from ramiform.runtime.scheduler.queue_policies import QUEUE_POLICIES, QueueContext
 from ramiform.runtime.scheduler.request import Request
 from ramiform.runtime.scheduler.stops import StopRules
 
@@ -37,12 +37,14 @@ def request(
     )
 
 
-def view(cached: dict[str, int] | None = None, running: list[Request] | None = None, max_running: int = 8) -> View:
+def view(
+    cached: dict[str, int] | None = None, running: list[Request] | None = None, max_running: int = 8
+) -> QueueContext:
     known = cached or {}
-    return View(lambda r: known.get(r.rid, 0), lambda r: r.rank < r.serial, running or [], max_running, 4)
+    return QueueContext(lambda r: known.get(r.rid, 0), lambda r: r.rank < r.serial, running or [], max_running, 4)
 
 
-def drain(queue: Queue, sight: View) -> list[int]:
+def drain(queue: WaitingQueue, sight: QueueContext) -> list[int]:
     order = []
     while queue:
         first = queue.front(sight)[0]
@@ -65,7 +67,7 @@ def test_everybody_starts_once_and_priority_precedes_everything(name: OrderName)
             )
             for i in range(20)
         ]
-        queue = Queue(ORDERS[name])
+        queue = WaitingQueue(QUEUE_POLICIES[name])
         for each in draw.sample(waiting, 20):
             queue.add(each)
         order = drain(queue, view({each.rid: draw.randrange(12) for each in waiting}))
@@ -77,7 +79,7 @@ def test_everybody_starts_once_and_priority_precedes_everything(name: OrderName)
 @pytest.mark.parametrize("name", NAMES)
 def test_nobody_is_passed_more_often_than_patience_allows(name: OrderName) -> None:
     """Newcomers that every order would prefer keep coming."""
-    queue = Queue(ORDERS[name])
+    queue = WaitingQueue(QUEUE_POLICIES[name])
     unlucky = request(1, [9] * 8)
     queue.add(unlucky)
     num_passed = 0
@@ -88,11 +90,11 @@ def test_nobody_is_passed_more_often_than_patience_allows(name: OrderName) -> No
         if front[0] is unlucky:
             break
         num_passed += 1
-    assert num_passed <= PATIENCE
+    assert num_passed <= MAX_PASSES
 
 
 def test_the_longest_cached_prefix_goes_first() -> None:
-    queue = Queue(ORDERS["lpm"])
+    queue = WaitingQueue(QUEUE_POLICIES["lpm"])
     for serial in range(10):
         queue.add(request(serial, [2] * 20))
     cached = {f"r{serial}": (serial * 7) % 10 for serial in range(10)}
@@ -103,7 +105,7 @@ def test_depth_first_keeps_those_with_a_cached_prefix_in_common_together() -> No
     draw = random.Random(5)
     stems = [draw.choices([2, 3, 4], k=8) for _ in range(4)]
     waiting = [request(i, [*stems[i % 4], *draw.choices([2, 3], k=4)]) for i in range(24)]
-    queue = Queue(ORDERS["dfs"])
+    queue = WaitingQueue(QUEUE_POLICIES["dfs"])
     for each in waiting:
         queue.add(each)
     front = queue.front(view({each.rid: 8 for each in waiting}))
@@ -112,7 +114,7 @@ def test_depth_first_keeps_those_with_a_cached_prefix_in_common_together() -> No
 
 
 def test_programs_that_have_begun_go_first_and_the_older_before_the_younger() -> None:
-    queue = Queue(ORDERS["program"])
+    queue = WaitingQueue(QUEUE_POLICIES["program"])
     queue.add(request(5, [2] * 8, "new"))
     queue.add(request(6, [2] * 8, "young", rank=3))
     queue.add(request(7, [2] * 8, "old", rank=1))
@@ -124,19 +126,19 @@ def test_of_programs_that_have_begun_the_nearest_to_its_end_goes_first() -> None
     draw = random.Random(11)
     for _ in range(20):
         left = {serial: draw.choice([None, *range(6)]) for serial in range(10, 20)}
-        queue = Queue(ORDERS["program"])
+        queue = WaitingQueue(QUEUE_POLICIES["program"])
         for serial in draw.sample(sorted(left), 10):
             told = left[serial]
-            outlook = Outlook(draw.randrange(6)) if told is None else Outlook(told, complete=True)
+            outlook = ProgramProgress(draw.randrange(6)) if told is None else ProgramProgress(told, complete=True)
             queue.add(request(serial, [2] * 8, f"p{serial}", rank=serial - 10, outlook=outlook))
-        queue.add(request(99, [2] * 8, "new", outlook=Outlook(0, complete=True)))
+        queue.add(request(99, [2] * 8, "new", outlook=ProgramProgress(0, complete=True)))
         known = sorted((num, serial) for serial, num in left.items() if num is not None)
         unknown = sorted(serial for serial, num in left.items() if num is None)
         assert drain(queue, view()) == [*(serial for _, serial in known), *unknown, 99]
 
 
 def test_a_program_does_not_take_more_than_its_share_while_others_wait() -> None:
-    queue = Queue(ORDERS["program"])
+    queue = WaitingQueue(QUEUE_POLICIES["program"])
     for serial in range(1, 9):
         queue.add(request(serial, [2] * 8, "many", rank=0))
     queue.add(request(9, [3] * 8, "one"))
@@ -145,7 +147,7 @@ def test_a_program_does_not_take_more_than_its_share_while_others_wait() -> None
 
 
 def test_branches_stay_together_however_many_others_wait() -> None:
-    queue = Queue(ORDERS["program"])
+    queue = WaitingQueue(QUEUE_POLICIES["program"])
     for serial in range(1, 5):
         queue.add(request(serial, [2] * 8, "wide", rank=0))
     for serial in range(5, 60):
@@ -160,11 +162,11 @@ def test_only_so_many_are_looked_at_in_a_step() -> None:
         looked_at.append(each.rid)
         return 0
 
-    queue = Queue(ORDERS["lpm"])
+    queue = WaitingQueue(QUEUE_POLICIES["lpm"])
     for serial in range(4000):
         queue.add(request(serial, [2]))
-    queue.front(View(num_cached, lambda r: False, [], 8, 4))
-    assert len(looked_at) <= FRONT
+    queue.front(QueueContext(num_cached, lambda r: False, [], 8, 4))
+    assert len(looked_at) <= MAX_ARRANGED
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from ramiform.runtime.scheduler.sampling_draw import draw, splitmix64
+from ramiform.runtime.scheduler.sampling_draw import random_bits, splitmix64
 
 
 def test_splitmix64_gives_its_published_outputs() -> None:
@@ -17,9 +17,9 @@ def test_splitmix64_gives_its_published_outputs() -> None:
 
 def test_draws_are_64_signed_bits_uniform_over_seeds_and_over_positions() -> None:
     for draws in (
-        [draw(3, position) for position in range(20_000)],
-        [draw(seed, 17) for seed in range(-10_000, 10_000)],
-        [draw(seed, 1000 - seed) for seed in range(20_000)],
+        [random_bits(3, position) for position in range(20_000)],
+        [random_bits(seed, 17) for seed in range(-10_000, 10_000)],
+        [random_bits(seed, 1000 - seed) for seed in range(20_000)],
     ):
         assert all(-(1 << 63) <= word < 1 << 63 for word in draws)
         counts = Counter((word + (1 << 63)) * 100 >> 64 for word in draws)
@@ -28,5 +28,5 @@ def test_draws_are_64_signed_bits_uniform_over_seeds_and_over_positions() -> Non
 
 
 def test_neighbouring_seeds_are_not_each_other_shifted() -> None:
-    streams = [{draw(seed, position) for position in range(200)} for seed in range(100)]
+    streams = [{random_bits(seed, position) for position in range(200)} for seed in range(100)]
     assert len(set.union(*streams)) == 100 * 200

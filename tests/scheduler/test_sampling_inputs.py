@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ramiform.runtime.protocol.errors import RequestError
-from ramiform.runtime.scheduler.sampling_inputs import next_mask
+from ramiform.runtime.scheduler.sampling_inputs import token_mask
 
 
 class SetMatcher:
@@ -44,7 +44,7 @@ def test_a_mask_is_what_the_grammar_allows_less_what_is_avoided_unless_nothing_i
     token = st.integers(0, size - 1)
     grammar = data.draw(st.none() | st.sets(token, min_size=1))
     avoided = data.draw(st.sets(token))
-    mask = next_mask(None if grammar is None else SetMatcher(grammar), avoided, size)
+    mask = token_mask(None if grammar is None else SetMatcher(grammar), avoided, size)
     everything = set(range(size)) if grammar is None else grammar
     if mask is None:
         assert grammar is None
@@ -56,5 +56,5 @@ def test_a_mask_is_what_the_grammar_allows_less_what_is_avoided_unless_nothing_i
 
 def test_a_grammar_that_allows_no_token_is_the_clients_error() -> None:
     with pytest.raises(RequestError, match="no token") as caught:
-        next_mask(SetMatcher(set()), (), 40)
+        token_mask(SetMatcher(set()), (), 40)
     assert caught.value.param == "constraint"

@@ -8,7 +8,7 @@ import pytest
 from ramiform.runtime.protocol.core import CoreReply, CoreStats, Finish, FlushCache, GetStats
 from ramiform.runtime.protocol.errors import RequestError
 from ramiform.runtime.protocol.sampling import Constraint, LogprobParams
-from ramiform.runtime.scheduler.queue import PATIENCE
+from ramiform.runtime.scheduler.queue import MAX_PASSES
 
 from .fake_grammars import FakeMatcher
 from .fake_model import EOS
@@ -160,7 +160,7 @@ def test_places_go_by_priority_then_arrival_and_a_programs_requests_come_togethe
 def test_a_program_that_goes_on_and_on_does_not_hold_others_off() -> None:
     runtime = Runtime(max_running=1, cache=False)
     runtime.add(generate("p0", [2], program="p"), generate("other", [3]))
-    for i in range(1, PATIENCE + 3):
+    for i in range(1, MAX_PASSES + 3):
         runtime.add(generate(f"p{i}", [2], program="p"))
         while not runtime.answers[f"p{i - 1}"].over and not runtime.answers["other"].over:
             runtime.step()
@@ -389,7 +389,7 @@ def test_what_can_never_run_is_refused_by_name() -> None:
 
 
 def test_more_prompt_logprobs_than_a_message_holds_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ramiform.runtime.scheduler.limits.MAX_LISTED", 30)
+    monkeypatch.setattr("ramiform.runtime.scheduler.limits.MAX_PROMPT_LOGPROBS", 30)
     runtime = Runtime()
     runtime.add(generate("fits", [2] * 10, logprobs=LogprobParams(num_top=2, prompt_from=0)))
     runtime.add(generate("not", [2] * 11, logprobs=LogprobParams(num_top=2, prompt_from=0)))

@@ -8,7 +8,15 @@ from collections.abc import Callable
 
 import pytest
 
-from ramiform.runtime.scheduler.speculation_budget import AGAIN, BEGINNING, FEWEST, TURNS, Guard, Line, StepWork
+from ramiform.runtime.scheduler.speculation_budget import (
+    AGAIN,
+    BEGINNING,
+    FEWEST,
+    TURNS,
+    DecayingLine,
+    SpeculationBudget,
+    StepWork,
+)
 
 from .simulated_machine import Decoding, Seconds, linear
 
@@ -97,7 +105,7 @@ def test_guessing_costs_no_machine_three_hundredths_of_plain_decodings_time(
 @pytest.mark.parametrize("seconds", [0.8, 1.5, 3.0])
 def test_what_is_lost_is_an_allowance_and_what_the_account_began_with(seconds: float) -> None:
     """Steps with guesses that never gain a token, as often as the guard lets them come."""
-    guard, draw, lost, num_plain = Guard(), random.Random(int(10 * seconds)), 0.0, 0
+    guard, draw, lost, num_plain = SpeculationBudget(), random.Random(int(10 * seconds)), 0.0, 0
     for _ in range(20000):
         guesses = guard.measured(1) and guard.is_open(1)
         took = (seconds if guesses else 1.0) * draw.uniform(0.9, 1.1)
@@ -109,7 +117,7 @@ def test_what_is_lost_is_an_allowance_and_what_the_account_began_with(seconds: f
 
 
 def test_costs_at_one_size_of_batch_do_not_shut_another() -> None:
-    guard = Guard()
+    guard = SpeculationBudget()
     for _ in range(300):
         for num_rows, seconds in ((1, 1.0), (16, 5.0)):
             guesses = guard.measured(num_rows) and guard.is_open(num_rows)
@@ -119,7 +127,7 @@ def test_costs_at_one_size_of_batch_do_not_shut_another() -> None:
 
 
 def test_what_did_not_pay_in_a_small_batch_is_not_tried_at_once_in_a_larger_one() -> None:
-    guard = Guard()
+    guard = SpeculationBudget()
     for _ in range(100):
         guesses = guard.measured(2) and guard.is_open(2)
         guard.observe(StepWork(2, 0, 0, 50.0, guesses), 2.0 if guesses else 1.0)
@@ -132,7 +140,7 @@ def test_what_did_not_pay_in_a_small_batch_is_not_tried_at_once_in_a_larger_one(
 
 
 def test_all_sizes_of_batches_together_begin_with_sixteen_plain_steps() -> None:
-    guard, lost, num_plain = Guard(), 0.0, 0
+    guard, lost, num_plain = SpeculationBudget(), 0.0, 0
     for num_rows in (64, 32, 16, 8, 4, 2, 1):  # the larger ones first, which say nothing of smaller ones
         for _ in range(100):
             guesses = guard.measured(num_rows) and guard.is_open(num_rows)
@@ -143,7 +151,7 @@ def test_all_sizes_of_batches_together_begin_with_sixteen_plain_steps() -> None:
 
 
 def test_plain_steps_and_plain_prompts_come_again_and_again_while_guessing_pays() -> None:
-    guard, num_plain, num_plain_prompts = Guard(), 0, 0
+    guard, num_plain, num_plain_prompts = SpeculationBudget(), 0, 0
     for index in range(4000):
         prompt = 30 * (index % 10 == 0)
         guesses = guard.measured(2) and guard.is_open(2) and (guard.prompts_measured or not prompt)
@@ -155,7 +163,7 @@ def test_plain_steps_and_plain_prompts_come_again_and_again_while_guessing_pays(
 
 
 def test_a_machine_that_gets_slower_is_measured_anew_within_some_steps() -> None:
-    guard = Guard()
+    guard = SpeculationBudget()
     for _ in range(200):
         guesses = guard.measured(1) and guard.is_open(1)
         guard.observe(StepWork(1, 0, 2 * guesses, 50.0, guesses), 2.0 if guesses else 1.0)
@@ -170,7 +178,7 @@ def test_a_machine_that_gets_slower_is_measured_anew_within_some_steps() -> None
 
 def test_a_line_is_that_of_its_points_and_follows_those_that_come() -> None:
     for slope, start in ((0.0, 2.0), (0.5, 1.0), (-0.2, 30.0)):
-        line, draw = Line(spread=1.0), random.Random(3)
+        line, draw = DecayingLine(spread=1.0), random.Random(3)
         for _ in range(100):
             x = draw.uniform(0, 100)
             line.observe(x, start + slope * x)
@@ -182,7 +190,7 @@ def test_a_line_is_that_of_its_points_and_follows_those_that_come() -> None:
 
 
 def test_a_proportional_line_goes_through_nothing_as_long_as_it_has_one_point() -> None:
-    line = Line(spread=16.0, proportional=True)
+    line = DecayingLine(spread=16.0, proportional=True)
     line.observe(40.0, 2.0)
     assert line.at(40.0) == pytest.approx(2.0)
     assert line.at(80.0) == pytest.approx(4.0)

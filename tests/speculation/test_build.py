@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ramiform.runtime.models.checkpoint import SHIPPED_MODEL
 from ramiform.runtime.protocol.config import CoreConfig
-from ramiform.runtime.speculation.build import choose_source, with_choices
+from ramiform.runtime.speculation.build import choose_source, resolve_speculation
 
 
 def test_a_head_drafts_by_default_where_a_pass_of_the_model_is_worth_saving(tmp_path: Path) -> None:
@@ -23,7 +23,9 @@ def test_a_head_drafts_by_default_where_a_pass_of_the_model_is_worth_saving(tmp_
 
 
 def test_heads_draft_chains_on_a_cpu_unless_told_otherwise() -> None:
-    assert with_choices(CoreConfig(device="cpu", speculative="eagle"), SHIPPED_MODEL).speculative_eagle_topk == 1
+    assert resolve_speculation(CoreConfig(device="cpu", speculative="eagle"), SHIPPED_MODEL).speculative_eagle_topk == 1
     asked = CoreConfig(device="cpu", speculative="eagle", speculative_eagle_topk=4)
-    assert with_choices(asked, SHIPPED_MODEL).speculative_eagle_topk == 4
-    assert with_choices(CoreConfig(device="cpu", speculative="ngram"), SHIPPED_MODEL).speculative_eagle_topk is None
+    assert resolve_speculation(asked, SHIPPED_MODEL).speculative_eagle_topk == 4
+    assert (
+        resolve_speculation(CoreConfig(device="cpu", speculative="ngram"), SHIPPED_MODEL).speculative_eagle_topk is None
+    )

@@ -15,7 +15,7 @@ from ramiform.runtime.models.config import read_config
 from ramiform.runtime.models.decoder import Decoder
 from ramiform.runtime.models.errors import CheckpointError
 from ramiform.runtime.models.load import load_model
-from ramiform.runtime.scheduler.plan import DraftWant, PageCopy, Row
+from ramiform.runtime.scheduler.plan import DraftSpec, PageCopy, Row
 from ramiform.runtime.speculation.draft_source import DraftRow, DraftStep
 from ramiform.runtime.speculation.eagle import EagleHead, EagleSource, load_head
 from ramiform.runtime.speculation.eagle.compiled_chain import CompiledHead
@@ -23,7 +23,7 @@ from ramiform.runtime.speculation.eagle.save import save_head
 from ramiform.runtime.speculation.eagle.target_probe import probe
 from ramiform.runtime.speculation.tree import DraftTree
 from ramiform.runtime.train_draft.config import head_config
-from ramiform.runtime.train_draft.initial_head import fresh_head
+from ramiform.runtime.train_draft.initial_head import initial_head
 
 from .naive_eagle import SIZES, NaiveHead, Tensors, naive_tree, paths, random_tensors, write_config
 
@@ -83,7 +83,7 @@ class Sequence:
         self.states = torch.randn(length, width, generator=draw)
         self.pages, self.done = pages, 0
 
-    def row(self, count: int, want: DraftWant | None) -> DraftRow:
+    def row(self, count: int, want: DraftSpec | None) -> DraftRow:
         first, end = self.done, self.done + count
         self.done = end
         # Only the pages that exist: the next token's may not.
@@ -91,7 +91,7 @@ class Sequence:
         return DraftRow(self.tokens[first:end], first, pages, self.tokens[end] if want else None, want)
 
 
-def expected(naive: NaiveHead, head: EagleHead, sequence: Sequence, want: DraftWant) -> Scored:
+def expected(naive: NaiveHead, head: EagleHead, sequence: Sequence, want: DraftSpec) -> Scored:
     features = list(head.features(sequence.states[: sequence.done]))
     heat = max(0.3, want.temperature)
     estimates: dict[tuple[int, ...], torch.Tensor] = {}
@@ -143,7 +143,7 @@ def test_any_chunks_of_any_rows_give_the_naive_heads_trees(
                 continue
             for sequence in chosen_now:
                 count = min(rng.choice([1, 1, 2, 5, 16, 40]), len(sequence.states) - sequence.done)
-                want = DraftWant(
+                want = DraftSpec(
                     rng.randint(1, 4), rng.randint(1, 4) if seed else 1, rng.randint(1, 9), rng.choice([0.0, 1.0])
                 )
                 chosen = want if rng.random() < 0.5 else None
@@ -165,7 +165,7 @@ def test_a_copied_prefix_goes_on_as_its_own_through_the_host_too(
     tensors = tensors_of("eagle")
     head, naive = load_head(write(tmp_path, tensors), target), judge("eagle", tensors, target)
     source, draw = EagleSource(head, 10, num_host_pages=4), torch.Generator().manual_seed(9)
-    want = DraftWant(3, 2, 6, 1.0)
+    want = DraftSpec(3, 2, 6, 1.0)
     first = Sequence(source, 27, [3, 8], draw)
     other = Sequence(source, 30, [3, 5], draw)
     other.tokens[:20], other.states[:20] = first.tokens[:20], first.states[:20]
@@ -179,10 +179,10 @@ def test_a_copied_prefix_goes_on_as_its_own_through_the_host_too(
 
 
 def test_a_long_prompt_is_computed_in_chunks(target: Decoder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ramiform.runtime.speculation.eagle.source._CHUNK", 19)
+    monkeypatch.setattr("ramiform.runtime.speculation.eagle.source._CATCH_UP_TOKENS", 19)
     tensors = tensors_of("eagle3")
     head, naive = load_head(write(tmp_path, tensors), target), judge("eagle3", tensors, target)
-    source, want = EagleSource(head, 8), DraftWant(2, 3, 7, 0.0)
+    source, want = EagleSource(head, 8), DraftSpec(2, 3, 7, 0.0)
     sequence = Sequence(source, 100, list(range(8)), torch.Generator().manual_seed(2))
     with torch.inference_mode():
         [tree] = source.follow(DraftStep([sequence.row(100, want)], sequence.states))
@@ -217,7 +217,7 @@ def test_biases_are_there_where_the_file_has_them(target: Decoder, tmp_path: Pat
 def check_one_prediction(head: EagleHead, naive: NaiveHead) -> None:
     source = EagleSource(head, 2)
     sequence = Sequence(source, 9, [1], torch.Generator().manual_seed(6))
-    want = DraftWant(1, 5, 5, 1.0)
+    want = DraftSpec(1, 5, 5, 1.0)
     with torch.inference_mode():
         [tree] = source.follow(DraftStep([sequence.row(9, want)], sequence.states))
     assert_tree(tree, expected(naive, head, sequence, want))
@@ -280,7 +280,7 @@ def test_a_truncated_file_is_refused(target: Decoder, tmp_path: Path) -> None:
 
 
 def test_a_head_saved_for_one_model_is_refused_by_its_twin(target: Decoder, tmp_path: Path) -> None:
-    head = fresh_head(head_config("eagle", target.config, 61, probe(target)), target, None, seed=0)
+    head = initial_head(head_config("eagle", target.config, 61, probe(target)), target, None, seed=0)
     save_head(head, target.config, tmp_path / "head")
     assert load_head(tmp_path / "head", target).config.target_probe == probe(target)
 

@@ -17,18 +17,18 @@ from rich.console import Console
 from ramiform.runtime.models.errors import CheckpointError
 from ramiform.runtime.models.load import load_model
 from ramiform.runtime.protocol.errors import RequestError
-from ramiform.runtime.scheduler.plan import DraftWant
+from ramiform.runtime.scheduler.plan import DraftSpec
 from ramiform.runtime.speculation.draft_source import DraftRow, DraftStep
 from ramiform.runtime.speculation.eagle import EagleSource, load_head
 from ramiform.runtime.tokenizer import load_tokenizer
 from ramiform.runtime.train_draft import run
-from ramiform.runtime.train_draft.attention import AheadAttention
-from ramiform.runtime.train_draft.batches import Batches
+from ramiform.runtime.train_draft.attention import TrainingTimeTestAttention
+from ramiform.runtime.train_draft.batches import TrainingBatches
 from ramiform.runtime.train_draft.config import TrainConfig
 from ramiform.runtime.train_draft.continuations import continuations
-from ramiform.runtime.train_draft.data import Text, read_texts
-from ramiform.runtime.train_draft.evaluate import acceptance
-from ramiform.runtime.train_draft.run import Options, train_draft
+from ramiform.runtime.train_draft.data import TrainingText, read_texts
+from ramiform.runtime.train_draft.evaluate import measure_accepted_length
+from ramiform.runtime.train_draft.run import TrainingOptions, train_draft
 from ramiform.runtime.train_draft.target import Target
 
 torch.set_num_threads(1)  # threads that wait for each other on a busy machine cost more than this model
@@ -73,7 +73,7 @@ def data(tmp_path: Path) -> Path:
     return file
 
 
-def options(model: Path, data: Path, out: Path, **changes: object) -> Options:
+def options(model: Path, data: Path, out: Path, **changes: object) -> TrainingOptions:
     values = {
         "model": str(model),
         "data": data,
@@ -93,7 +93,7 @@ def options(model: Path, data: Path, out: Path, **changes: object) -> Options:
         "init": None,
         "learning_rate": 3e-3,
     }
-    return Options(**(values | changes))  # type: ignore[arg-type]
+    return TrainingOptions(**(values | changes))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -152,12 +152,12 @@ def test_accepted_length_is_that_of_verifying_pass_by_pass(model: Path, data: Pa
     """Against plain code: at every place of the answer a tree of its own, from a source that has seen the rest anew."""
     train_draft(options(model, data, tmp_path / "head"), QUIET)
     target = load_model(model, device=torch.device("cpu"), dtype=torch.float32)
-    head, want = load_head(tmp_path / "head", target), DraftWant(4, 3, 8, 0.0)
+    head, want = load_head(tmp_path / "head", target), DraftSpec(4, 3, 8, 0.0)
     prompts = [[5, 6], [7, 8, 9], list(range(10, 30))]
     answers = continuations(target, prompts, 30, ends=[0])
-    texts = [Text(p + a, len(p), str(n)) for n, (p, a) in enumerate(zip(prompts, answers, strict=True))]
+    texts = [TrainingText(p + a, len(p), str(n)) for n, (p, a) in enumerate(zip(prompts, answers, strict=True))]
     states = Target(target, head.config.captures)
-    found = acceptance(head, states, texts, want)
+    found = measure_accepted_length(head, states, texts, want)
     with torch.inference_mode():
         for text in texts:
             captured, _ = states.states([text.ids])
@@ -181,7 +181,7 @@ def test_a_chain_sees_true_keys_up_to_where_it_began_and_its_own() -> None:
     B, T, H, K, D = 2, 5, 4, 2, 6
     draw = torch.Generator().manual_seed(3)
     passes = [[torch.randn(B, T, heads, D, generator=draw) for heads in (H, K, K)] for _ in range(3)]
-    attend = AheadAttention(B, K, scale=0.4)
+    attend = TrainingTimeTestAttention(B, K, scale=0.4)
     cos, sin = torch.ones(B * T, 1, D), torch.zeros(B * T, 1, D)  # nothing turns
     for number, (q, k, v) in enumerate(passes):
         found = attend(torch.cat((q, k, v), dim=2).flatten(0, 1), cos, sin).view(B, T, H, D)
@@ -195,7 +195,7 @@ def test_a_chain_sees_true_keys_up_to_where_it_began_and_its_own() -> None:
                     torch.testing.assert_close(found[b, t, h], wanted, atol=1e-5, rtol=1e-4)
 
 
-def texts_of(file: Path, lines: Sequence[object], **kwargs: bool) -> list[Text]:
+def texts_of(file: Path, lines: Sequence[object], **kwargs: bool) -> list[TrainingText]:
     file.write_text("\n".join(json.dumps(line) for line in lines))
     return read_texts(file, load_tokenizer(SHIPPED), **kwargs)
 
@@ -231,8 +231,8 @@ def test_a_line_that_is_no_text_is_named(line: str, tmp_path: Path) -> None:
 
 
 def test_every_text_is_seen_once_a_round_within_the_budget() -> None:
-    texts = [Text([n] * (3 + n % 40), 1, "") for n in range(1, 200)]
-    batches = Batches(texts, tokens_per_step=128, max_length=30, seed=4)
+    texts = [TrainingText([n] * (3 + n % 40), 1, "") for n in range(1, 200)]
+    batches = TrainingBatches(texts, tokens_per_step=128, max_length=30, seed=4)
     rounds = [[batches[r * batches.per_round + n] for n in range(batches.per_round)] for r in range(2)]
     for batch_list in rounds:
         assert sorted(ids[0] for batch in batch_list for ids in batch.texts) == list(range(1, 200))
@@ -241,7 +241,7 @@ def test_every_text_is_seen_once_a_round_within_the_budget() -> None:
             assert batch.ids_BT.shape[1] <= 30
             assert batch.weights_BT.sum().item() == sum(len(ids) - 1 for ids in batch.texts)
     assert rounds[0][0].texts != rounds[1][0].texts
-    again = Batches(texts, tokens_per_step=128, max_length=30, seed=4)
+    again = TrainingBatches(texts, tokens_per_step=128, max_length=30, seed=4)
     assert again[batches.per_round + 3].texts == rounds[1][3].texts
 
 

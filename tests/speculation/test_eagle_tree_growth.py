@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ramiform.runtime.speculation.eagle.tree_growth import Front, TreeShape, draft_temperature, grow
+from ramiform.runtime.speculation.eagle.tree_growth import Frontier, TreeShape, draft_temperature, grow_trees
 
 from .naive_eagle import naive_tree, paths
 
@@ -27,14 +27,14 @@ class Oracle:
 def grown_paths(oracles: list[Oracle], shapes: list[TreeShape]) -> list[tuple[list[tuple[int, ...]], list[float]]]:
     fronts: list[list[tuple[int, ...]]] = [[()] for _ in oracles]
 
-    def expand(front: Front) -> torch.Tensor:
+    def expand(front: Frontier) -> torch.Tensor:
         nonlocal fronts
         columns = zip(fronts, front.tokens_BK.tolist(), front.parents_BK.tolist(), strict=True)
         fronts = [[(*old[p], t) for t, p in zip(ts, ps, strict=True)] for old, ts, ps in columns]
         return torch.stack([torch.stack([o(path) for path in row]) for o, row in zip(oracles, fronts, strict=True)])
 
     roots = torch.arange(len(oracles))
-    trees = grow(roots, torch.stack([oracle(()) for oracle in oracles]), expand, shapes)
+    trees = grow_trees(roots, torch.stack([oracle(()) for oracle in oracles]), expand, shapes)
     assert trees.tokens_BM[:, 0].tolist() == roots.tolist()
     assert trees.parents_BM[:, 0].tolist() == [-1] * len(oracles)
     found = []
@@ -78,7 +78,7 @@ def test_a_width_beyond_the_vocabulary_is_the_vocabularys() -> None:
 def test_where_a_child_is_certain_its_parent_is_kept_before_it() -> None:
     """A child's score then equals its parent's."""
     certain = torch.tensor([0.0, -torch.inf, -torch.inf, -torch.inf])
-    trees = grow(torch.tensor([7]), certain[None], lambda front: certain.expand(1, 2, 4), [TreeShape(4, 2, 3)])
+    trees = grow_trees(torch.tensor([7]), certain[None], lambda front: certain.expand(1, 2, 4), [TreeShape(4, 2, 3)])
     assert (trees.tokens_BM[0].tolist(), trees.parents_BM[0].tolist()) == ([7, 0, 0], [-1, 0, 1])
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ramiform.runtime.speculation.ngram import LONGEST, SHORTEST, NgramIndex
+from ramiform.runtime.speculation.ngram import MAX_MATCH, MIN_MATCH, NgramIndex
 
 
 def latest_match(tokens: list[int]) -> int | None:
     """Where the longest run that ends the sequence ended before, the last time."""
-    for length in range(min(LONGEST, len(tokens) - 1), SHORTEST - 1, -1):
+    for length in range(min(MAX_MATCH, len(tokens) - 1), MIN_MATCH - 1, -1):
         for end in range(len(tokens) - 1, length - 1, -1):
             if tokens[end - length : end] == tokens[-length:]:
                 return end

@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ramiform.runtime.tokenizer import Tokenizer, load_tokenizer
-from ramiform.runtime.tokenizer.token_bound import BLANKS, NORMAL_FORM_SHRINKS
+from ramiform.runtime.tokenizer.token_bound import MAX_NORMALISATION_SHRINK, WHITESPACE
 
 from .conftest import KINDS
 
@@ -145,8 +145,8 @@ def test_normal_forms_shrink_no_text_by_more_than_is_allowed_for() -> None:
         for point, (before, after) in enumerate(zip(size, num_bytes, strict=True))
         if unicodedata.is_normalized("NFC", chr(point))
     )
-    assert shrinks * composed <= NORMAL_FORM_SHRINKS
+    assert shrinks * composed <= MAX_NORMALISATION_SHRINK
 
 
 def test_every_blank_is_known() -> None:
-    assert {chr(point) for point in range(sys.maxunicode + 1) if chr(point).isspace()} == set(BLANKS)
+    assert {chr(point) for point in range(sys.maxunicode + 1) if chr(point).isspace()} == set(WHITESPACE)

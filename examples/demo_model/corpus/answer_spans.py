@@ -14,7 +14,7 @@ TURN = re.compile(re.escape(ASSISTANT) + r"\n(.*?" + re.escape(END) + ")", re.DO
 OBSERVATION = re.compile(r"^Observation \d+: .*\n", re.MULTILINE)
 
 
-def own_words(case: Case) -> list[Span]:
+def answer_spans(case: Case) -> list[Span]:
     """Spans of `case.document`: each answer with what ends it, also of the examples before the query."""
     document = case.document
     if case.stop == END:

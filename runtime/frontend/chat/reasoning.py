@@ -7,28 +7,28 @@ from typing import Any
 from ...protocol.errors import RequestError
 from ...tokenizer.interface import Tokenizer
 
-OPEN = "<think>"
-CLOSE = "</think>"
+THINK_START = "<think>"
+THINK_END = "</think>"
 _PROBE: list[dict[str, Any]] = [{"role": "user", "content": "a"}]
 
 
-def thinks(tokenizer: Tokenizer) -> bool:
+def can_reason(tokenizer: Tokenizer) -> bool:
     """Whether the model was taught to: the end of thinking is a token, or its chat template knows of thinking."""
     if tokenizer.chat is None:
         return False
-    if CLOSE in tokenizer.special_ids or CLOSE.encode() in tokenizer.token_bytes:
+    if THINK_END in tokenizer.special_ids or THINK_END.encode() in tokenizer.token_bytes:
         return True
     variants: tuple[dict[str, Any], ...] = ({}, {"enable_thinking": False})
     for options in variants:
         try:
-            if OPEN in tokenizer.chat.render(_PROBE, add_generation_prompt=True, **options):
+            if THINK_START in tokenizer.chat.render(_PROBE, add_generation_prompt=True, **options):
                 return True
         except RequestError:
             continue  # it refuses this message whatever the options: nothing to learn from it
     return False
 
 
-class ThoughtSplitter:
+class ReasoningParser:
     """`is_open`: the prompt has begun the thinking. Otherwise an answer that does not begin with OPEN has none."""
 
     def __init__(self, *, is_open: bool) -> None:
@@ -48,9 +48,9 @@ class ThoughtSplitter:
         thought = ""
         if self._place == "start":
             begun = self._waiting.lstrip()
-            if begun.startswith(OPEN):
-                self._place, self._waiting = "thought", begun[len(OPEN) :]
-            elif not OPEN.startswith(begun):
+            if begun.startswith(THINK_START):
+                self._place, self._waiting = "thought", begun[len(THINK_START) :]
+            elif not THINK_START.startswith(begun):
                 self._place = "answer"
                 self._begun = True  # its blanks are the answer's own
             else:
@@ -70,7 +70,7 @@ class ThoughtSplitter:
         return (rest.rstrip(), "") if self._place == "thought" else ("", rest)
 
     def _think(self) -> str:
-        body, closed, after = self._waiting.partition(CLOSE)
+        body, closed, after = self._waiting.partition(THINK_END)
         if closed:
             self._place, self._waiting = "answer", after
             thought = body.rstrip()
@@ -79,7 +79,9 @@ class ThoughtSplitter:
             return thought
         if not self._begun:
             self._waiting = self._waiting.lstrip()
-        num_held = max((size for size in range(1, len(CLOSE)) if self._waiting.endswith(CLOSE[:size])), default=0)
+        num_held = max(
+            (size for size in range(1, len(THINK_END)) if self._waiting.endswith(THINK_END[:size])), default=0
+        )
         body = self._waiting[: len(self._waiting) - num_held].rstrip()
         self._waiting = self._waiting[len(body) :]
         self._begun = self._begun or bool(body)

@@ -13,15 +13,15 @@ from typing import Any
 
 from ...protocol.errors import RequestError
 from ...tokenizer.interface import Tokenizer
-from ..text.encoding import Bound, Encoder, Segment
-from ..text.offload import beside
+from ..text.encoding import Encoder, PromptSegment, TokenLimit
+from ..text.offload import offload_if_large
 
 _MARK = "\ue010"  # private use: in no template, and nothing that `trim` takes
 _END = "\ue011"  # after the content that is to be continued
 _SHOWN = frozenset({"system", "user"})  # roles whose content every template shows whole, but for blanks at its ends
 
 
-class Messages:
+class MessageRenderer:
     """Renders for one tokenizer."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -35,7 +35,7 @@ class Messages:
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         options: Mapping[str, Any] | None = None,
-    ) -> list[Segment]:
+    ) -> list[PromptSegment]:
         """The conversation as text, special tokens trusted where the template wrote them.
 
         `continue_final_message`: the text ends with the last message's content. `options` are further variables of
@@ -62,8 +62,8 @@ class Messages:
         return self._segments(text)
 
     async def render_aside(
-        self, encoder: Encoder, messages: Sequence[Mapping[str, Any]], *, bound: Bound | None, **wanted: Any
-    ) -> list[Segment]:
+        self, encoder: Encoder, messages: Sequence[Mapping[str, Any]], *, bound: TokenLimit | None, **wanted: Any
+    ) -> list[PromptSegment]:
         """Render without keeping anybody else waiting; `wanted` is what `render` takes.
 
         Raises RequestError as `render` does, and when the messages alone are too long for `bound`.
@@ -73,7 +73,7 @@ class Messages:
             texts = [text for text in shown if isinstance(text, str)]
             if sum(map(len, texts)) > bound.most:
                 encoder.check_length([_unmarked(text).strip() for text in texts], bound)
-        return await beside(lambda _: self.render(messages, **wanted), messages, wanted)
+        return await offload_if_large(lambda _: self.render(messages, **wanted), messages, wanted)
 
     @cached_property
     def _special(self) -> re.Pattern[str] | None:
@@ -93,14 +93,14 @@ class Messages:
             case _:
                 return value
 
-    def _segments(self, text: str) -> list[Segment]:
-        segments: list[Segment] = []
+    def _segments(self, text: str) -> list[PromptSegment]:
+        segments: list[PromptSegment] = []
         while (at := text.find(_MARK)) >= 0:
             # The mark stands after the first character of a name that ends before the next mark.
             name = self._name_at(text, at)
-            segments += [Segment(text[: at - 1], trusted=True), Segment(name, trusted=False)]
+            segments += [PromptSegment(text[: at - 1], trusted=True), PromptSegment(name, trusted=False)]
             text = text[at + len(name) :]
-        return [*segments, Segment(text, trusted=True)]
+        return [*segments, PromptSegment(text, trusted=True)]
 
     def _name_at(self, text: str, at: int) -> str:
         """The special token's name whose first character is before the mark at `at`."""

@@ -10,7 +10,7 @@ from .tools.formats import ToolFormat
 
 
 @dataclass(frozen=True, kw_only=True)
-class Calling:
+class ToolCallOptions:
     """Which tools may be called, and how. `schemas` has what each tool's arguments must match."""
 
     format: ToolFormat
@@ -22,7 +22,7 @@ class Calling:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ask:
+class ChatRequest:
     """`sampling` is for the whole answer: its limit, and the constraint of its text. The seed is set.
 
     `thinks`: the answer may begin with thinking; `thinking`: the prompt has begun it.
@@ -35,7 +35,7 @@ class Ask:
     namespace: str = ""
     thinks: bool = False
     thinking: bool = False
-    calling: Calling | None = None
+    calling: ToolCallOptions | None = None
     in_bulk: bool = False  # nobody reads along
 
     @property
@@ -48,7 +48,7 @@ class Ask:
 
 
 @dataclass(frozen=True)
-class CallDelta:
+class ToolCallDelta:
     """More of call `index`. Its first delta has the id and the name."""
 
     index: int
@@ -58,8 +58,8 @@ class CallDelta:
 
 
 @dataclass(slots=True)
-class Delta:
+class ChatDelta:
     content: str = ""
     reasoning: str = ""
-    calls: list[CallDelta] = field(default_factory=list)
+    calls: list[ToolCallDelta] = field(default_factory=list)
     logprobs: list[TokenLogprob] | None = None

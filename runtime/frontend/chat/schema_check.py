@@ -11,7 +11,7 @@ from ...protocol.errors import RequestError
 from ...protocol.sampling import Constraint, SamplingParams
 from ..text.generation import Generator, Prompt
 
-MAX_KNOWN = 1024
+MAX_CACHED_CHECKS = 1024
 
 
 class SchemaCheck:
@@ -24,7 +24,7 @@ class SchemaCheck:
         not come to be known."""
         if constraint not in self._known:
             self._known[constraint] = await self._ask(constraint)
-            while len(self._known) > MAX_KNOWN:
+            while len(self._known) > MAX_CACHED_CHECKS:
                 self._known.popitem(last=False)
         self._known.move_to_end(constraint)
         if (message := self._known[constraint]) is not None:

@@ -10,17 +10,17 @@ import msgspec
 
 from ...protocol.core import Finish
 from ...protocol.sampling import Constraint, SamplingParams
-from ..text.encoding import Segment
-from ..text.generation import Generator, Prompt, Sample
-from .request import Ask
+from ..text.encoding import PromptSegment
+from ..text.generation import Generator, Prompt, SampleStream
+from .request import ChatRequest
 
 
-class Steps:
+class StagedGeneration:
     """`sample` is the running step's, once `begin` was called. `close` at the end."""
 
-    sample: Sample
+    sample: SampleStream
 
-    def __init__(self, generator: Generator, ask: Ask, seed: int, *, skip_special_tokens: bool) -> None:
+    def __init__(self, generator: Generator, ask: ChatRequest, seed: int, *, skip_special_tokens: bool) -> None:
         self._generator = generator
         self._ask = ask
         self._seed = seed
@@ -103,7 +103,7 @@ class Steps:
         return len(self._encoded(mark, trusted=True))
 
     def _encoded(self, text: str, *, trusted: bool) -> list[int]:
-        return self._generator.encoder.encode([Segment(text, trusted=trusted)], at_start=False)
+        return self._generator.encoder.encode([PromptSegment(text, trusted=trusted)], at_start=False)
 
     def keep(self) -> None:
         """What the step has generated, without its stop, becomes a part of the prompt."""
@@ -148,7 +148,7 @@ class Steps:
         )
 
 
-def limited(sampling: SamplingParams, num_tokens: int) -> SamplingParams:
+def with_token_limit(sampling: SamplingParams, num_tokens: int) -> SamplingParams:
     most = min(num_tokens, sampling.max_new_tokens)
     least = min(most, sampling.min_new_tokens)
     return msgspec.structs.replace(sampling, max_new_tokens=most, min_new_tokens=least)

@@ -36,8 +36,8 @@ from ...protocol.core import (
     Tokens,
 )
 from ...protocol.errors import ErrorInfo, RuntimeFailed, context_exceeded
-from ...protocol.metrics import CoreMeasures
-from .request_metrics import Watch, Watcher
+from ...protocol.metrics import CoreMetrics
+from .request_metrics import RequestMetrics, RequestObserver
 
 logger = logging.getLogger("ramiform.frontend")
 
@@ -50,10 +50,10 @@ def new_rid() -> str:
     return uuid.uuid4().hex
 
 
-class Answer:
+class TokenStream:
     """One request's tokens as they come. Leaving the `with` block before the last one aborts the request."""
 
-    def __init__(self, core: CoreClient, rid: str, watch: Watch) -> None:
+    def __init__(self, core: CoreClient, rid: str, watch: RequestMetrics) -> None:
         self._core = core
         self._rid = rid
         self._watch = watch
@@ -68,7 +68,7 @@ class Answer:
         if self._reader is not None and not self._reader.done():
             self._reader.set_result(None)
 
-    def __aiter__(self) -> Answer:
+    def __aiter__(self) -> TokenStream:
         return self
 
     async def __anext__(self) -> Tokens:
@@ -91,7 +91,7 @@ class Answer:
         self._watch.end("abort")
         self._core.forget(self._rid)
 
-    def __enter__(self) -> Answer:
+    def __enter__(self) -> TokenStream:
         return self
 
     def __exit__(
@@ -103,15 +103,15 @@ class Answer:
 class CoreClient:
     """Call `start` inside the event loop that it will serve."""
 
-    def __init__(self, context: zmq.asyncio.Context, address: str, watcher: Watcher | None = None) -> None:
-        self.watcher = watcher or Watcher()
+    def __init__(self, context: zmq.asyncio.Context, address: str, watcher: RequestObserver | None = None) -> None:
+        self.watcher = watcher or RequestObserver()
         # A plain socket: asyncio's futures and pyzmq's around each message cost as much as all that is done with it.
         self._socket: zmq.Socket[bytes] = zmq.Context.shadow(context.underlying).socket(zmq.DEALER)
         wire.set_options(self._socket)
         self._address = address
         self._decoder = msgspec.msgpack.Decoder(FromCore)
         self._calls = itertools.count()
-        self._answers: dict[str, Answer] = {}
+        self._answers: dict[str, TokenStream] = {}
         self._replies: dict[int, asyncio.Future[CoreReply]] = {}
         self._failure: ErrorInfo | None = None
 
@@ -137,7 +137,7 @@ class CoreClient:
             raise RuntimeFailed("the model is still loading")
         return self._ready.result()
 
-    def submit(self, request: Generate) -> Answer:
+    def submit(self, request: Generate) -> TokenStream:
         """Send `request` now. Raises RuntimeFailed when the core is gone, RequestError when it is too long."""
         self._check_alive()
         assert request.rid not in self._answers, request.rid
@@ -145,7 +145,7 @@ class CoreClient:
         if self._ready.done() and len(request.tokens) > (most := self._ready.result().context_length):
             raise context_exceeded(most, len(request.tokens))
         data = wire.encode(request)
-        answer = self._answers[request.rid] = Answer(self, request.rid, self.watcher.begin(request))
+        answer = self._answers[request.rid] = TokenStream(self, request.rid, self.watcher.begin(request))
         self._send_bytes(data)
         return answer
 
@@ -172,11 +172,11 @@ class CoreClient:
         assert stats is not None
         return stats
 
-    async def measures(self) -> tuple[CoreStats, CoreMeasures]:
+    async def measures(self) -> tuple[CoreStats, CoreMetrics]:
         """Of the core, since it started."""
         reply = await self._call(GetStats(next(self._calls)))
         assert reply.stats is not None
-        return reply.stats, CoreMeasures() if reply.measures is None else reply.measures
+        return reply.stats, CoreMetrics() if reply.measures is None else reply.measures
 
     @property
     def num_live(self) -> int:

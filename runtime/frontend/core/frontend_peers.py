@@ -17,37 +17,37 @@ import zmq.asyncio
 
 from ...protocol import wire
 from ...protocol.errors import RuntimeFailed
-from ...protocol.metrics import FrontendMeasures, total
+from ...protocol.metrics import FrontendMetrics, sum_metrics
 
 logger = logging.getLogger("ramiform.frontend")
 
-PATIENCE = 30.0  # seconds for a sibling that is busy, or stands still; one that has died ends the runtime
+PEER_TIMEOUT_SECONDS = 30.0  # seconds for a sibling that is busy, or stands still; one that has died ends the runtime
 
-Kind = Literal["measures", "abort", "find_response", "remove_response", "cancel_response"]
+PeerQuestionKind = Literal["measures", "abort", "find_response", "remove_response", "cancel_response"]
 T = TypeVar("T")
 
 
-class Question(msgspec.Struct, frozen=True):
-    kind: Kind
+class PeerQuestion(msgspec.Struct, frozen=True):
+    kind: PeerQuestionKind
     about: str | None = None
 
 
-class Siblings:
+class FrontendPeers:
     """Frontend `index` of `num`. `start` in the event loop; the others may be asked once they are ready."""
 
     def __init__(
-        self, context: zmq.asyncio.Context, socket_dir: str, index: int, num: int, measures: FrontendMeasures
+        self, context: zmq.asyncio.Context, socket_dir: str, index: int, num: int, measures: FrontendMetrics
     ) -> None:
         self._context = context
         self._socket_dir = socket_dir
         self._index = index
         self._others = [other for other in range(num) if other != index]
         self._measures = measures
-        self._questions = msgspec.msgpack.Decoder(Question)
-        self._answerers: dict[Kind, Callable[[str | None], Awaitable[Any]]] = {}
+        self._questions = msgspec.msgpack.Decoder(PeerQuestion)
+        self._answerers: dict[PeerQuestionKind, Callable[[str | None], Awaitable[Any]]] = {}
         self._task: asyncio.Task[None] | None = None
 
-    def on(self, kind: Kind, answerer: Callable[[str | None], Awaitable[Any]]) -> None:
+    def on(self, kind: PeerQuestionKind, answerer: Callable[[str | None], Awaitable[Any]]) -> None:
         """`answerer(about)` answers the others' questions of that kind."""
         self._answerers[kind] = answerer
 
@@ -64,26 +64,26 @@ class Siblings:
             await asyncio.wait({self._task})
             self._socket.close(linger=0)
 
-    async def total(self) -> FrontendMeasures:
+    async def total(self) -> FrontendMetrics:
         """Of all frontends: without one's part the sums would go down, which counters never do. Raises RuntimeFailed
         when one does not answer."""
-        return total([self._measures, *await self.ask("measures", None, FrontendMeasures)])
+        return sum_metrics([self._measures, *await self.ask("measures", None, FrontendMetrics)])
 
-    async def ask(self, kind: Kind, about: str | None, kind_of_answer: type[T]) -> list[T]:
+    async def ask(self, kind: PeerQuestionKind, about: str | None, kind_of_answer: type[T]) -> list[T]:
         """The others' answers; those who have none are left out. Raises RuntimeFailed when one does not answer."""
-        answers = await asyncio.gather(*(self._ask(other, Question(kind, about)) for other in self._others))
+        answers = await asyncio.gather(*(self._ask(other, PeerQuestion(kind, about)) for other in self._others))
         return [msgspec.convert(answer, kind_of_answer) for answer in answers if answer is not None]
 
-    async def _ask(self, other: int, question: Question) -> Any:
+    async def _ask(self, other: int, question: PeerQuestion) -> Any:
         socket = self._context.socket(zmq.DEALER)
         wire.set_options(socket)
         try:
             socket.connect(self._address(other))
             await socket.send(wire.encode(question))
-            async with asyncio.timeout(PATIENCE):
+            async with asyncio.timeout(PEER_TIMEOUT_SECONDS):
                 return msgspec.msgpack.decode(await socket.recv())
         except TimeoutError:
-            raise RuntimeFailed(f"frontend {other} did not answer within {PATIENCE:g} s") from None
+            raise RuntimeFailed(f"frontend {other} did not answer within {PEER_TIMEOUT_SECONDS:g} s") from None
         finally:
             socket.close(linger=0)
 
@@ -91,14 +91,14 @@ class Siblings:
         while True:
             asker, data = await self._socket.recv_multipart()
             try:
-                question: Question = wire.decode(self._questions, data)
+                question: PeerQuestion = wire.decode(self._questions, data)
                 answer = await self._answer(question)
             except Exception:
                 logger.exception("a question of another frontend failed on an error of ours")
                 continue
             await self._socket.send_multipart([asker, msgspec.msgpack.encode(answer)])
 
-    async def _answer(self, question: Question) -> Any:
+    async def _answer(self, question: PeerQuestion) -> Any:
         if question.kind == "measures":
             return self._measures
         answerer = self._answerers.get(question.kind)

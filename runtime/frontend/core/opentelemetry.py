@@ -15,12 +15,12 @@ from starlette.types import Scope
 
 from ...protocol.core import Generate
 from ...protocol.errors import ErrorInfo, RamiformError
-from ...protocol.metrics import Outcome
+from ...protocol.metrics import RequestOutcome
 
 FLUSH_MS = 5000  # what a frontend that ends gives the collector
 
 
-class Traces:
+class OpenTelemetryTracer:
     """Sends to `endpoint` (OTLP over HTTP), or to `exporter` when given. Raises RamiformError without the libraries."""
 
     def __init__(self, endpoint: str, exporter: Any = None) -> None:
@@ -97,7 +97,7 @@ class _RequestSpan:
     def first_token(self) -> None:
         self._span.set_attribute("gen_ai.response.time_to_first_chunk", time.monotonic() - self._began)
 
-    def end(self, outcome: Outcome, *, num_output: int, num_cached: int, error: ErrorInfo | None) -> None:
+    def end(self, outcome: RequestOutcome, *, num_output: int, num_cached: int, error: ErrorInfo | None) -> None:
         self._span.set_attribute("gen_ai.response.finish_reasons", [outcome])
         self._span.set_attribute("gen_ai.usage.output_tokens", num_output)
         self._span.set_attribute("gen_ai.usage.cache_read.input_tokens", num_cached)

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from ...protocol.core import Generate, Tokens
 from ...protocol.errors import ErrorInfo
-from ...protocol.metrics import FrontendMeasures, Outcome
+from ...protocol.metrics import FrontendMetrics, RequestOutcome
 
 
 class Span(Protocol):
@@ -15,32 +15,32 @@ class Span(Protocol):
 
     def first_token(self) -> None: ...
 
-    def end(self, outcome: Outcome, *, num_output: int, num_cached: int, error: ErrorInfo | None) -> None: ...
+    def end(self, outcome: RequestOutcome, *, num_output: int, num_cached: int, error: ErrorInfo | None) -> None: ...
 
 
 class Tracer(Protocol):
     def begin(self, request: Generate) -> Span: ...
 
 
-class Watcher:
+class RequestObserver:
     """Counts into `measures`, and traces when there is a tracer."""
 
     def __init__(self, tracer: Tracer | None = None) -> None:
-        self.measures = FrontendMeasures()
+        self.measures = FrontendMetrics()
         self._tracer = tracer
 
-    def begin(self, request: Generate) -> Watch:
+    def begin(self, request: Generate) -> RequestMetrics:
         """`request` is on its way now."""
         self.measures.prompt_tokens.observe(len(request.tokens))
-        return Watch(self.measures, None if self._tracer is None else self._tracer.begin(request))
+        return RequestMetrics(self.measures, None if self._tracer is None else self._tracer.begin(request))
 
 
-class Watch:
+class RequestMetrics:
     """One request. What comes after its end does not count."""
 
     __slots__ = ("_began", "_last", "_measures", "_num_cached", "_num_output", "_num_passes", "_over", "_span")
 
-    def __init__(self, measures: FrontendMeasures, span: Span | None) -> None:
+    def __init__(self, measures: FrontendMetrics, span: Span | None) -> None:
         self._measures = measures
         self._span = span
         self._began = time.monotonic()
@@ -71,7 +71,7 @@ class Watch:
             self._num_cached = item.num_cached
             self.end(item.finish.type)
 
-    def end(self, outcome: Outcome, error: ErrorInfo | None = None) -> None:
+    def end(self, outcome: RequestOutcome, error: ErrorInfo | None = None) -> None:
         if self._over:
             return
         self._over = True

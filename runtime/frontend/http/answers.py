@@ -8,12 +8,14 @@ from typing import Any
 from ...protocol.core import Finish
 from ...protocol.sampling import LogprobParams, TokenLogprob
 from ...tokenizer.interface import Tokenizer
-from ..text.generation import Prompt, Sample
+from ..text.generation import Prompt, SampleStream
 
-Entry = list[Any]  # [log-probability, token id, text or null]
+LogprobEntry = list[Any]  # [log-probability, token id, text or null]
 
 
-def answer(tokenizer: Tokenizer, prompt: Prompt, sample: Sample, text: str, *, rid: str, texts: bool) -> dict[str, Any]:
+def answer(
+    tokenizer: Tokenizer, prompt: Prompt, sample: SampleStream, text: str, *, rid: str, texts: bool
+) -> dict[str, Any]:
     """What there is of `sample`, whose text so far is `text`. `texts`: log-probabilities come with tokens' text."""
     meta: dict[str, Any] = {
         "id": rid,
@@ -48,9 +50,9 @@ def _finish_reason(finish: Finish, num_output: int) -> dict[str, Any]:
 
 
 def _logprobs(
-    tokenizer: Tokenizer, prompt: Prompt, wanted: LogprobParams, sample: Sample, texts: bool
+    tokenizer: Tokenizer, prompt: Prompt, wanted: LogprobParams, sample: SampleStream, texts: bool
 ) -> dict[str, list[Any]]:
-    def entry(logprob: float | None, token: int) -> Entry:
+    def entry(logprob: float | None, token: int) -> LogprobEntry:
         return [logprob, token, tokenizer.decode([token], skip_special_tokens=False) if texts else None]
 
     def tops(values: Sequence[TokenLogprob | None]) -> list[Any]:

@@ -8,18 +8,18 @@ from starlette.responses import Response
 
 from ...protocol.config import ServeConfig
 from ...protocol.version import __version__
-from ..core.frontend_peers import Siblings
+from ..core.frontend_peers import FrontendPeers
 from ..text.generation import Generator
 from . import errors, openapi
-from .middleware.auth import Guard
-from .middleware.metrics import HttpTracer, Metering
-from .middleware.rate_limit import Rates
-from .middleware.request_limits import Limits
+from .middleware.auth import AuthMiddleware
+from .middleware.metrics import HttpTracer, MetricsMiddleware
+from .middleware.rate_limit import RateLimitMiddleware
+from .middleware.request_limits import RequestLimitsMiddleware
 from .native.admin import AdminApi
 from .native.generate import NativeApi
 from .native.metrics import MetricsApi
 from .openai.chat import ChatApi
-from .openai.chat_service import Conversations
+from .openai.chat_service import ChatService
 from .openai.completions import CompletionsApi
 from .openai.constrained import ConstrainedApi
 from .openai.decisions import DecisionsApi
@@ -27,13 +27,13 @@ from .openai.embeddings import EmbeddingsApi
 from .openai.models import ModelsApi
 from .openai.responses.routes import ResponsesApi
 from .openai.score import ScoreApi
-from .openai.tokenization import TokensApi
+from .openai.tokenization import TokenizationApi
 from .pages import PagesApi
-from .transport.streaming import ClientLeftError
+from .transport.streaming import ClientDisconnectedError
 
 
 def create_app(
-    generator: Generator, config: ServeConfig, siblings: Siblings, tracer: HttpTracer | None = None
+    generator: Generator, config: ServeConfig, siblings: FrontendPeers, tracer: HttpTracer | None = None
 ) -> FastAPI:
     measures = generator.core.watcher.measures
     keys = _listed(config.api_key)
@@ -41,14 +41,14 @@ def create_app(
     app.state.core = generator.core  # how much a body may hold depends on the model
     errors.install(app)
     openapi.install(app, has_keys=bool(keys))
-    app.add_exception_handler(ClientLeftError, _nobody_listens)
-    conversations = Conversations(
+    app.add_exception_handler(ClientDisconnectedError, _nobody_listens)
+    conversations = ChatService(
         generator, tool_parser=config.tool_call_parser, reasoning_parser=config.reasoning_parser
     )
     for api in (
         NativeApi(generator, siblings),
         AdminApi(generator, config.client_address),
-        TokensApi(generator),
+        TokenizationApi(generator),
         ModelsApi(generator),
         CompletionsApi(generator),
         ChatApi(conversations),
@@ -62,14 +62,14 @@ def create_app(
         app.include_router(api.router, responses=errors.DOCUMENTED)
     app.include_router(PagesApi(generator, has_keys=bool(keys)).router)
     if (per_minute := config.share(config.requests_per_minute_per_key)) is not None:
-        app.add_middleware(Rates, per_minute=per_minute)
+        app.add_middleware(RateLimitMiddleware, per_minute=per_minute)
     app.add_middleware(
-        Limits,
+        RequestLimitsMiddleware,
         max_requests=config.share(config.max_requests_per_key),
         seconds=config.request_timeout,
     )
     app.add_middleware(
-        Guard,
+        AuthMiddleware,
         api_keys=keys,
         admin_keys=_listed(config.admin_key),
         max_body_bytes=config.max_body_mib << 20,
@@ -83,7 +83,7 @@ def create_app(
             allow_headers=["*"],
             expose_headers=["x-request-id", "retry-after"],
         )
-    app.add_middleware(Metering, measures=measures, tracer=tracer)  # the outermost: counts refusals too
+    app.add_middleware(MetricsMiddleware, measures=measures, tracer=tracer)  # the outermost: counts refusals too
     return app
 
 

@@ -86,12 +86,12 @@ def error_status(error: RamiformError) -> tuple[int, ErrorInfo]:
 def error_event(error: Exception) -> dict[str, dict[str, str | None]]:
     """The same for a stream that has begun, where no status can be sent any more."""
     if not isinstance(error, RamiformError):
-        return error_body(500, bug_message(error), code="internal_error")
+        return error_body(500, internal_error_message(error), code="internal_error")
     status, info = error_status(error)
     return error_body(status, info.message, param=info.param, code=info.code)
 
 
-def bug_message(error: Exception) -> str:
+def internal_error_message(error: Exception) -> str:
     """No more than its kind: what it says may be another client's."""
     return f"an error of ours: {type(error).__name__}"
 
@@ -131,7 +131,7 @@ def install(app: FastAPI) -> None:
 
     async def invalid_body(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, RequestValidationError)
-        message, param = explain(error)
+        message, param = explain_validation_error(error)
         return error_response(400, message, param=param, code="invalid_value")
 
     async def no_admin(request: Request, error: Exception) -> JSONResponse:
@@ -146,7 +146,7 @@ def install(app: FastAPI) -> None:
 
 
 @contextmanager
-def prompt_in(field: str) -> Iterator[None]:
+def name_prompt_field(field: str) -> Iterator[None]:
     """Make errors about the prompt name the field that it came in."""
     try:
         yield
@@ -156,7 +156,7 @@ def prompt_in(field: str) -> Iterator[None]:
         raise RequestError(str(error), param=field, code=error.code) from None
 
 
-def explain(error: RequestValidationError) -> tuple[str, str | None]:
+def explain_validation_error(error: RequestValidationError) -> tuple[str, str | None]:
     """A sentence about what is wrong with a body, and the parameter that it is in."""
     # Of a union each alternative complains: the complaint that got furthest into the body is the one that is meant.
     detail, path = max(

@@ -14,7 +14,7 @@ from prometheus_client.exposition import generate_latest
 from prometheus_client.registry import CollectorRegistry
 
 from ...protocol.core import CoreStats, ModelInfo
-from ...protocol.metrics import CoreMeasures, Distribution, FrontendMeasures
+from ...protocol.metrics import CoreMetrics, FrontendMetrics, Histogram
 
 # Ours, without "ramiform_" -> the same elsewhere. A counter's name is without "_total".
 ALIASES = {
@@ -45,7 +45,7 @@ ALIASES = {
 }
 
 
-def exposition(frontends: FrontendMeasures, core: tuple[ModelInfo, CoreStats, CoreMeasures] | None) -> bytes:
+def exposition(frontends: FrontendMetrics, core: tuple[ModelInfo, CoreStats, CoreMetrics] | None) -> bytes:
     """The text that Prometheus scrapes. `core` is None while the model loads."""
     name = "" if core is None else core[0].name
     families = _Families(name)
@@ -71,7 +71,7 @@ class _Families:
     def collect(self) -> Iterator[Metric]:
         yield from self._all
 
-    def frontends(self, measures: FrontendMeasures) -> None:
+    def frontends(self, measures: FrontendMetrics) -> None:
         histogram, counter, gauge = self._histogram, self._counter, self._gauge
         histogram("time_to_first_token_seconds", "From a request to its first token", measures.ttft)
         histogram("inter_token_latency_seconds", "Between a step's tokens of a request and the next's", measures.itl)
@@ -90,7 +90,7 @@ class _Families:
         self._http(measures)
         gauge("http_requests_running", "HTTP requests being answered", measures.num_http_running)
 
-    def _http(self, measures: FrontendMeasures) -> None:
+    def _http(self, measures: FrontendMetrics) -> None:
         answers = CounterMetricFamily("ramiform_http_requests", "HTTP answers", labels=["method", "route", "status"])
         errors = CounterMetricFamily(
             "ramiform_http_errors", "HTTP answers that are errors", labels=["method", "route", "status"]
@@ -107,7 +107,7 @@ class _Families:
             spent.add_metric(key.split(" "), _buckets(seconds), seconds.sum)
         self._all += [answers, errors, spent]
 
-    def core(self, info: ModelInfo, stats: CoreStats, measures: CoreMeasures) -> None:
+    def core(self, info: ModelInfo, stats: CoreStats, measures: CoreMetrics) -> None:
         histogram, counter, gauge = self._histogram, self._counter, self._gauge
         gauge("requests_running", "Requests that a step computes", stats.num_running)
         gauge("requests_waiting", "Requests that wait for a place, or their grammar", stats.num_waiting)
@@ -157,7 +157,7 @@ class _Families:
     def _gauge(self, name: str, meaning: str, value: float) -> None:
         self._add(GaugeMetricFamily, name, meaning, lambda family: family.add_metric([self._model], value))
 
-    def _histogram(self, name: str, meaning: str, values: Distribution) -> None:
+    def _histogram(self, name: str, meaning: str, values: Histogram) -> None:
         buckets = _buckets(values)
         self._add(
             HistogramMetricFamily, name, meaning, lambda family: family.add_metric([self._model], buckets, values.sum)
@@ -170,7 +170,7 @@ class _Families:
             self._all.append(family)
 
 
-def _buckets(values: Distribution) -> list[tuple[str, float]]:
+def _buckets(values: Histogram) -> list[tuple[str, float]]:
     """Cumulative, as Prometheus has them."""
     bounds = [*(str(float(bound)) for bound in values.bounds), "+Inf"]
     return list(zip(bounds, (float(count) for count in accumulate(values.counts)), strict=True))

@@ -6,7 +6,7 @@ from typing import Any
 
 from fastapi import FastAPI
 
-STREAMS: dict[int | str, dict[str, Any]] = {
+STREAM_RESPONSES: dict[int | str, dict[str, Any]] = {
     200: {
         "description": "The answer; with `stream`, server-sent events that end with `[DONE]`.",
         "content": {"text/event-stream": {}},

@@ -21,7 +21,7 @@ from starlette.responses import FileResponse, HTMLResponse, Response
 from ...protocol.errors import RuntimeFailed
 from ...protocol.version import __version__
 from ..text.generation import Generator
-from .middleware.auth import KEY
+from .middleware.auth import SCOPE_API_KEY
 
 # Swagger UI's own build, from the package fastapi-swagger; `guard.OPEN_PATHS` lists their paths too.
 ASSETS = {
@@ -107,7 +107,7 @@ class PagesApi:
 
     async def home(self, request: Request) -> Response:
         title, about, status = "ramiform", "", 200
-        if self._has_keys and request.scope.get(KEY) is None:
+        if self._has_keys and request.scope.get(SCOPE_API_KEY) is None:
             about = "<p>Requests need an API key: <code>Authorization: Bearer KEY</code>.</p>"
         else:
             try:

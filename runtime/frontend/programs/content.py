@@ -9,24 +9,24 @@ from dataclasses import dataclass, replace
 
 from ...protocol.errors import RequestError
 from ...tokenizer.interface import Tokenizer
-from ..text.encoding import Encoder, Segment
-from .roles import Chat
+from ..text.encoding import Encoder, PromptSegment
+from .roles import ChatState
 
 
 @dataclass(frozen=True)
-class Appended:
+class AppendedContent:
     """What a forked state did since its fork, to be done again by the state that it joins.
 
     `log` holds texts, and ids that were generated after them; empty ids stand for a place where the text before was
     tokenised without the text after. `roles` are those of the messages it wrote, `tail` what ended the last of them.
     """
 
-    log: list[Segment | tuple[int, ...]]
+    log: list[PromptSegment | tuple[int, ...]]
     roles: tuple[str, ...]
     tail: str
 
 
-class Content:
+class TokenContent:
     """Ids [0, len(ids)) are fixed; `pending` follows them.
 
     `ids` is what a request takes; call `flush` first.
@@ -36,9 +36,9 @@ class Content:
         self._tokenizer = tokenizer
         self._encoder = encoder
         self.ids: list[int] = []
-        self.pending: list[Segment] = []
-        self.chat = Chat()
-        self._log: list[Segment | tuple[int, ...]] | None = None  # None: nobody can join it
+        self.pending: list[PromptSegment] = []
+        self.chat = ChatState()
+        self._log: list[PromptSegment | tuple[int, ...]] | None = None  # None: nobody can join it
         self._roles_at_fork = self.chat
 
     @property
@@ -46,8 +46,8 @@ class Content:
         """Differs whenever something has been appended, or tokenised, in between."""
         return len(self.ids), len(self.pending)
 
-    def fork(self) -> Content:
-        child = Content(self._tokenizer, self._encoder)
+    def fork(self) -> TokenContent:
+        child = TokenContent(self._tokenizer, self._encoder)
         child.ids = self.ids.copy()
         child.pending = self.pending.copy()
         child.chat = child._roles_at_fork = self.chat
@@ -59,25 +59,25 @@ class Content:
         self.chat, text = self.chat.begin(self._tokenizer.chat, role)
         if self.ids or self.pending:
             text = text.removeprefix(self._bos_text())  # the template thinks that it is first
-        self._append(Segment(text, trusted=True))
+        self._append(PromptSegment(text, trusted=True))
         return text
 
     def end_role(self) -> str:
         """Append what the template puts after the content. Raises RequestError when no role is open."""
         self.chat, text = self.chat.end(self._tokenizer.chat)
-        self._append(Segment(text, trusted=True))
+        self._append(PromptSegment(text, trusted=True))
         return text
 
     def append_text(self, text: str) -> str:
         """Append a program's text; returns it with what the template puts before an assistant's given text."""
         lead = self.take_lead() if text else ""
-        self._append(Segment(text, trusted=not self.chat.is_open))
+        self._append(PromptSegment(text, trusted=not self.chat.is_open))
         return lead + text
 
     def take_lead(self) -> str:
         """Append the lead of an assistant's given text, once. A generated message has none: call `drop_lead`."""
         lead = self.chat.lead
-        self._append(Segment(lead, trusted=True))
+        self._append(PromptSegment(lead, trusted=True))
         self.drop_lead()
         return lead
 
@@ -93,19 +93,19 @@ class Content:
 
     async def append_chosen(self, text: str) -> None:
         """Append a choice as it was scored: tokenised with the text before it, not with the text after."""
-        self._append(Segment(text, trusted=not self.chat.is_open))
+        self._append(PromptSegment(text, trusted=not self.chat.is_open))
         await self._append_ids(())
 
     async def append_generated(self, ids: list[int], leftover: str) -> None:
         """Append generated ids, and the text of a token of which only a part was kept."""
         await self._append_ids(tuple(ids))
-        self._append(Segment(leftover, trusted=False))
+        self._append(PromptSegment(leftover, trusted=False))
 
-    def with_pending(self, text: str) -> list[Segment]:
+    def with_pending(self, text: str) -> list[PromptSegment]:
         """The pending text with one more; for asking how it would be tokenised."""
-        return [*self.pending, Segment(text, trusted=not self.chat.is_open)]
+        return [*self.pending, PromptSegment(text, trusted=not self.chat.is_open)]
 
-    def since_fork(self) -> Appended:
+    def since_fork(self) -> AppendedContent:
         """What was appended since the fork. Raises RequestError when a role that was begun since is still open, or the
         one that was open at the fork is not."""
         assert self._log is not None
@@ -117,9 +117,9 @@ class Content:
                 f"a fork that ended role {self._roles_at_fork.roles[-1]!r}, opened before it, cannot be joined",
                 param="role",
             )
-        return Appended(list(self._log), roles, self.chat.tail)
+        return AppendedContent(list(self._log), roles, self.chat.tail)
 
-    async def join(self, appended: Appended) -> str:
+    async def join(self, appended: AppendedContent) -> str:
         """Append what a fork appended: the same text, and the very ids it generated. Returns the text.
 
         Raises RequestError when the fork wrote messages and one is open here.
@@ -130,7 +130,7 @@ class Content:
             )
         texts = []
         for item in appended.log:
-            if isinstance(item, Segment):
+            if isinstance(item, PromptSegment):
                 self._append(item)
                 texts.append(item.text)
             else:
@@ -140,7 +140,7 @@ class Content:
             self.chat = replace(self.chat, roles=(*self.chat.roles, *appended.roles), tail=appended.tail)
         return "".join(texts)
 
-    def _append(self, segment: Segment) -> None:
+    def _append(self, segment: PromptSegment) -> None:
         if segment.text:
             self.pending.append(segment)
             if self._log is not None:

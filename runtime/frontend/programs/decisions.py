@@ -15,8 +15,8 @@ from ...protocol import decisions as protocol
 from ...protocol.decisions import DecisionAnswer, Question
 from ..text.common_prefix import common_prefix_length
 from ..text.generation import Generator
-from ..text.scoring import Asker, Continuation, Scored, agree, score
-from .content import Content
+from ..text.scoring import Continuation, RequestContext, Scored, score, unify_shared_prefixes
+from .content import TokenContent
 
 _End = Literal["turn", "line", "token"]  # what ends an answer: the assistant's message, a line, or the end token
 BATCH = 256  # labels submitted at once; the core's queue is bounded
@@ -33,12 +33,12 @@ class Decided:
 
 async def decide(
     generator: Generator,
-    content: Content,
+    content: TokenContent,
     questions: Sequence[Question],
     *,
     program: str | None = None,
     namespace: str = "",
-    asker: Callable[[list[int], int], Asker] | None = None,
+    asker: Callable[[list[int], int], RequestContext] | None = None,
 ) -> Decided:
     """Ask every question about `content`, which is not changed, each as if it were the only one.
 
@@ -53,11 +53,11 @@ async def decide(
     for question in questions:
         batch += await _continuations(generator, content, question)
     first = (
-        Asker(program=program, namespace=namespace)
+        RequestContext(program=program, namespace=namespace)
         if asker is None
         else asker(batch[0].tokens, common_prefix_length(held, batch[0].tokens))
     )
-    others = Asker(program=first.program, namespace=first.namespace, outlook=first.outlook)
+    others = RequestContext(program=first.program, namespace=first.namespace, outlook=first.outlook)
     parts = iter(batch)
     scored: list[Scored] = []
     while some := list(islice(parts, BATCH)):
@@ -65,7 +65,7 @@ async def decide(
     rest = iter(scored)
     answers = []
     for question in questions:
-        logprobs = agree([part.logprobs for part in islice(rest, len(protocol.labels(question)))])
+        logprobs = unify_shared_prefixes([part.logprobs for part in islice(rest, len(protocol.labels(question)))])
         answers.append(protocol.answer(question, [math.fsum(t.logprob for t in tokens) for tokens in logprobs]))
     return Decided(
         answers,
@@ -74,7 +74,7 @@ async def decide(
     )
 
 
-async def _continuations(generator: Generator, content: Content, question: Question) -> list[Continuation]:
+async def _continuations(generator: Generator, content: TokenContent, question: Question) -> list[Continuation]:
     """What is scored for each label of a question: its tokens and the end of the answer."""
     asked = content.fork()
     in_chat = bool(asked.chat.roles)
@@ -104,7 +104,7 @@ async def _continuations(generator: Generator, content: Content, question: Quest
     return [Continuation(ids, start) for ids in encoded]
 
 
-async def _ended(generator: Generator, asked: Content, label: str, end: _End) -> list[int]:
+async def _ended(generator: Generator, asked: TokenContent, label: str, end: _End) -> list[int]:
     """The ids of the content with a label, to the first one that says that the answer is over."""
     eos_ids = generator.tokenizer.eos_ids
     answered = asked.fork()

@@ -12,13 +12,13 @@ import msgspec
 
 from ...protocol.sampling import SamplingParams
 from ...protocol.session import Gen, Sequence
-from ..text.generation import Generated, Generator, Piece, Prompt, Sample
-from ..text.scoring import Asker
-from .running_program import Program
+from ..text.generation import FinishedSample, Generator, Piece, Prompt, SampleStream
+from ..text.scoring import RequestContext
+from .running_program import RunningProgram
 
 
 @dataclass(frozen=True)
-class Outcome:
+class GenResult:
     """One sequence a sample. `leftover` is the text that the first one's ids lack, because a stop cut a token."""
 
     sequences: list[Sequence]
@@ -27,12 +27,12 @@ class Outcome:
 
 async def generate(
     generator: Generator,
-    program: Program,
+    program: RunningProgram,
     op: Gen,
     tokens: list[int],
-    asker: Asker,
+    asker: RequestContext,
     on_piece: Callable[[Piece], None],
-) -> Outcome:
+) -> GenResult:
     """Continue `tokens`; `on_piece` hears of the first sample as it comes, when the operation streams.
 
     Raises RamiformError when the request fails, or the program's budget is spent.
@@ -55,12 +55,12 @@ async def generate(
     sequences = [result.sequence for result in results]
     if op.token_texts:
         sequences = [_with_texts(generator, sequence) for sequence in sequences]
-    return Outcome(sequences, results[0].leftover)
+    return GenResult(sequences, results[0].leftover)
 
 
 async def _read(
-    program: Program, sample: Sample, op: Gen, sampling: SamplingParams, on_piece: Callable[[Piece], None]
-) -> Generated:
+    program: RunningProgram, sample: SampleStream, op: Gen, sampling: SamplingParams, on_piece: Callable[[Piece], None]
+) -> FinishedSample:
     num_counted = 0
     async for piece in sample:
         program.spend(len(sample.output_ids) - num_counted)

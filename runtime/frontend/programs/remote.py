@@ -12,12 +12,12 @@ from ...protocol.errors import ErrorInfo
 from ...protocol.keys import server_keys
 from ...protocol.transport import check_bind
 from ..text.generation import Generator
-from .server import Service
+from .server import ProgramServer
 
 logger = logging.getLogger("ramiform.frontend")
 
 
-class RemoteService:
+class RemoteProgramServer:
     """Raises RequestError for an address or keys that will not do, before anything is bound."""
 
     def __init__(self, context: zmq.asyncio.Context, bind: str, keys: str | None, generator: Generator) -> None:
@@ -26,7 +26,7 @@ class RemoteService:
         self._keys = server_keys(Path(keys))
         self._authenticator = AsyncioAuthenticator(context, log=logging.getLogger("ramiform.keys"))
         self._authenticator.configure_curve_callback("*", credentials_provider=self)
-        self.service = Service(context, bind, generator, keys=self._keys)
+        self.service = ProgramServer(context, bind, generator, keys=self._keys)
 
     def start(self) -> None:
         """Raises RamiformError when the address cannot be had."""

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from ...protocol.errors import RequestError
 from ..text.common_prefix import common_prefix_length
 
-_ENDED = frozenset({"system", "user", "assistant"})  # whose messages end whatever comes next
+_COMPLETE_ROLES = frozenset({"system", "user", "assistant"})  # whose messages end whatever comes next
 _ROLE = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,63}")
 
 
@@ -25,7 +25,7 @@ class Template(Protocol):
 
 
 @dataclass(frozen=True)
-class Chat:
+class ChatState:
     """The messages begun so far. A value: a forked state shares it.
 
     `tail` is what the last `end` appended; `lead` is what the template puts between its generation prompt and a
@@ -38,7 +38,7 @@ class Chat:
     tail: str = ""
     lead: str = ""
 
-    def begin(self, template: Template | None, role: str) -> tuple[Chat, str]:
+    def begin(self, template: Template | None, role: str) -> tuple[ChatState, str]:
         """Open a message: the chat after it, and the text before its content.
 
         Raises RequestError when a message is open, or naming a role that the template refuses here.
@@ -59,9 +59,9 @@ class Chat:
             text = before_content.rstrip(" ")
             lead = before_content[len(text) :]
         known = common_prefix_length(self.tail, text)
-        return Chat((*self.roles, role), is_open=True, lead=lead), text[known:]
+        return ChatState((*self.roles, role), is_open=True, lead=lead), text[known:]
 
-    def end(self, template: Template | None) -> tuple[Chat, str]:
+    def end(self, template: Template | None) -> tuple[ChatState, str]:
         """Close the open message: the chat after it, and the text after its content, as if it were the last one.
 
         Of a tool's, what is certain of that text: some templates put neighbouring results into one message. The rest
@@ -75,12 +75,12 @@ class Chat:
             tail = _after(rendered, len(self.roles) - 1) or ""
         except RequestError:
             tail = ""  # only complete with the next message, whose begin then brings it
-        if self.roles[-1] not in _ENDED:
+        if self.roles[-1] not in _COMPLETE_ROLES:
             with suppress(RequestError):  # a template that takes no other there
                 tail = tail[: common_prefix_length(tail, self._before_content(template, self.roles[-1]))]
-        return Chat(self.roles, tail=tail), tail
+        return ChatState(self.roles, tail=tail), tail
 
-    def without_lead(self) -> Chat:
+    def without_lead(self) -> ChatState:
         return replace(self, lead="")
 
     def _before_content(self, template: Template, role: str) -> str:

@@ -10,17 +10,17 @@ from collections.abc import Callable
 
 import msgspec
 
-from ...protocol.core import Outlook
+from ...protocol.core import ProgramProgress
 from ...protocol.errors import ErrorInfo, RequestError
 from ...protocol.sampling import SamplingParams
 from ...protocol.session import Budget
 
 
-class Program:
+class RunningProgram:
     """`lose(error)` is called once, when the budget is spent: it is to end every state of the program."""
 
     def __init__(
-        self, number: int, name: str, budget: Budget | None, lose: Callable[[Program, ErrorInfo], None]
+        self, number: int, name: str, budget: Budget | None, lose: Callable[[RunningProgram, ErrorInfo], None]
     ) -> None:
         self.number = number  # the client's
         self.name = name
@@ -38,9 +38,9 @@ class Program:
     def has_token_budget(self) -> bool:
         return self._tokens_left is not None
 
-    def outlook(self, width: int) -> Outlook:
+    def outlook(self, width: int) -> ProgramProgress:
         """Of one of its generations, that has begun."""
-        return Outlook(self.num_generations - 1, width, self.complete)
+        return ProgramProgress(self.num_generations - 1, width, self.complete)
 
     def end(self) -> None:
         """It has no states any more."""

@@ -14,18 +14,18 @@ from ...protocol.sampling import TokenLogprob
 from ...protocol.session import Choice, Select
 from ..text.common_prefix import common_prefix_length
 from ..text.generation import Generator
-from ..text.scoring import Asker, Continuation, agree, score
-from .content import Content
+from ..text.scoring import Continuation, RequestContext, score, unify_shared_prefixes
+from .content import TokenContent
 
 MAX_CHOICES = 1024
 
 
 async def select(
     generator: Generator,
-    content: Content,
+    content: TokenContent,
     op: Select,
     *,
-    asker: Callable[[list[int], int], Asker] | None = None,
+    asker: Callable[[list[int], int], RequestContext] | None = None,
 ) -> Choice:
     """The choice that `op` makes as the continuation of `content`, which is not changed. `asker` says on whose behalf,
     given a prompt of which the state will keep the first so many tokens.
@@ -51,9 +51,9 @@ async def select(
     if by_context:
         prefix = [] if bos_id is None else [bos_id]
         batch += [Continuation(prefix + ids[start:], len(prefix)) for ids in prompts]
-    scored = await score(generator.core, batch, Asker() if asker is None else asker(prompts[0], start))
-    logprobs = agree([part.logprobs for part in scored[: len(prompts)]])
-    unconditional = agree([part.logprobs for part in scored[len(prompts) :]]) if by_context else None
+    scored = await score(generator.core, batch, RequestContext() if asker is None else asker(prompts[0], start))
+    logprobs = unify_shared_prefixes([part.logprobs for part in scored[: len(prompts)]])
+    unconditional = unify_shared_prefixes([part.logprobs for part in scored[len(prompts) :]]) if by_context else None
 
     scores = methods.scores(op.method, _values(logprobs), _values(unconditional or []))
     seed = secrets.randbits(63) if op.seed is None else op.seed

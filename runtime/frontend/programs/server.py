@@ -20,7 +20,7 @@ from ...protocol import wire
 from ...protocol.errors import BusyError, ErrorInfo, RamiformError, RequestError, RuntimeFailed
 from ...protocol.keys import ServerKeys
 from ...protocol.session import (
-    Answers,
+    AnswerBatch,
     Append,
     Bye,
     Call,
@@ -41,18 +41,22 @@ from ...protocol.session import (
     ToFrontend,
     Welcome,
 )
-from ...protocol.transport import secure_server
+from ...protocol.transport import secure_server_socket
 from ...protocol.version import __version__
 from ..text.generation import Generator
 from .session import Session
 
 logger = logging.getLogger("ramiform.frontend")
 
-SETTLED = 0.05  # seconds after a disconnection is told until the socket behaves accordingly
-SILENCE = 15.0  # seconds after which a client that says nothing loses its states
+DISCONNECT_SETTLE_SECONDS = 0.05  # seconds after a disconnection is told until the socket behaves accordingly
+CLIENT_SILENCE_SECONDS = 15.0  # seconds after which a client that says nothing loses its states
 
 
-_ONE_BY_ONE = (Done, Delta, Failed)  # answers to operations: what comes of one turn of the event loop goes together
+_BATCHED_ANSWERS = (
+    Done,
+    Delta,
+    Failed,
+)  # answers to operations: what comes of one turn of the event loop goes together
 
 
 class _Client:
@@ -61,7 +65,7 @@ class _Client:
         self.last_heard = time.monotonic()
 
 
-class Service:
+class ProgramServer:
     """Serves from `start` to `stop`, on the event loop that `start` is called in.
 
     `others` are addresses of services like this one. Once they answer (`share`), new clients are sent on to them in
@@ -81,7 +85,7 @@ class Service:
         self._socket = context.socket(zmq.ROUTER)
         wire.set_options(self._socket)
         if keys is not None:
-            secure_server(self._socket, keys)
+            secure_server_socket(self._socket, keys)
         self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)  # sending to who is gone is an error: so we learn of it
         self._monitor = self._socket.get_monitor_socket(zmq.Event.DISCONNECTED)
         self._address = address
@@ -145,9 +149,11 @@ class Service:
     def forget_silent(self, now: float) -> None:
         """Close the states of clients not heard of for SILENCE seconds. `now` is on the monotonic clock."""
         for identity, client in list(self._clients.items()):
-            if now - client.last_heard > SILENCE and (states := self._forget(identity)):
+            if now - client.last_heard > CLIENT_SILENCE_SECONDS and (states := self._forget(identity)):
                 logger.warning("a client fell silent; its %d states are closed", len(states))
-                silent = RuntimeFailed(f"the program was not heard of for {SILENCE:g} s; its states are closed")
+                silent = RuntimeFailed(
+                    f"the program was not heard of for {CLIENT_SILENCE_SECONDS:g} s; its states are closed"
+                )
                 self._send(identity, Lost(states, ErrorInfo.of(silent)))  # should it be alive, it waits for answers
 
     def _forget(self, identity: bytes) -> tuple[int, ...]:
@@ -157,7 +163,7 @@ class Service:
         return () if client is None else client.session.close_all()
 
     async def _forget_regularly(self) -> None:
-        interval = SILENCE / 5
+        interval = CLIENT_SILENCE_SECONDS / 5
         while True:
             before = time.monotonic()
             await asyncio.sleep(interval)
@@ -172,9 +178,9 @@ class Service:
             await self._monitor.recv_multipart()
             told = True
             while told:
-                await asyncio.sleep(SETTLED)
+                await asyncio.sleep(DISCONNECT_SETTLE_SECONDS)
                 for identity in list(self._clients):
-                    self._send(identity, Answers([]))
+                    self._send(identity, AnswerBatch([]))
                 # What was told meanwhile has not settled: once more for all of it. Taken one at a time it would pile
                 # up, and a full monitor stops the thread that moves everybody's messages.
                 told = False
@@ -264,7 +270,7 @@ class Service:
             return Reply(call.call, error=ErrorInfo.of(error))
 
     def _send(self, identity: bytes, message: FromFrontend) -> None:
-        if isinstance(message, _ONE_BY_ONE):
+        if isinstance(message, _BATCHED_ANSWERS):
             if not self._outgoing:
                 asyncio.get_running_loop().call_soon(self._flush)
             self._outgoing.setdefault(identity, []).append(message)
@@ -280,7 +286,7 @@ class Service:
 
     def _send_answers(self, identity: bytes, answers: list[Done | Delta | Failed]) -> None:
         try:
-            self._send_bytes(identity, wire.encode(answers[0] if len(answers) == 1 else Answers(answers)))
+            self._send_bytes(identity, wire.encode(answers[0] if len(answers) == 1 else AnswerBatch(answers)))
             return
         except RequestError as error:  # too long, e.g. the log-probabilities of many samples
             if len(answers) == 1:

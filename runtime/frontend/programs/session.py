@@ -24,9 +24,9 @@ from ...protocol.session import (
     Supply,
 )
 from ..text.generation import Generator
-from .content import Content
-from .running_program import Program
-from .state_interpreter import Branch, Join, Player, Step
+from .content import TokenContent
+from .running_program import RunningProgram
+from .state_interpreter import ForkStep, JoinStep, StateInterpreter, Step
 
 MAX_STATES = 100_000  # per client
 
@@ -34,7 +34,7 @@ MAX_STATES = 100_000  # per client
 class _State:
     """What the session remembers of a state besides its player."""
 
-    def __init__(self, player: Player, program: Program, parent: _State | None) -> None:
+    def __init__(self, player: StateInterpreter, program: RunningProgram, parent: _State | None) -> None:
         self.player = player
         self.program = program
         self.parent = parent
@@ -49,8 +49,8 @@ class Session:
         self._generator = generator
         self._send = send
         self._states: dict[int, _State] = {}
-        self._programs: dict[int, Program] = {}
-        self._leaving: dict[Player, Program] = {}  # closed, with something left to do
+        self._programs: dict[int, RunningProgram] = {}
+        self._leaving: dict[StateInterpreter, RunningProgram] = {}  # closed, with something left to do
 
     @property
     def num_states(self) -> int:
@@ -67,7 +67,7 @@ class Session:
             if not program.states:
                 self._forget(program)
             return
-        state.player.begin(Content(self._generator.tokenizer, self._generator.encoder))
+        state.player.begin(TokenContent(self._generator.tokenizer, self._generator.encoder))
 
     def play(self, message: Play) -> None:
         """Each part as if it had come by itself; `complete` holds for the programs that are opened here."""
@@ -101,7 +101,7 @@ class Session:
             if (program := self._programs.get(number)) is not None:
                 self._end(program)
         self._leaving = {player: program for player, program in self._leaving.items() if not player.is_over}
-        ended: dict[Program, list[int]] = {}
+        ended: dict[RunningProgram, list[int]] = {}
         for number in message.states:
             state = self._states.pop(number, None)
             if state is not None:
@@ -125,13 +125,13 @@ class Session:
         self._leaving.clear()
         return numbers
 
-    def _lose(self, program: Program, error: ErrorInfo) -> None:
+    def _lose(self, program: RunningProgram, error: ErrorInfo) -> None:
         """End a program and tell the client why."""
         numbers = tuple(program.states)
         self._end(program)
         self._send(Lost(numbers, error))
 
-    def _end(self, program: Program) -> None:
+    def _end(self, program: RunningProgram) -> None:
         for number in program.states:
             self._states.pop(number).player.abort()
         program.states.clear()
@@ -140,13 +140,13 @@ class Session:
                 player.abort()
         self._forget(program)
 
-    def _forget(self, program: Program) -> None:
+    def _forget(self, program: RunningProgram) -> None:
         program.end()
         del self._programs[program.number]
         self._generator.core.end_states(program.name, None)
 
-    def _new_program(self, number: int, budget: Budget | None) -> Program:
-        program = Program(number, f"{self._name}:{number}", budget, self._lose)
+    def _new_program(self, number: int, budget: Budget | None) -> RunningProgram:
+        program = RunningProgram(number, f"{self._name}:{number}", budget, self._lose)
         self._programs[number] = program
         return program
 
@@ -171,11 +171,11 @@ class Session:
                 step = ErrorInfo.of(wrong)
             state.player.add(op, step)
 
-    def _create(self, number: int, program: Program, parent: _State | None) -> _State:
+    def _create(self, number: int, program: RunningProgram, parent: _State | None) -> _State:
         """Raises BusyError when there are too many states."""
         if len(self._states) >= MAX_STATES:
             raise BusyError(f"a client may have at most {MAX_STATES} states")
-        state = _State(Player(number, program, self._generator, self._send), program, parent)
+        state = _State(StateInterpreter(number, program, self._generator, self._send), program, parent)
         self._states[number] = state
         program.states.add(number)
         return state
@@ -187,9 +187,9 @@ class Session:
                 self._check_new(children)
                 if len(self._states) + len(children) > MAX_STATES:
                     raise BusyError(f"a client may have at most {MAX_STATES} states")
-                return Branch(tuple(self._create(child, state.program, state).player for child in children))
+                return ForkStep(tuple(self._create(child, state.program, state).player for child in children))
             case Concatenate(children=children):
-                return Join(tuple(self._child(state, child).report() for child in children))
+                return JoinStep(tuple(self._child(state, child).report() for child in children))
             case _:
                 return operation
 
@@ -202,7 +202,7 @@ class Session:
                 f"a fork's states must be new and differ, got {numbers}", param="children", code="bad_state"
             )
 
-    def _child(self, state: _State, number: int) -> Player:
+    def _child(self, state: _State, number: int) -> StateInterpreter:
         child = self._states.get(number)
         if child is None or child.parent is not state:
             raise RequestError(f"state {number} is not a fork of this one", param="children", code="bad_state")

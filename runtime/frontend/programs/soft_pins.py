@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from ...protocol.core import Claim
-from .content import Content
+from ...protocol.core import SoftPin
+from .content import TokenContent
 
 
 class State(Protocol):
@@ -28,17 +28,17 @@ class Ancestor:
     """A state when it was forked: it held `num_ids` ids, then `num_bytes` of text that was no tokens yet."""
 
     state: State
-    content: Content
+    content: TokenContent
     mark: tuple[int, int]
     num_ids: int
     num_bytes: int
 
     @classmethod
-    def of(cls, state: State, content: Content) -> Ancestor:
+    def of(cls, state: State, content: TokenContent) -> Ancestor:
         num_bytes = sum(len(segment.text.encode()) for segment in content.pending)
         return cls(state, content, content.mark, len(content.ids), num_bytes)
 
-    def claim(self, tokens: Sequence[int], token_bytes: Sequence[bytes | None]) -> Claim | None:
+    def claim(self, tokens: Sequence[int], token_bytes: Sequence[bytes | None]) -> SoftPin | None:
         """On a prompt that begins with what the state held. None when it is over, or has moved on and so claims for
         itself."""
         if self.state.closed or self.content.mark != self.mark:
@@ -49,4 +49,4 @@ class Ancestor:
             if num_bytes < 0:
                 break
             num_tokens += 1
-        return Claim(self.state.number, num_tokens) if num_tokens else None
+        return SoftPin(self.state.number, num_tokens) if num_tokens else None

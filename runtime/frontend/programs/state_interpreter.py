@@ -11,60 +11,60 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ...protocol.core import Claim
+from ...protocol.core import SoftPin
 from ...protocol.errors import ErrorInfo, RamiformError, RequestError
 from ...protocol.session import Ask, Decide, Delta, Done, Failed, Gen, RoleBegin, RoleEnd, Select, Sync, Text
 from ..text.generation import Generator, Piece
-from ..text.scoring import Asker
-from .content import Appended, Content
+from ..text.scoring import RequestContext
+from .content import AppendedContent, TokenContent
 from .decisions import decide
 from .generate import generate
-from .running_program import Program
+from .running_program import RunningProgram
 from .select import select
 from .soft_pins import Ancestor
 
 logger = logging.getLogger("ramiform.frontend")
 
-Report = Appended | ErrorInfo
+Report = AppendedContent | ErrorInfo
 
 
 @dataclass(frozen=True)
-class Branch:
+class ForkStep:
     """Fork: `children` begin with the content as it is here."""
 
-    children: tuple[Player, ...]
+    children: tuple[StateInterpreter, ...]
 
 
 @dataclass(frozen=True)
-class Join:
+class JoinStep:
     """Concatenate: append what each child reports to have appended."""
 
     reports: tuple[asyncio.Future[Report], ...]
 
 
 @dataclass(frozen=True)
-class Tell:
+class ReportStep:
     """Asked by the state that joins this one: what was appended since the fork, up to here. No client sees it."""
 
     report: asyncio.Future[Report]
 
 
-Step = Text | RoleBegin | RoleEnd | Gen | Select | Ask | Decide | Sync | Branch | Join | Tell | ErrorInfo
+Step = Text | RoleBegin | RoleEnd | Gen | Select | Ask | Decide | Sync | ForkStep | JoinStep | ReportStep | ErrorInfo
 _GENERATION = Gen | Select | Decide  # what needs the core
 
 
-class Player:
+class StateInterpreter:
     """Plays steps once it has a content. An ErrorInfo as a step is an operation that was wrong from the start."""
 
     def __init__(
-        self, number: int, program: Program, generator: Generator, send: Callable[[Done | Failed | Delta], None]
+        self, number: int, program: RunningProgram, generator: Generator, send: Callable[[Done | Failed | Delta], None]
     ) -> None:
         self.number = number
         self.width = 1  # how many were forked together
         self._program = program
         self._generator = generator
         self._send = send
-        self._content: Content | None = None
+        self._content: TokenContent | None = None
         self._failure: ErrorInfo | None = None
         self._steps: deque[tuple[int, Step]] = deque()
         self._task: asyncio.Task[None] | None = None
@@ -74,7 +74,7 @@ class Player:
         self._supplies: dict[int, asyncio.Future[str | ErrorInfo]] = {}  # of every Ask that is not played
         self._closed = False
 
-    def begin(self, content: Content, ancestors: tuple[Ancestor, ...] = ()) -> None:
+    def begin(self, content: TokenContent, ancestors: tuple[Ancestor, ...] = ()) -> None:
         self._content = content
         self._ancestors = ancestors
         self._wake()
@@ -102,14 +102,14 @@ class Player:
     def report(self) -> asyncio.Future[Report]:
         """What will have been appended since the fork once all steps added so far are played."""
         future: asyncio.Future[Report] = asyncio.get_running_loop().create_future()
-        self.add(-1, Tell(future))
+        self.add(-1, ReportStep(future))
         return future
 
     def close(self) -> None:
         """Answer no more. Only what other states still wait for is played: forks of this one, and reports to joins."""
         self._send = _to_nobody
         self._closed = True
-        while self._steps and not isinstance(self._steps[-1][1], Branch | Tell):
+        while self._steps and not isinstance(self._steps[-1][1], ForkStep | ReportStep):
             step = self._steps.pop()[1]
             self._begun(step)
             self._ended(step)
@@ -188,16 +188,16 @@ class Player:
 
     def _refuse(self, op: int, step: Step, error: ErrorInfo) -> None:
         match step:
-            case Tell(report=report):
+            case ReportStep(report=report):
                 if not report.done():
                     report.set_result(error)
                 return
-            case Branch(children=children):
+            case ForkStep(children=children):
                 for child in children:
                     child.fail(error)
         self._send(Failed(self.number, op, error))
 
-    async def _perform(self, content: Content, op: int, step: Step) -> Done | None:
+    async def _perform(self, content: TokenContent, op: int, step: Step) -> Done | None:
         match step:
             case Text(text=text):
                 return self._done(op, content.append_text(text))
@@ -216,15 +216,15 @@ class Player:
                 return Done(self.number, op, "", answers=decided.answers)
             case Sync():
                 return self._done(op, "")
-            case Branch(children=children):
+            case ForkStep(children=children):
                 ancestors = (*self._ancestors, Ancestor.of(self, content))
                 for child in children:
                     child.width = len(children)
                     child.begin(content.fork(), ancestors)
                 return self._done(op, "")
-            case Join(reports=reports):
+            case JoinStep(reports=reports):
                 return self._done(op, await self._join(content, reports))
-            case Tell(report=report):
+            case ReportStep(report=report):
                 if not report.done():  # else: whoever asked was closed
                     report.set_result(content.since_fork())
                 return None
@@ -234,7 +234,7 @@ class Player:
     def _done(self, op: int, text: str) -> Done:
         return Done(self.number, op, text)
 
-    async def _generate(self, content: Content, op: int, step: Gen) -> Done:
+    async def _generate(self, content: TokenContent, op: int, step: Gen) -> Done:
         content.drop_lead()
         tokens = await content.flush()
 
@@ -247,16 +247,16 @@ class Player:
         await content.append_generated(first.ids, outcome.leftover)
         return Done(self.number, op, first.text, sequences=outcome.sequences)
 
-    def _asker(self, tokens: list[int], num_kept: int | None) -> Asker:
+    def _asker(self, tokens: list[int], num_kept: int | None) -> RequestContext:
         """On whose behalf `tokens` are asked for, of which this state will keep the first `num_kept`; None: all, and
         the output."""
-        return Asker(
+        return RequestContext(
             program=self._program.name,
             claims=self._claims(tokens, num_kept),
             outlook=self._program.outlook(self.width),
         )
 
-    def _claims(self, tokens: list[int], num_kept: int | None) -> list[Claim]:
+    def _claims(self, tokens: list[int], num_kept: int | None) -> list[SoftPin]:
         if self._closed:
             return []
         token_bytes = self._generator.tokenizer.token_bytes
@@ -266,9 +266,9 @@ class Player:
         if self.closed:
             return known  # its last request: nothing of it is needed again
         self._has_claim = True
-        return [*known, Claim(self.number, num_kept)]
+        return [*known, SoftPin(self.number, num_kept)]
 
-    async def _select(self, content: Content, op: int, step: Select) -> Done:
+    async def _select(self, content: TokenContent, op: int, step: Select) -> Done:
         lead = content.take_lead()
         choice = await select(self._generator, content, step, asker=self._asker)
         if not step.append:
@@ -276,7 +276,7 @@ class Player:
         await content.append_chosen(choice.text)
         return Done(self.number, op, lead + choice.text, choice=choice)
 
-    async def _ask(self, content: Content, op: int, step: Ask) -> str:
+    async def _ask(self, content: TokenContent, op: int, step: Ask) -> str:
         given = await self._supplies[op]
         del self._supplies[op]
         if isinstance(given, ErrorInfo):
@@ -286,7 +286,7 @@ class Player:
         await content.append_chosen(given)
         return given
 
-    async def _join(self, content: Content, reports: tuple[asyncio.Future[Report], ...]) -> str:
+    async def _join(self, content: TokenContent, reports: tuple[asyncio.Future[Report], ...]) -> str:
         texts = []
         for future in reports:
             report = await future

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from ...protocol.core import Generate, Pooling
 from ...protocol.errors import RequestError
 from ...protocol.sampling import SamplingParams
-from ..core.client import Answer, CoreClient, new_rid
-from .offload import in_turns
+from ..core.client import CoreClient, TokenStream, new_rid
+from .offload import cooperative_iter
 
 _NO_TOKENS = SamplingParams(max_new_tokens=0, temperature=0.0, seed=0)
 
@@ -43,18 +43,18 @@ async def embed(
                     )
                 )
             )
-            async for tokens in in_turns(prompts)
+            async for tokens in cooperative_iter(prompts)
         ]
         return [Embedded(await _read(answer), len(ids)) for answer, ids in zip(answers, prompts, strict=True)]
 
 
-def normalised(values: array.array[float]) -> array.array[float]:
+def l2_normalised(values: array.array[float]) -> array.array[float]:
     """Of length 1; all zeros stay."""
     length = math.sqrt(math.fsum(value * value for value in values)) or 1.0
     return array.array("f", (value / length for value in values))
 
 
-async def _read(answer: Answer) -> array.array[float]:
+async def _read(answer: TokenStream) -> array.array[float]:
     values = array.array("f")
     async for tokens in answer:
         if tokens.finish is not None and tokens.finish.type == "abort":

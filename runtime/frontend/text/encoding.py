@@ -13,14 +13,14 @@ from typing import NamedTuple, TypeVar
 
 from ...protocol.errors import RequestError, context_exceeded
 from ...tokenizer.interface import Tokenizer
-from .offload import Cancellation, aside
+from .offload import CancellationToken, offload
 
-LONG = 1 << 16  # characters, or tokens, above which the work on them would be felt by others on the event loop
-USUAL_BYTES = 8  # of text to a token: a text that has more of them to each token that fits is counted first
+LONG_TEXT = 1 << 16  # characters, or tokens, above which the work on them would be felt by others on the event loop
+USUAL_BYTES_PER_TOKEN = 8  # of text to a token: a text that has more of them to each token that fits is counted first
 T = TypeVar("T")
 
 
-class Bound(NamedTuple):
+class TokenLimit(NamedTuple):
     """The most tokens that a text may have, and the parameter that an error names. `num_completion`: tokens asked for
     besides, which an error mentions. `route`: the limit is that of a route, not that of the model."""
 
@@ -37,7 +37,7 @@ class Bound(NamedTuple):
         return RequestError(message, param=self.param, code="text_too_long")
 
 
-class Segment(NamedTuple):
+class PromptSegment(NamedTuple):
     text: str
     trusted: bool  # whether a special token's name in it means that token
 
@@ -54,12 +54,12 @@ class Encoder:
 
     def encode(
         self,
-        segments: Iterable[Segment],
+        segments: Iterable[PromptSegment],
         *,
         at_start: bool,
         with_bos: bool = True,
-        bound: Bound | None = None,
-        cancellation: Cancellation | None = None,
+        bound: TokenLimit | None = None,
+        cancellation: CancellationToken | None = None,
     ) -> list[int]:
         """The ids of adjacent texts. `at_start`: nothing precedes them, so that BOS comes first where the tokenizer
         wants one and the text did not bring it, unless `with_bos` is false.
@@ -71,9 +71,9 @@ class Encoder:
         stretches = _stretches(segments)
         if bound is not None:
             self.check_length([text for text, _ in stretches], bound)
-            self._check_count(stretches, bound, cancellation or Cancellation())
+            self._check_count(stretches, bound, cancellation or CancellationToken())
         if self._is_harmless(stretches):
-            stretches = [Segment("".join(text for text, _ in stretches), trusted=True)]
+            stretches = [PromptSegment("".join(text for text, _ in stretches), trusted=True)]
         ids: list[int] = []
         for text, trusted in stretches:
             ids += self._tokenizer.encode(text, parse_special=trusted, continues=not at_start or bool(ids))
@@ -84,7 +84,7 @@ class Encoder:
             raise bound.error(len(ids))
         return ids
 
-    def check_length(self, texts: Sequence[str], bound: Bound) -> None:
+    def check_length(self, texts: Sequence[str], bound: TokenLimit) -> None:
         """Raise RequestError for adjacent texts that are too long to have as few tokens as `bound` says."""
         if sum(map(len, texts)) <= bound.most:
             return
@@ -93,12 +93,12 @@ class Encoder:
 
     async def encode_aside(
         self,
-        segments: Sequence[Segment],
+        segments: Sequence[PromptSegment],
         *,
         at_start: bool,
         with_bos: bool = True,
         param: str = "prompt",
-        bound: Bound | None = None,
+        bound: TokenLimit | None = None,
     ) -> list[int]:
         """The ids of adjacent texts, without keeping anybody else waiting.
 
@@ -114,35 +114,37 @@ class Encoder:
         )
 
     async def encode_prompt(
-        self, prompt: str, *, with_bos: bool = True, param: str = "prompt", bound: Bound | None = None
+        self, prompt: str, *, with_bos: bool = True, param: str = "prompt", bound: TokenLimit | None = None
     ) -> list[int]:
         """The ids of a client's whole prompt, in which special tokens may be named. Raises RequestError as
         `encode_aside` does."""
-        segments = [Segment(prompt, trusted=True)]
+        segments = [PromptSegment(prompt, trusted=True)]
         return await self.encode_aside(segments, at_start=True, with_bos=with_bos, param=param, bound=bound)
 
-    async def prompt_bound(self, param: str, num_completion: int | None = None) -> Bound | None:
+    async def prompt_bound(self, param: str, num_completion: int | None = None) -> TokenLimit | None:
         """As many tokens as a prompt may have. None: any number."""
         if self._most_tokens is None:
             return None
-        return Bound(await self._most_tokens(), param, num_completion or 0)
+        return TokenLimit(await self._most_tokens(), param, num_completion or 0)
 
     async def decode_aside(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """The text of ids that a client gave; nobody else waits for it."""
         return await _aside(len(ids), lambda _: self._tokenizer.decode(ids, skip_special_tokens=skip_special_tokens))
 
-    def _check_count(self, stretches: Sequence[Segment], bound: Bound, cancellation: Cancellation) -> None:
+    def _check_count(
+        self, stretches: Sequence[PromptSegment], bound: TokenLimit, cancellation: CancellationToken
+    ) -> None:
         """Raise RequestError when a text that is longer than usual has too many tokens, counted piece by piece.
 
         At the ends of a piece the tokens may be others than those of the whole text, so that half of them count.
         """
-        if sum(len(text) for text, _ in stretches) <= max(LONG, bound.most * USUAL_BYTES):
+        if sum(len(text) for text, _ in stretches) <= max(LONG_TEXT, bound.most * USUAL_BYTES_PER_TOKEN):
             return
         counted = 0
         for text, trusted in stretches:
-            for start in range(0, len(text), LONG):
+            for start in range(0, len(text), LONG_TEXT):
                 cancellation.check()
-                piece = text[start : start + LONG]
+                piece = text[start : start + LONG_TEXT]
                 if self._tokenizer.bound.strips:  # blanks beside a token that takes them count for nothing
                     piece = piece.strip()
                 counted += len(self._tokenizer.encode(piece, parse_special=trusted, continues=True))
@@ -150,7 +152,7 @@ class Encoder:
                     raise bound.error(counted // 2, at_least=True)
         cancellation.check()
 
-    def _is_harmless(self, stretches: Sequence[Segment]) -> bool:
+    def _is_harmless(self, stretches: Sequence[PromptSegment]) -> bool:
         if self._special is None or all(trusted for _, trusted in stretches):
             return True
         text = "".join(text for text, _ in stretches)
@@ -164,16 +166,16 @@ class Encoder:
         return True
 
 
-async def _aside(size: int, work: Callable[[Cancellation], T]) -> T:
+async def _aside(size: int, work: Callable[[CancellationToken], T]) -> T:
     """What is long is done in a thread; of thousands of short ones, nobody else waits for more than one."""
     await asyncio.sleep(0)
-    return work(Cancellation()) if size <= LONG else await aside(work)
+    return work(CancellationToken()) if size <= LONG_TEXT else await offload(work)
 
 
-def _stretches(segments: Iterable[Segment]) -> list[Segment]:
+def _stretches(segments: Iterable[PromptSegment]) -> list[PromptSegment]:
     """Neighbours of equal trust joined."""
     written = (segment for segment in segments if segment.text)
     return [
-        Segment("".join(text for text, _ in group), trusted)
+        PromptSegment("".join(text for text, _ in group), trusted)
         for trusted, group in groupby(written, key=lambda segment: segment.trusted)
     ]

@@ -16,7 +16,7 @@ import msgspec
 
 from ....constrained.errors import GrammarError
 from ....constrained.regex.search import Search, search
-from ...protocol.core import Claim, Finish, Generate, Outlook, Tokens
+from ...protocol.core import Finish, Generate, ProgramProgress, SoftPin, Tokens
 from ...protocol.errors import RequestError
 from ...protocol.sampling import LogprobParams, SamplingParams, TokenLogprob
 from ...protocol.session import Sequence
@@ -38,8 +38,8 @@ class Prompt:
     priority: int = 0
     namespace: str = ""
     program: str | None = None
-    claims: list[Claim] = field(default_factory=list)
-    outlook: Outlook | None = None
+    claims: list[SoftPin] = field(default_factory=list)
+    outlook: ProgramProgress | None = None
     in_bulk: bool = False  # nobody reads along: pieces may be long
 
 
@@ -52,7 +52,7 @@ class Piece(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Generated:
+class FinishedSample:
     """A finished output: the sequence without its stop, all ids that the model put out, and the text that the kept
     ids lack because a stop string cut a token."""
 
@@ -61,7 +61,7 @@ class Generated:
     leftover: str
 
 
-class Sample:
+class SampleStream:
     """One output being generated: iterate for its pieces, or go straight to its `result`."""
 
     def __init__(self, generator: Generator, prompt: Prompt, patterns: Search) -> None:
@@ -69,7 +69,7 @@ class Sample:
         self.num_cached = 0
         self.logprobs: list[TokenLogprob] | None = None if prompt.logprobs is None else []
         self.prompt_logprobs: list[TokenLogprob | None] | None = None
-        self.generated: Generated | None = None  # until the last piece
+        self.generated: FinishedSample | None = None  # until the last piece
         self._num_prompt = len(prompt.tokens)
         self._tokenizer = generator.tokenizer
         self._sampling = prompt.sampling
@@ -99,14 +99,14 @@ class Sample:
             )
         )
 
-    async def result(self) -> Generated:
+    async def result(self) -> FinishedSample:
         """Wait for the end. Raises RamiformError when the request failed."""
         async for _ in self:
             pass
         assert self.generated is not None
         return self.generated
 
-    def __aiter__(self) -> Sample:
+    def __aiter__(self) -> SampleStream:
         return self
 
     async def __anext__(self) -> Piece:
@@ -152,7 +152,7 @@ class Sample:
             case _:
                 return self._detokenizer.finish(ids), len(self.output_ids), ""
 
-    def _finished(self, last: Tokens, finish: Finish, num_ids: int, leftover: str) -> Generated:
+    def _finished(self, last: Tokens, finish: Finish, num_ids: int, leftover: str) -> FinishedSample:
         num_logprobs = len(self.output_ids) if isinstance(finish.matched, int) else num_ids
         sequence = Sequence(
             text="".join(self._texts),
@@ -169,25 +169,25 @@ class Sample:
             accepted_lengths=last.accepted_lengths,
             timings=last.timings,
         )
-        return Generated(sequence, self.output_ids, leftover)
+        return FinishedSample(sequence, self.output_ids, leftover)
 
 
-class Samples:
+class SampleStreams:
     """Several outputs of one prompt. Leaving the `with` block aborts those that still run."""
 
-    def __init__(self, samples: list[Sample]) -> None:
+    def __init__(self, samples: list[SampleStream]) -> None:
         self._samples = samples
 
-    def __getitem__(self, index: int) -> Sample:
+    def __getitem__(self, index: int) -> SampleStream:
         return self._samples[index]
 
     def __len__(self) -> int:
         return len(self._samples)
 
-    def __iter__(self) -> Iterator[Sample]:
+    def __iter__(self) -> Iterator[SampleStream]:
         return iter(self._samples)
 
-    def __enter__(self) -> Samples:
+    def __enter__(self) -> SampleStreams:
         return self
 
     def __exit__(
@@ -205,7 +205,7 @@ class Generator:
         self.tokenizer = tokenizer
         self.encoder = Encoder(tokenizer, core.most_tokens)
 
-    def start(self, prompt: Prompt, n: int = 1) -> Samples:
+    def start(self, prompt: Prompt, n: int = 1) -> SampleStreams:
         """Submit `n` samples together; sample i is drawn with seed + i. Raises RequestError, RuntimeFailed."""
         if not 1 <= n <= MAX_SAMPLES:
             raise RequestError(f"n must be between 1 and {MAX_SAMPLES}, got {n}", param="n")
@@ -215,9 +215,11 @@ class Generator:
             patterns = search(prompt.sampling.stop_regex)
         except GrammarError as error:
             raise RequestError(str(error), param="stop_regex") from None
-        return Samples(
+        return SampleStreams(
             [
-                Sample(self, replace(others if i else prompt, sampling=_seeded(prompt.sampling, seed + i)), patterns)
+                SampleStream(
+                    self, replace(others if i else prompt, sampling=_seeded(prompt.sampling, seed + i)), patterns
+                )
                 for i in range(n)
             ]
         )

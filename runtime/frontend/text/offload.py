@@ -23,7 +23,7 @@ class WorkCancelledError(Exception):
     """Nobody waits for the work any more."""
 
 
-class Cancellation:
+class CancellationToken:
     """Tells work that nobody waits for it any more."""
 
     def __init__(self) -> None:
@@ -38,13 +38,13 @@ class Cancellation:
             raise WorkCancelledError
 
 
-async def aside(work: Callable[[Cancellation], T]) -> T:
+async def offload(work: Callable[[CancellationToken], T]) -> T:
     """The result of `work`, which runs in a thread.
 
     When the caller is cancelled, the work is told, and the caller goes on only after the work has ended: until then
     the request that asked for it still counts as running.
     """
-    cancellation = Cancellation()
+    cancellation = CancellationToken()
     running = asyncio.get_running_loop().run_in_executor(None, work, cancellation)
     try:
         return await asyncio.shield(running)
@@ -59,12 +59,12 @@ async def aside(work: Callable[[Cancellation], T]) -> T:
         raise
 
 
-async def beside(work: Callable[[Cancellation], T], *about: object) -> T:
+async def offload_if_large(work: Callable[[CancellationToken], T], *about: object) -> T:
     """The result of `work`, which runs in a thread when the values that it is about are large."""
-    return await aside(work) if is_large(*about) else work(Cancellation())
+    return await offload(work) if is_large(*about) else work(CancellationToken())
 
 
-async def in_turns(items: Iterable[T]) -> AsyncIterator[T]:
+async def cooperative_iter(items: Iterable[T]) -> AsyncIterator[T]:
     """The items; after every few of them other tasks of the event loop have their turn."""
     for number, item in enumerate(items, start=1):
         yield item

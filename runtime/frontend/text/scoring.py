@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 
-from ...protocol.core import Claim, Generate, Outlook
+from ...protocol.core import Generate, ProgramProgress, SoftPin
 from ...protocol.errors import RequestError
 from ...protocol.sampling import LogprobParams, SamplingParams, TokenLogprob
-from ..core.client import Answer, CoreClient, new_rid
-from .offload import in_turns
+from ..core.client import CoreClient, TokenStream, new_rid
+from .offload import cooperative_iter
 
 _SCORE_ONLY = SamplingParams(max_new_tokens=0, temperature=0.0, seed=0)
 
@@ -27,13 +27,13 @@ class Continuation:
 
 
 @dataclass(frozen=True)
-class Asker:
+class RequestContext:
     """On whose behalf: what rides on the requests. The first of a batch carries the claims."""
 
     program: str | None = None
     namespace: str = ""
-    claims: list[Claim] = field(default_factory=list)
-    outlook: Outlook | None = None
+    claims: list[SoftPin] = field(default_factory=list)
+    outlook: ProgramProgress | None = None
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Scored:
     cached_tokens: int
 
 
-async def score(core: CoreClient, batch: Sequence[Continuation], asker: Asker) -> list[Scored]:
+async def score(core: CoreClient, batch: Sequence[Continuation], asker: RequestContext) -> list[Scored]:
     """Score a batch, submitted together. Raises RamiformError when one of them fails; the others are then aborted."""
     with ExitStack() as stack:
         answers = [
@@ -61,12 +61,12 @@ async def score(core: CoreClient, batch: Sequence[Continuation], asker: Asker) -
                     )
                 )
             )
-            async for index, each in in_turns(enumerate(batch))
+            async for index, each in cooperative_iter(enumerate(batch))
         ]
         return [await _read(answer, each) for answer, each in zip(answers, batch, strict=True)]
 
 
-def agree(choices: list[list[TokenLogprob]]) -> list[list[TokenLogprob]]:
+def unify_shared_prefixes(choices: list[list[TokenLogprob]]) -> list[list[TokenLogprob]]:
     """One value for each shared prefix: forwards of different shapes round differently, which would decide a tie."""
     first: dict[tuple[int, int], tuple[int, TokenLogprob]] = {}  # (node, token) -> (node after it, its value)
     agreed = []
@@ -80,7 +80,7 @@ def agree(choices: list[list[TokenLogprob]]) -> list[list[TokenLogprob]]:
     return agreed
 
 
-async def _read(answer: Answer, asked: Continuation) -> Scored:
+async def _read(answer: TokenStream, asked: Continuation) -> Scored:
     logprobs: list[TokenLogprob | None] = []
     cached = 0
     async for tokens in answer:

@@ -17,19 +17,19 @@ import torch
 from gguf import GGMLQuantizationType as Type
 from numpy.typing import NDArray
 
-from .tensor_names import gguf_name
+from .tensor_names import tensor_name
 
 if TYPE_CHECKING:
     from ..config import ModelConfig
     from .file import GgufFile
 
 Bytes = NDArray[np.uint8]
-FOUR_BIT = (Type.Q4_0, Type.Q4_1, Type.Q4_K)
+FOUR_BIT_TYPES = (Type.Q4_0, Type.Q4_1, Type.Q4_K)
 _PLAIN = (Type.F32, Type.F16, Type.BF16)
-READABLE = (*_PLAIN, *FOUR_BIT, Type.Q5_0, Type.Q5_1, Type.Q8_0, Type.Q2_K, Type.Q3_K, Type.Q5_K, Type.Q6_K)
+READABLE_TYPES = (*_PLAIN, *FOUR_BIT_TYPES, Type.Q5_0, Type.Q5_1, Type.Q8_0, Type.Q2_K, Type.Q3_K, Type.Q5_K, Type.Q6_K)
 
 
-class FourBit(NamedTuple):
+class FourBitBlocks(NamedTuple):
     """weight = (codes - 8) * scales + bases, with scales and bases by group."""
 
     codes_NC: torch.Tensor  # uint8 in [0, 16)
@@ -37,50 +37,50 @@ class FourBit(NamedTuple):
     bases_NG: torch.Tensor
 
 
-def dense(data: NDArray[np.generic], kind: Type) -> torch.Tensor:
+def dequantise(data: NDArray[np.generic], kind: Type) -> torch.Tensor:
     """float32, or float16 as it is stored."""
     if kind == Type.F16:
         return torch.from_numpy(np.array(data))
     return torch.from_numpy(np.array(gguf.quants.dequantize(data, kind)))
 
 
-def four_bit(data_NB: Bytes, kind: Type) -> FourBit:
+def read_four_bit(data_NB: Bytes, kind: Type) -> FourBitBlocks:
     """Of rows of blocks, as they are in the file."""
     read = {Type.Q4_0: _q4_0, Type.Q4_1: _q4_1, Type.Q4_K: _q4_k}[kind]
     block_size, block_bytes = gguf.GGML_QUANT_SIZES[kind]
     N = len(data_NB)
     codes, scales, offsets = read(data_NB.reshape(N, -1, block_bytes))
     assert codes.shape[-1] == block_size
-    return FourBit(*(torch.from_numpy(part.reshape(N, -1)) for part in (codes, scales, offsets + 8 * scales)))
+    return FourBitBlocks(*(torch.from_numpy(part.reshape(N, -1)) for part in (codes, scales, offsets + 8 * scales)))
 
 
 # Each gives codes, scales and offsets, with weight = code * scale + offset.
 def _q4_0(blocks: Bytes) -> tuple[NDArray[np.generic], ...]:
-    scale = _half(blocks[..., :2])
-    return _halves(blocks[..., 2:]), scale, -8 * scale
+    scale = _as_float16(blocks[..., :2])
+    return _unpack_nibbles(blocks[..., 2:]), scale, -8 * scale
 
 
 def _q4_1(blocks: Bytes) -> tuple[NDArray[np.generic], ...]:
-    return _halves(blocks[..., 4:]), _half(blocks[..., :2]), _half(blocks[..., 2:4])
+    return _unpack_nibbles(blocks[..., 4:]), _as_float16(blocks[..., :2]), _as_float16(blocks[..., 2:4])
 
 
 def _q4_k(blocks: Bytes) -> tuple[NDArray[np.generic], ...]:
     """Eight sub-blocks of 32, with six bits each of scale and of minimum: those of the first four in the low bits of
     bytes 0-3 and 4-7; of the last four, the low bits in bytes 8-11 and the high two above the first four's."""
-    scale, minimum = _half(blocks[..., :2]), _half(blocks[..., 2:4])
+    scale, minimum = _as_float16(blocks[..., :2]), _as_float16(blocks[..., 2:4])
     low, middle, high = np.split(blocks[..., 4:16], 3, axis=-1)
     scales_BS = np.concatenate([low & 63, (high & 15) | (low >> 6 << 4)], axis=-1)
     minimums_BS = np.concatenate([middle & 63, (high >> 4) | (middle >> 6 << 4)], axis=-1)
-    pairs = _halves(blocks[..., 16:].reshape(*blocks.shape[:-1], 4, 32))
+    pairs = _unpack_nibbles(blocks[..., 16:].reshape(*blocks.shape[:-1], 4, 32))
     return pairs.reshape(*blocks.shape[:-1], 256), scale * scales_BS, -minimum * minimums_BS
 
 
-def _halves(packed: Bytes) -> Bytes:
+def _unpack_nibbles(packed: Bytes) -> Bytes:
     """All low nibbles, then all high ones."""
     return np.concatenate([packed & 15, packed >> 4], axis=-1)
 
 
-def _half(two_bytes: Bytes) -> NDArray[np.float32]:
+def _as_float16(two_bytes: Bytes) -> NDArray[np.float32]:
     return np.ascontiguousarray(two_bytes).view(np.float16).astype(np.float32)
 
 
@@ -89,8 +89,8 @@ def four_bit_modules(file: GgufFile, config: ModelConfig) -> tuple[list[str], li
     when all their parts can; outputs must be a multiple of 16."""
     four, others = [], []
     for modules in fused_modules(config):
-        tensors = [file.tensors.get(gguf_name(f"{module}.weight", config, file.architecture)) for module in modules]
-        fits = all(t is not None and t.tensor_type in FOUR_BIT and int(t.shape[1]) % 16 == 0 for t in tensors)
+        tensors = [file.tensors.get(tensor_name(f"{module}.weight", config, file.architecture)) for module in modules]
+        fits = all(t is not None and t.tensor_type in FOUR_BIT_TYPES and int(t.shape[1]) % 16 == 0 for t in tensors)
         (four if fits else others).extend(modules)
     return four, others
 

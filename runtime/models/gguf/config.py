@@ -43,12 +43,12 @@ def read_gguf_config(file: GgufFile) -> ModelConfig:
     from ..config import parse_config
 
     path = file.path
-    config = parse_config(_as_config_json(file), path)
+    config = parse_config(_to_config_json(file), path)
     if ROPE_FACTORS in file.tensors:
         factors = tuple(float(factor) for factor in file.tensors[ROPE_FACTORS].data.reshape(-1))
         if len(factors) != config.head_dim // 2:
             raise CheckpointError(path, f"{ROPE_FACTORS} has {len(factors)} factors for heads of {config.head_dim}")
-        config = replace(config, rope=_listed(config.rope, factors))
+        config = replace(config, rope=_with_frequency_factors(config.rope, factors))
     four_bit, others = four_bit_modules(file, config)
     if not four_bit:
         return config
@@ -56,11 +56,11 @@ def read_gguf_config(file: GgufFile) -> ModelConfig:
     return replace(config, quantisation=Quantisation(scheme, ignored=tuple(others)))
 
 
-def _listed(rope: RopeConfig, factors: tuple[float, ...]) -> RopeConfig:
+def _with_frequency_factors(rope: RopeConfig, factors: tuple[float, ...]) -> RopeConfig:
     return replace(rope, type="listed", factors=factors)
 
 
-def _as_config_json(file: GgufFile) -> dict[str, Any]:
+def _to_config_json(file: GgufFile) -> dict[str, Any]:
     if file.architecture not in _ARCHITECTURES:
         raise CheckpointError(
             file.path,

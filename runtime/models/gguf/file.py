@@ -13,7 +13,7 @@ from ...protocol.errors import RamiformError
 if TYPE_CHECKING:
     import gguf
 
-SUFFIX = ".gguf"
+GGUF_SUFFIX = ".gguf"
 
 
 class GgufFile:
@@ -31,7 +31,7 @@ class GgufFile:
 
 
 def is_gguf(path: Path) -> bool:
-    return path.suffix == SUFFIX
+    return path.suffix == GGUF_SUFFIX
 
 
 def open_gguf(path: Path) -> GgufFile:

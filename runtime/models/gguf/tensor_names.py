@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 _EXPERT = re.compile(r"\.experts\.(\d+)\.")
 
 
-def gguf_name(name: str, config: ModelConfig, architecture: str) -> str:
+def tensor_name(name: str, config: ModelConfig, architecture: str) -> str:
     """The name there. Experts share a tensor: see `expert_of`. Raises KeyError when the architecture has no such."""
     found = _names(architecture, config.num_layers).get_name(_EXPERT.sub(".experts.", name), (".weight", ".bias"))
     if found is None:
@@ -22,7 +22,7 @@ def gguf_name(name: str, config: ModelConfig, architecture: str) -> str:
     return str(found)
 
 
-def expert_of(name: str) -> int | None:
+def expert_index(name: str) -> int | None:
     """Which part of the tensor it is."""
     match = _EXPERT.search(name)
     return None if match is None else int(match[1])

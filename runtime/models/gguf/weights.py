@@ -10,11 +10,11 @@ import torch
 from ..config import ModelConfig
 from ..errors import CheckpointError
 from ..linear import Destination
-from ..weights import Ignored, Progress, refuse_all
-from .block_formats import FOUR_BIT, READABLE, FourBit, dense, four_bit
+from ..weights import IsIgnored, Progress, refuse_all
+from .block_formats import FOUR_BIT_TYPES, READABLE_TYPES, FourBitBlocks, dequantise, read_four_bit
 from .config import ROPE_FACTORS
 from .file import GgufFile, open_gguf
-from .tensor_names import expert_of, gguf_name
+from .tensor_names import expert_index, tensor_name
 
 
 def load_gguf_weights(
@@ -22,7 +22,7 @@ def load_gguf_weights(
     config: ModelConfig,
     parts: Mapping[str, Destination],
     on_progress: Progress | None = None,
-    ignored: Ignored = refuse_all,
+    ignored: IsIgnored = refuse_all,
 ) -> None:
     """Fill every destination. Tensors without one are an error, but those whose names in the file are `ignored`.
 
@@ -34,7 +34,7 @@ def load_gguf_weights(
     done = 0
     for name, destination in parts.items():
         module, _, last = name.rpartition(".")
-        stored = gguf_name(f"{module}.weight" if last in FourBit._fields else name, config, file.architecture)
+        stored = tensor_name(f"{module}.weight" if last in FourBitBlocks._fields else name, config, file.architecture)
         if stored not in file.tensors:
             raise CheckpointError(path, f"the tensor {stored} is missing")
         if stored not in used:
@@ -60,17 +60,17 @@ def _read(
     """As the destination wants it. Raises ValueError saying what is wrong with the tensor."""
     tensor = file.tensors[stored]
     kind = tensor.tensor_type
-    if kind not in READABLE:
-        raise ValueError(f"is stored as {kind.name}; supported: {', '.join(one.name for one in READABLE)}")
-    expert = expert_of(name)
+    if kind not in READABLE_TYPES:
+        raise ValueError(f"is stored as {kind.name}; supported: {', '.join(one.name for one in READABLE_TYPES)}")
+    expert = expert_index(name)
     data = tensor.data if expert is None else tensor.data[expert]
-    if last in FourBit._fields:
-        assert kind in FOUR_BIT
-        found = getattr(four_bit(data, kind), last)
+    if last in FourBitBlocks._fields:
+        assert kind in FOUR_BIT_TYPES
+        found = getattr(read_four_bit(data, kind), last)
     else:
-        found = dense(data, kind)
-    if file.architecture == "llama" and (heads := _rotated_heads(name, config)) is not None:
-        found = _halves_first(found, heads)
+        found = dequantise(data, kind)
+    if file.architecture == "llama" and (heads := _num_rope_heads(name, config)) is not None:
+        found = _unpermute_rope_rows(found, heads)
     if tuple(found.shape) != destination.shape:
         # A gate of one output is stored as a vector.
         if found.numel() != torch.Size(destination.shape).numel() or 1 not in destination.shape:
@@ -79,12 +79,12 @@ def _read(
     return found
 
 
-def _rotated_heads(name: str, config: ModelConfig) -> int | None:
+def _num_rope_heads(name: str, config: ModelConfig) -> int | None:
     if ".q_proj." in name:
         return config.num_heads
     return config.num_kv_heads if ".k_proj." in name else None
 
 
-def _halves_first(rows: torch.Tensor, num_heads: int) -> torch.Tensor:
+def _unpermute_rope_rows(rows: torch.Tensor, num_heads: int) -> torch.Tensor:
     """Llama's files pair neighbouring rows of a head for the rotary embedding; here row i goes with i + D / 2."""
     return rows.view(num_heads, -1, 2, *rows.shape[1:]).transpose(1, 2).reshape(rows.shape)

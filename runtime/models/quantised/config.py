@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..config_fields import Fields
+from ..config_fields import ConfigFields
 from .rounding import GROUP_SIZES
 from .scheme import Quantisation, Scheme
 
@@ -16,7 +16,7 @@ _GROUP_SIZES = (256, *GROUP_SIZES)
 _LAYERS_ONLY = ("lm_head",)  # ignored by every writer; here it is never quantised
 
 
-def parse_quantisation(fields: Fields) -> Quantisation | None:
+def parse_quantisation(fields: ConfigFields) -> Quantisation | None:
     """None for a dense checkpoint. Raises CheckpointError, naming the field."""
     if not fields.raw:
         return None
@@ -30,7 +30,7 @@ def parse_quantisation(fields: Fields) -> Quantisation | None:
             return _compressed_tensors(fields)
 
 
-def _awq(fields: Fields) -> Quantisation:
+def _awq(fields: ConfigFields) -> Quantisation:
     fields.one_of("version", ("gemm", "GEMM"), default="gemm")
     if not fields.boolean("zero_point", default=True):
         raise fields.unsupported("zero_point", "without one is")
@@ -38,7 +38,7 @@ def _awq(fields: Fields) -> Quantisation:
     return Quantisation(scheme, tuple(fields.raw.get("modules_to_not_convert") or ()))
 
 
-def _gptq(fields: Fields) -> Quantisation:
+def _gptq(fields: ConfigFields) -> Quantisation:
     fields.one_of("checkpoint_format", ("gptq",), default="gptq")
     if fields.boolean("desc_act", default=False):
         raise fields.unsupported("desc_act", "act-order, which groups inputs that are not neighbours, is")
@@ -47,7 +47,7 @@ def _gptq(fields: Fields) -> Quantisation:
     )
 
 
-def _four_bits(fields: Fields, bits: str, group_size: str) -> int:
+def _four_bits(fields: ConfigFields, bits: str, group_size: str) -> int:
     _equal(fields, bits, 4)
     size = fields.raw.get(group_size)
     if size not in _GROUP_SIZES:
@@ -55,7 +55,7 @@ def _four_bits(fields: Fields, bits: str, group_size: str) -> int:
     return int(size)
 
 
-def _compressed_tensors(fields: Fields) -> Quantisation:
+def _compressed_tensors(fields: ConfigFields) -> Quantisation:
     groups = fields.nested("config_groups")
     if len(groups.raw) != 1:
         raise groups.unsupported(", ".join(groups.raw) or "{}", "other than one group is")
@@ -109,7 +109,7 @@ def _compressed_tensors(fields: Fields) -> Quantisation:
     )
 
 
-def _kv_cache(scheme: Fields) -> None:
+def _kv_cache(scheme: ConfigFields) -> None:
     """Says that there are scales for FP8 KV. Whether KV is quantised is decided when serving."""
     if scheme.raw:
         scheme.one_of("type", ("float",), default="int")
@@ -118,7 +118,7 @@ def _kv_cache(scheme: Fields) -> None:
             raise scheme.unsupported("symmetric", "keys and values with zero points are")
 
 
-def _activations(inputs: Fields, kind: str) -> bool:
+def _activations(inputs: ConfigFields, kind: str) -> bool:
     """Whether inputs are quantised, by token as they come; what needs scales from calibration is refused."""
     if not inputs.raw:
         return False
@@ -132,6 +132,6 @@ def _activations(inputs: Fields, kind: str) -> bool:
     return True
 
 
-def _equal(fields: Fields, field: str, wanted: Any) -> None:
+def _equal(fields: ConfigFields, field: str, wanted: Any) -> None:
     if fields.raw.get(field) != wanted:
         raise fields.unsupported(field, f"supported: {wanted!r}; {fields.raw.get(field)!r} is")

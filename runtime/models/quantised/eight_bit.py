@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from ..linear import Destination, bias_piece, total_bytes
+from ..linear import Destination, bias_destination, total_bytes
 from .rounding import FP8, fp8_as_bfloat16, fp8_rows, int8_rows
 from .scheme import Scheme
 
@@ -16,7 +16,7 @@ _MIN_INT_MM_ROWS = 17  # fewer are refused by CUDA's int8 product
 _MOST_PACK_ROWS = 24  # above it torch's int8 product on CPUs is slower than making the weights dense
 
 
-class BytewiseLinear:
+class EightBitLinear:
     """`codes_NC` are int8 or float8 e4m3; row n of the weight is `codes_NC[n] * scale_N[n]`."""
 
     def __init__(
@@ -71,7 +71,7 @@ class BytewiseLinear:
 
     def pieces(self, start: int, size: int) -> dict[str, Destination]:
         codes, scale = self.codes_NC[start : start + size], self.scale_N[start : start + size]
-        pieces = bias_piece(self.bias_N, start, size)
+        pieces = bias_destination(self.bias_N, start, size)
         if self.scheme.source == "dense":
             rounded = fp8_rows if self.scheme.kind == "fp8" else int8_rows
 

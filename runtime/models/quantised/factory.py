@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import torch
 
 from ..linear import DenseLinear, Linear
-from ..packed_linear import PackedLinear, packs
-from .eight_bit import BytewiseLinear
+from ..packed_linear import PackedLinear, can_pack
+from .eight_bit import EightBitLinear
 from .int4 import Int4Linear
 from .rounding import GROUP_SIZES
 from .scheme import Quantisation
@@ -33,11 +33,11 @@ def make_linear(
     if scheme is None:
         weight = torch.empty((outputs, inputs), device=device, dtype=dtype)
         dense = DenseLinear(weight, torch.empty(outputs, device=device, dtype=dtype) if bias else None)
-        return PackedLinear(dense) if packs(device, dtype) else dense
+        return PackedLinear(dense) if can_pack(device, dtype) else dense
     if scheme.kind != "int4":
         if scheme.activations and torch.device(device).type == "cuda" and (outputs % 16 or inputs % 16):
             raise ValueError(f"{modules[0]}: {scheme.kind} takes sizes that 16 divides, not {outputs} x {inputs}")
-        return BytewiseLinear(scheme, outputs, inputs, bias, device=device, dtype=dtype)
+        return EightBitLinear(scheme, outputs, inputs, bias, device=device, dtype=dtype)
     group_size = scheme.group_size
     if group_size is None or inputs % group_size or outputs % 16:
         raise ValueError(

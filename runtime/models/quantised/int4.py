@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from ....kernels.cpu import int4
-from ..linear import Destination, bias_piece, total_bytes
+from ..linear import Destination, bias_destination, total_bytes
 from . import int4_packing as nibbles
 from .rounding import int4_groups
 from .scheme import Scheme
@@ -51,9 +51,9 @@ class Int4Linear:
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         if x.device.type == "cpu":
-            many = len(x) >= int4.MIN_ROWS * torch.get_num_threads() and int4.unpacks()
+            many = len(x) >= int4.MIN_ROWS * torch.get_num_threads() and int4.is_supported()
             x_TC = x.to(self.groups_GN2.dtype)
-            y = (int4.product if many else _torch_product)(x_TC, self.codes_NC2, self.groups_GN2, self.group_size)
+            y = (int4.matmul if many else _torch_product)(x_TC, self.codes_NC2, self.groups_GN2, self.group_size)
             y = y.to(x.dtype)
         else:
             y = F.linear(x, self._dequantised().to(x.dtype))
@@ -65,7 +65,7 @@ class Int4Linear:
         if self.codes_NC2.device.type == "cpu":
             codes = _two_to_one(self.codes_NC2).to(torch.int32)
             self.codes_NC2.copy_(torch._convert_weight_to_int4pack_for_cpu(codes, 1))
-            int4.unpacks()  # compiled now, not in a step
+            int4.is_supported()  # compiled now, not in a step
 
     def _dequantised(self) -> torch.Tensor:
         """[N, C], of codes in their stored order."""
@@ -83,7 +83,7 @@ class Int4Linear:
         C, G = 2 * self.codes_NC2.shape[1], len(self.groups_GN2)
         zeros_NG, scale_NG = self.zeros_NG[rows], self.groups_GN2[:, rows, 0].t()
         neighbours = [c // self.group_size for c in range(C)]
-        bias = bias_piece(self.bias_N, start, size)
+        bias = bias_destination(self.bias_N, start, size)
 
         def put_codes(codes_NC: torch.Tensor) -> None:
             self.codes_NC2[rows].copy_(codes_NC[:, ::2] | codes_NC[:, 1::2] << 4)

@@ -6,16 +6,16 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
-Kind = Literal["int8", "int4", "fp8"]
-Source = Literal["dense", "compressed-tensors", "awq", "gptq", "gguf"]
+WeightKind = Literal["int8", "int4", "fp8"]
+WeightSource = Literal["dense", "compressed-tensors", "awq", "gptq", "gguf"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Scheme:
     """`int8` and `fp8` have a scale per row, or one per stored tensor; `int4` a scale and a zero point per group."""
 
-    kind: Kind
-    source: Source  # what the files hold; dense: rounded while loading
+    kind: WeightKind
+    source: WeightSource  # what the files hold; dense: rounded while loading
     group_size: int | None = None  # of int4; None: no size divides all rows
     activations: bool = False  # inputs are quantised too, with a scale per token
     per_tensor: bool = False  # one stored scale for all rows
@@ -39,7 +39,7 @@ class Quantisation:
         return entry == module
 
 
-def while_loading(kind: Kind, group_size: int | None) -> Quantisation:
+def quantise_while_loading(kind: WeightKind, group_size: int | None) -> Quantisation:
     """Every linear layer of a dense checkpoint, rounded as it is read; `group_size` is int4's."""
     return Quantisation(
         Scheme(

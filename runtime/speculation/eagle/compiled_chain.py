@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from ....kernels.cpu.draft_chain import draft_chain
-from ...models.compiled_layers import held
+from ...models.compiled_layers import loop_weights
 from .draft_memory import SCRATCH, DraftMemory
 from .head import EagleHead
 
@@ -29,7 +29,7 @@ class CompiledHead:
     def of(cls, head: EagleHead, memory: DraftMemory) -> CompiledHead | None:
         """None where the head is elsewhere, of another type, or too large to gain by it."""
         own, lm_head = head.parameters, head.lm_head
-        products = held([own.fc, own.qkv, own.o, own.gate_up, own.down, lm_head])
+        products = loop_weights([own.fc, own.qkv, own.o, own.gate_up, own.down, lm_head])
         if head.serving_ops.name != "cpu" or products is None:
             return None
         fc, qkv, o, gate_up, down, logits = products

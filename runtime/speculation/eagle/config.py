@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ...models.config import ModelConfig
-from ...models.config_fields import Fields, read_object
+from ...models.config_fields import ConfigFields, read_json_object
 from ...models.rope_config import RopeConfig, parse_rope
 
 HeadKind = Literal["eagle", "eagle3"]
@@ -57,14 +57,14 @@ def read_head_config(path: Path, kind: HeadKind, target: ModelConfig) -> HeadCon
     made for another target.
     """
     file = path / "config.json"
-    raw = read_object(file)
+    raw = read_json_object(file)
     config = parse_head_config(raw, file, kind, target)
-    _check_fit(config, target, Fields(raw, file))
+    _check_fit(config, target, ConfigFields(raw, file))
     return config
 
 
 def parse_head_config(raw: dict[str, Any], file: Path, kind: HeadKind, target: ModelConfig) -> HeadConfig:
-    fields = Fields(raw, file)
+    fields = ConfigFields(raw, file)
     fields.one_of("hidden_act", ("silu", "swish"), default="silu")
     if fields.count("num_hidden_layers", default=1) != 1:
         raise fields.unsupported("num_hidden_layers", "heads of one layer are; others are")
@@ -97,7 +97,7 @@ def parse_head_config(raw: dict[str, Any], file: Path, kind: HeadKind, target: M
     )
 
 
-def _captures(fields: Fields, kind: HeadKind, target: ModelConfig) -> tuple[int, ...]:
+def _captures(fields: ConfigFields, kind: HeadKind, target: ModelConfig) -> tuple[int, ...]:
     """`eagle_config.eagle_aux_hidden_state_layer_ids` names layers by whose *output* is captured."""
     if kind == "eagle":
         return (target.num_layers,)
@@ -113,7 +113,7 @@ def _captures(fields: Fields, kind: HeadKind, target: ModelConfig) -> tuple[int,
     return tuple(i + 1 for i in ids)
 
 
-def _probe(fields: Fields) -> tuple[float, ...]:
+def _probe(fields: ConfigFields) -> tuple[float, ...]:
     values = fields.raw.get("target_probe")
     if values is None:
         return ()
@@ -122,7 +122,7 @@ def _probe(fields: Fields) -> tuple[float, ...]:
     return tuple(float(value) for value in values)
 
 
-def _check_fit(config: HeadConfig, target: ModelConfig, fields: Fields) -> None:
+def _check_fit(config: HeadConfig, target: ModelConfig, fields: ConfigFields) -> None:
     if config.vocab_size != target.vocab_size:
         raise fields.invalid("vocab_size", f"is not the target's {target.vocab_size}: the head is for another model")
     if config.kind == "eagle" and config.hidden_size != target.hidden_size:

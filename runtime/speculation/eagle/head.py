@@ -20,7 +20,7 @@ from ....kernels import Ops
 from ...models.linear import Linear
 from ...models.rope import Rope
 from .config import HeadConfig
-from .parameters import HeadParameters, packed
+from .parameters import HeadParameters, packed_parameters
 
 # Heads of queries, keys and values [N, H + 2K, D] of the tokens at hand, and their angles [N, 1, D] -> what the rotated
 # queries see, [N, H * D].
@@ -81,7 +81,7 @@ class EagleHead:
 
     def pack(self) -> None:
         """Rearrange the weights for products alone: what was packed can be neither saved nor trained."""
-        self.parameters = packed(self.parameters)
+        self.parameters = packed_parameters(self.parameters)
 
     def features(self, captured_NC: torch.Tensor) -> torch.Tensor:
         """The target's features [N, E] of what was captured of it; EAGLE-3 joins three layers into one width."""

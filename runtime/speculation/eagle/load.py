@@ -19,12 +19,12 @@ from ...models.decoder import Decoder
 from ...models.errors import CheckpointError
 from .config import HeadConfig, HeadKind, read_head_config
 from .head import EagleHead
-from .parameters import allocate, layout
+from .parameters import allocate_head, checkpoint_layout
 from .target_probe import check_probe
 
 _FILES = ("model.safetensors", "pytorch_model.bin")
-_DERIVED = re.compile(r"(^|\.)rotary_emb\.inv_freq$|^t2d$|^hidden_state_norm\.weight$")
-_LAYER = re.compile(r"^(layers\.0|midlayer)\.")
+_DERIVED_TENSOR = re.compile(r"(^|\.)rotary_emb\.inv_freq$|^t2d$|^hidden_state_norm\.weight$")
+_LAYER_PREFIX = re.compile(r"^(layers\.0|midlayer)\.")
 
 
 def load_head(path: Path, target: Decoder) -> EagleHead:
@@ -36,7 +36,7 @@ def load_head(path: Path, target: Decoder) -> EagleHead:
     kind = _kind(tensors)
     config = read_head_config(path, kind, target.config)
     prefix = "midlayer." if kind == "eagle3" else "layers.0."
-    tensors = {_LAYER.sub(prefix, name): tensor for name, tensor in tensors.items()}
+    tensors = {_LAYER_PREFIX.sub(prefix, name): tensor for name, tensor in tensors.items()}
     offsets = _offsets(file, tensors.pop("d2t", None), config.draft_vocab_size, config.vocab_size)
 
     for part, name in (("embedding", "embed_tokens.weight"), ("lm_head", "lm_head.weight")):
@@ -51,9 +51,9 @@ def load_head(path: Path, target: Decoder) -> EagleHead:
         "mlp": f"{prefix}mlp.down_proj.bias",
     }
     embedding = tensors.get("embed_tokens.weight")
-    if embedding is not None and _same(embedding, target.parameters.embedding_VE):
+    if embedding is not None and _is_same_tensor(embedding, target.parameters.embedding_VE):
         del tensors["embed_tokens.weight"]  # one copy is enough
-    parameters = allocate(
+    parameters = allocate_head(
         config,
         biases={part for part, name in biased.items() if name in tensors},
         own_lm_head="lm_head.weight" in tensors,
@@ -61,7 +61,7 @@ def load_head(path: Path, target: Decoder) -> EagleHead:
         device=target.device,
         dtype=target.dtype,
     )
-    _fill(file, tensors, layout(parameters, config))
+    _fill(file, tensors, checkpoint_layout(parameters, config))
     check_probe(path / "config.json", config.target_probe, target)
     return EagleHead(
         config,
@@ -114,7 +114,7 @@ def _read(path: Path) -> tuple[Path, dict[str, torch.Tensor]]:
         short = name.removeprefix("model.")
         if short in named:
             raise CheckpointError(file, f"the tensor {short} is stored twice, with and without the prefix model.")
-        if not _DERIVED.search(short):
+        if not _DERIVED_TENSOR.search(short):
             named[short] = tensor
     return file, named
 
@@ -142,7 +142,7 @@ def _offsets(file: Path, d2t: torch.Tensor | None, num_draft: int, num_target: i
     return offsets if num_draft != num_target or offsets.any() else None
 
 
-def _same(stored: torch.Tensor, target_VE: torch.Tensor) -> bool:
+def _is_same_tensor(stored: torch.Tensor, target_VE: torch.Tensor) -> bool:
     return stored.shape == target_VE.shape and torch.equal(stored.to(target_VE.device, target_VE.dtype), target_VE)
 
 

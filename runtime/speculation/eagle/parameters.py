@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from ...models.linear import DenseLinear, Linear
-from ...models.packed_linear import pack
+from ...models.packed_linear import pack_linear
 from .config import HeadConfig
 
 
@@ -36,7 +36,7 @@ class HeadParameters:
     embedding: torch.Tensor | None  # [vocab_size, E]; None: the target's
 
 
-def allocate(
+def allocate_head(
     config: HeadConfig,
     *,
     biases: Collection[str] = (),
@@ -70,11 +70,11 @@ def allocate(
     )
 
 
-def packed(parameters: HeadParameters) -> HeadParameters:
+def packed_parameters(parameters: HeadParameters) -> HeadParameters:
     """The same products, from weights packed as a decoder's are."""
 
     def pack_it(linear: Linear) -> Linear:
-        return pack(linear) if isinstance(linear, DenseLinear) else linear
+        return pack_linear(linear) if isinstance(linear, DenseLinear) else linear
 
     return replace(
         parameters,
@@ -87,7 +87,7 @@ def packed(parameters: HeadParameters) -> HeadParameters:
     )
 
 
-def layout(parameters: HeadParameters, config: HeadConfig) -> dict[str, torch.Tensor]:
+def checkpoint_layout(parameters: HeadParameters, config: HeadConfig) -> dict[str, torch.Tensor]:
     """Every checkpoint tensor by its published name, as a view of the part that holds it. Not of packed parameters."""
     parts: dict[str, torch.Tensor] = {}
 

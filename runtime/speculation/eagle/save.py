@@ -11,14 +11,15 @@ from safetensors.torch import save_file
 from ...models.config import ModelConfig
 from .config import config_json
 from .head import EagleHead
-from .parameters import layout
+from .parameters import checkpoint_layout
 
 
 def save_head(head: EagleHead, target: ModelConfig, path: Path, dtype: torch.dtype = torch.bfloat16) -> None:
     """config.json and model.safetensors in directory `path`, which is made; the file is replaced in one move."""
     path.mkdir(parents=True, exist_ok=True)
     tensors = {
-        name: part.detach().to("cpu", dtype).contiguous() for name, part in layout(head.parameters, head.config).items()
+        name: part.detach().to("cpu", dtype).contiguous()
+        for name, part in checkpoint_layout(head.parameters, head.config).items()
     }
     if head.config.kind == "eagle3":
         ids = head.token_ids(torch.arange(head.config.draft_vocab_size, device=head.device)).cpu()

@@ -18,20 +18,22 @@ import torch
 from numpy.typing import NDArray
 
 from ...engine.kv_pool import PAGE_SIZE
-from ...scheduler.plan import DraftWant, PageCopy, Row
+from ...scheduler.plan import DraftSpec, PageCopy, Row
 from ..draft_source import DraftRow, DraftStep
-from ..skipped_rows import PassedOver
+from ..skipped_rows import SkippedRows
 from ..slot_ledger import SlotLedger
 from ..tree import DraftTree
 from .compiled_chain import CompiledHead
 from .draft_memory import DraftMemory
 from .head import EagleHead
 from .tree_attention import TreeAttention
-from .tree_growth import Front, GrownTrees, TreeShape, draft_temperature, grow
+from .tree_growth import Frontier, GrownTrees, TreeShape, draft_temperature, grow_trees
 
-_MAX_NEW = 16  # tokens that a row lacks, for its chain to begin with them; what is more is computed before
-_CHUNK = 512  # tokens of that at a time
-_MAX_STEPS = 64  # that wait to be stored: when nothing is drafted, following what is said should cost next to nothing
+_MAX_CHAIN_CATCH_UP = 16  # tokens that a row lacks, for its chain to begin with them; what is more is computed before
+_CATCH_UP_TOKENS = 512  # tokens of that at a time
+_MAX_PENDING_STEPS = (
+    64  # that wait to be stored: when nothing is drafted, following what is said should cost next to nothing
+)
 _MAX_KEYS = 1 << 15  # of the rows computed at once, padding included
 _Slots = NDArray[np.int64]  # of a sequence's positions from 0 to that of its newest token, which has none yet
 
@@ -48,7 +50,7 @@ class EagleSource:
         self._slots: list[int] = []  # of the steps that are not stored yet, as the next two
         self._tokens: list[int] = []
         self._captured: list[torch.Tensor] = []
-        self._passed = PassedOver()
+        self._passed = SkippedRows()
 
     @property
     def captures(self) -> tuple[int, ...]:
@@ -68,7 +70,7 @@ class EagleSource:
         self._note(step.rows, step.features_TE)
         trees: list[DraftTree | None] = [None] * len(step.rows)
         wanted = [index for index, row in enumerate(step.rows) if row.want is not None and row.next_token is not None]
-        if wanted or len(self._captured) >= _MAX_STEPS or len(self._slots) >= _CHUNK:
+        if wanted or len(self._captured) >= _MAX_PENDING_STEPS or len(self._slots) >= _CATCH_UP_TOKENS:
             self._store()
         for group in _groups(wanted, step.rows):
             rows = [step.rows[index] for index in group]
@@ -82,7 +84,7 @@ class EagleSource:
         if self._passed.add(rows):
             self._store_passed()
 
-    def _draft(self, rows: Sequence[DraftRow], wants: Sequence[DraftWant]) -> Sequence[DraftTree | None]:
+    def _draft(self, rows: Sequence[DraftRow], wants: Sequence[DraftSpec]) -> Sequence[DraftTree | None]:
         slots = [self._ledger.slots(row.pages, 0, row.end) for row in rows]
         tokens = [row.next_token for row in rows if row.next_token is not None]
         chains = all(want.top_k == 1 for want in wants)
@@ -134,9 +136,9 @@ class EagleSource:
         )
         places = np.concatenate([np.arange(first - 1, len(slots) - 1) for slots, first in lacking])
         ids = self._ledger.tokens(own)
-        for start in range(0, len(own), _CHUNK):
+        for start in range(0, len(own), _CATCH_UP_TOKENS):
             ids_N, before_N, places_N, slots_N = (
-                self._tensor(column[start : start + _CHUNK]) for column in (ids, before, places, own)
+                self._tensor(column[start : start + _CATCH_UP_TOKENS]) for column in (ids, before, places, own)
             )
             qkv_NND, _ = head.heads(ids_N, memory.feature_SE.index_select(0, before_N))
             head.serving_ops.rope_and_store(
@@ -151,10 +153,10 @@ class EagleSource:
             )
         self._ledger.note_computed(own)
 
-    def _compiled_chain(self, slots: _Slots, token: int, want: DraftWant) -> DraftTree:
+    def _compiled_chain(self, slots: _Slots, token: int, want: DraftSpec) -> DraftTree:
         assert self._compiled is not None
         first = self._first_lacking(slots)
-        if len(slots) - first > _MAX_NEW:
+        if len(slots) - first > _MAX_CHAIN_CATCH_UP:
             self._catch_up([(slots, first)])
             first = len(slots)
         ids = np.append(self._ledger.tokens(slots[first:]), token)
@@ -192,7 +194,7 @@ class EagleSource:
         return attention, output.feature_NE, output.read_NE
 
     def _grow(
-        self, sequences: Sequence[_Slots], newest: Sequence[int], wants: Sequence[DraftWant]
+        self, sequences: Sequence[_Slots], newest: Sequence[int], wants: Sequence[DraftSpec]
     ) -> list[DraftTree | None]:
         head, B = self._head, len(sequences)
         shapes = [TreeShape(want.steps, want.top_k, want.num_tokens + 1) for want in wants]
@@ -211,7 +213,7 @@ class EagleSource:
         def logprobs(read_NE: torch.Tensor) -> torch.Tensor:
             return (head.logits(read_NE).view(B, -1, head.config.draft_vocab_size) / heat_B11).log_softmax(dim=-1)
 
-        def expand(front: Front) -> torch.Tensor:
+        def expand(front: Frontier) -> torch.Tensor:
             nonlocal place, features_BKE
             place += 1
             if place == 1:
@@ -227,11 +229,11 @@ class EagleSource:
             return logprobs(output.read_NE)
 
         roots_B = torch.zeros(B, dtype=torch.int64, device=head.device)  # known already
-        grown = grow(roots_B, logprobs(read_BE)[:, 0], expand, shapes)
+        grown = grow_trees(roots_B, logprobs(read_BE)[:, 0], expand, shapes)
         return _draft_trees(grown, head)
 
     def _chains(
-        self, sequences: Sequence[_Slots], newest: Sequence[int], wants: Sequence[DraftWant]
+        self, sequences: Sequence[_Slots], newest: Sequence[int], wants: Sequence[DraftSpec]
     ) -> list[DraftTree | None]:
         """What `_grow` gives where a node has one child, in fewer operations: nothing is sorted, gathered or masked."""
         head = self._head

@@ -37,14 +37,14 @@ class TreeShape(NamedTuple):
     num_tokens: int
 
 
-class Front(NamedTuple):
+class Frontier(NamedTuple):
     """The nodes whose children come next. `parents` are places in the front before, 0 in the first."""
 
     tokens_BK: torch.Tensor
     parents_BK: torch.Tensor
 
 
-Expand = Callable[[Front], torch.Tensor]  # -> log-probabilities of each front node's children, [B, K, V]
+Expand = Callable[[Frontier], torch.Tensor]  # -> log-probabilities of each front node's children, [B, K, V]
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,9 @@ class GrownTrees:
     sizes: list[int]
 
 
-def grow(roots_B: torch.Tensor, logprobs_BV: torch.Tensor, expand: Expand, shapes: Sequence[TreeShape]) -> GrownTrees:
+def grow_trees(
+    roots_B: torch.Tensor, logprobs_BV: torch.Tensor, expand: Expand, shapes: Sequence[TreeShape]
+) -> GrownTrees:
     """Trees of `shapes`, one a row. `logprobs_BV` are those of the roots' children; `expand` is called for the further
     rounds, `max(num_steps) - 1` times."""
     B, V = logprobs_BV.shape
@@ -83,7 +85,7 @@ def grow(roots_B: torch.Tensor, logprobs_BV: torch.Tensor, expand: Expand, shape
     tokens, scores, parents = [roots_B[:, None], tokens_BK], [scores_BK.new_zeros(B, 1), scores_BK], [parents_BK]
     num_nodes = 1 + K
     for step in range(1, rounds):
-        child_scores_BKK, child_tokens_BKK = expand(Front(tokens_BK, parents_BK)).topk(K, dim=-1)
+        child_scores_BKK, child_tokens_BKK = expand(Frontier(tokens_BK, parents_BK)).topk(K, dim=-1)
         child_scores_BKK = child_scores_BKK.clamp(max=0.0) + scores_BK[:, :, None]
         if unused_BK is not None:
             child_scores_BKK = child_scores_BKK.masked_fill(unused_BK[:, None, :], -torch.inf)

@@ -8,7 +8,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from ramiform.constrained.regex.alphabet import NO_CLASS, Alphabet, alphabet_of, common_alphabet
-from ramiform.constrained.regex.byte_decoder import Decoder, Encoding, decoder
+from ramiform.constrained.regex.byte_decoder import ByteDecoder, Encoding, byte_decoder
 from ramiform.constrained.regex.charset import CharSet, charset, complement
 
 SEAMS = [
@@ -35,7 +35,7 @@ CODES = st.sampled_from(SEAMS) | st.integers(0, 0x10FFFF)
 SETS = st.lists(st.tuples(CODES, CODES).map(lambda pair: (min(pair), max(pair))), max_size=4).map(charset)
 
 
-def class_read(read: Decoder, data: bytes) -> int | None:
+def class_read(read: ByteDecoder, data: bytes) -> int | None:
     """The class of the character that the bytes are; None when they are none."""
     state = 0
     for position, byte in enumerate(data):
@@ -65,14 +65,14 @@ def test_every_character_is_read_as_its_class(sets: list[CharSet], code: int) ->
     alphabet, classes = alphabet_of(tuple(sets))
     if 0xD800 <= code <= 0xDFFF:
         assert alphabet.class_of(code) == NO_CLASS
-        assert class_read(decoder(alphabet, "utf8"), chr(code).encode("utf-8", "surrogatepass")) is None
-        assert class_read(decoder(alphabet, "json_string"), f"\\u{code:04x}".encode()) is None
+        assert class_read(byte_decoder(alphabet, "utf8"), chr(code).encode("utf-8", "surrogatepass")) is None
+        assert class_read(byte_decoder(alphabet, "json_string"), f"\\u{code:04x}".encode()) is None
         return
     label = alphabet.class_of(code)
     assert [label in members for members in classes] == [holds(ranges, code) for ranges in sets]
     for encoding, forms in spellings(code).items():
         for data in forms:
-            assert class_read(decoder(alphabet, encoding), data) == label, data
+            assert class_read(byte_decoder(alphabet, encoding), data) == label, data
 
 
 @given(data=st.binary(max_size=6) | st.text(st.sampled_from('\\u"/bdDf8C0'), max_size=12).map(str.encode))
@@ -82,17 +82,17 @@ def test_nothing_else_is_a_character(data: bytes) -> None:
         is_character = len(data.decode()) == 1
     except UnicodeDecodeError:
         is_character = False
-    assert (class_read(decoder(alphabet, "utf8"), data) is not None) == is_character
+    assert (class_read(byte_decoder(alphabet, "utf8"), data) is not None) == is_character
     try:
         value = json.loads(b'"' + data + b'"')
         text = data.decode()
     except ValueError:
-        assert class_read(decoder(alphabet, "json_string"), data) is None
+        assert class_read(byte_decoder(alphabet, "json_string"), data) is None
         return
     is_character = isinstance(value, str) and len(value) == 1 and not 0xD800 <= ord(value) <= 0xDFFF
     # No writer escapes printable ASCII as \\u.
     is_character = is_character and not (text.startswith("\\u") and 0x20 <= ord(value) < 0x7F)
-    assert (class_read(decoder(alphabet, "json_string"), data) is not None) == is_character
+    assert (class_read(byte_decoder(alphabet, "json_string"), data) is not None) == is_character
 
 
 @given(a=SETS, b=SETS, code=CODES)

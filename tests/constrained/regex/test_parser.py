@@ -11,11 +11,11 @@ import pytest
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
-from ramiform.constrained.budget import Budget
+from ramiform.constrained.budget import CompileBudget
 from ramiform.constrained.errors import GrammarError
 from ramiform.constrained.regex.alphabet import alphabet_of
-from ramiform.constrained.regex.byte_dfa import encoded
-from ramiform.constrained.regex.char_dfa import CharDfa, trimmed_chars
+from ramiform.constrained.regex.byte_dfa import byte_dfa
+from ramiform.constrained.regex.char_dfa import CharDfa, trimmed_char_dfa
 from ramiform.constrained.regex.charset import charset, complement
 from ramiform.constrained.regex.parser import parse_regex
 from ramiform.constrained.regex.subset import char_dfa
@@ -57,8 +57,8 @@ def test_a_text_matches_when_re_says_so(pattern: str, texts: list[str]) -> None:
         judge = re.compile(pattern, re.ASCII)
     except re.error:
         assume(False)
-    found = char_dfa(parse_regex(pattern), Budget())
-    utf8, escaped = encoded(found, "utf8"), encoded(found, "json_string")
+    found = char_dfa(parse_regex(pattern), CompileBudget())
+    utf8, escaped = byte_dfa(found, "utf8"), byte_dfa(found, "json_string")
     for text in texts:
         expected = bool(judge.fullmatch(text))
         assert found.accepts(text) == expected, text
@@ -120,18 +120,18 @@ def test_what_only_ecma_262_writes(pattern: str, accepted: list[str], refused: l
 def test_flags_are_those_of_re(pattern: str, flags: str, text: str) -> None:
     judge = re.compile(f"(?{flags.replace('u', '')}{'' if 'u' in flags else 'a'}){pattern}".replace("(?)", ""))
     expected = bool(judge.fullmatch(text)) and not ("$" in pattern and text.endswith("\n"))
-    assert char_dfa(parse_regex(pattern, flags=flags), Budget()).accepts(text) == expected
+    assert char_dfa(parse_regex(pattern, flags=flags), CompileBudget()).accepts(text) == expected
 
 
 @given(text=st.text(max_size=3), category=st.sampled_from(["L", "Lu", "N", "Nd", "P", "S", "Zs", "C", "Cn", "M"]))
 def test_a_category_is_unicodedatas(text: str, category: str) -> None:
-    found = char_dfa(parse_regex(rf"\p{{{category}}}*"), Budget())
+    found = char_dfa(parse_regex(rf"\p{{{category}}}*"), CompileBudget())
     assert found.accepts(text) == all(unicodedata.category(character).startswith(category) for character in text)
 
 
 @given(a=PATTERNS, b=PATTERNS, texts=st.lists(TEXTS, min_size=3, max_size=8))
 def test_languages_are_an_algebra(a: str, b: str, texts: list[str]) -> None:
-    first, second = (char_dfa(parse_regex(pattern), Budget()) for pattern in (a, b))
+    first, second = (char_dfa(parse_regex(pattern), CompileBudget()) for pattern in (a, b))
     both, either = first.intersect(second), first.union(second)
     neither, only = either.complement(), first.minus(second)
     for text in texts:
@@ -170,7 +170,7 @@ def by_interegular(pattern: str) -> CharDfa:
         for key, target in moves.items():
             for label in classes[keys.index(key)]:
                 rows[number[state]][label] = number[target]
-    return trimmed_chars(alphabet, rows, [False, *(state in fsm.finals for state in number)])
+    return trimmed_char_dfa(alphabet, rows, [False, *(state in fsm.finals for state in number)])
 
 
 @settings(deadline=None)
@@ -180,7 +180,7 @@ def by_interegular(pattern: str) -> CharDfa:
 @example(pattern="[A-Z]{2}(?:-?[^a-c]){0,3}|é.")
 def test_interegular_makes_the_same_language(pattern: str) -> None:
     """A proof, not a sample: nothing is in one and not in the other."""
-    ours, theirs = char_dfa(parse_regex(pattern), Budget()), by_interegular(pattern)
+    ours, theirs = char_dfa(parse_regex(pattern), CompileBudget()), by_interegular(pattern)
     assert ours.minus(theirs).witness() is None
     assert theirs.minus(ours).witness() is None
 
@@ -230,7 +230,7 @@ HOSTILE += ["(?:" + "|".join(f".{{{n}}}a.*" for n in range(40)) + ")"]
 @pytest.mark.parametrize("pattern", HOSTILE)
 def test_a_hostile_pattern_ends_in_an_error_or_a_small_automaton(pattern: str) -> None:
     try:
-        num_states = char_dfa(parse_regex(pattern), Budget(max_states=20_000, max_cpu_seconds=0.5)).num_states
+        num_states = char_dfa(parse_regex(pattern), CompileBudget(max_states=20_000, max_cpu_seconds=0.5)).num_states
     except GrammarError as error:
         num_states = 0 if "too complex" in error.reason else 1 << 30
     assert num_states < 20_000
@@ -245,7 +245,7 @@ def test_what_is_slow_for_others_is_a_small_automaton(pattern: str) -> None:
 
 def test_a_pattern_that_nothing_matches_is_empty() -> None:
     for pattern in ("a^b", "a$b", "[^\\s\\S]", r"(?=a)b", r"a\bb", "[\ud800]"):
-        found: CharDfa = char_dfa(parse_regex(pattern), Budget())
+        found: CharDfa = char_dfa(parse_regex(pattern), CompileBudget())
         assert found.is_empty
         assert found.witness() is None
         assert found.num_states == 2

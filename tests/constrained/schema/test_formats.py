@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jsonschema import FormatChecker
 
-from ramiform.constrained.regex.byte_dfa import encoded
+from ramiform.constrained.regex.byte_dfa import byte_dfa
 from ramiform.constrained.regex.char_dfa import START, CharDfa
 from ramiform.constrained.schema.formats import PATTERNS
 from ramiform.constrained.schema.string_dfas import format_chars
@@ -255,7 +255,7 @@ EXAMPLES = {
 @pytest.mark.parametrize("name", PATTERNS)
 def test_the_examples_of_the_rfcs(name: str) -> None:
     accepted, refused = EXAMPLES[name]
-    dfa = encoded(of(name), "json_string")
+    dfa = byte_dfa(of(name), "json_string")
     assert [text for text in accepted if not of(name).accepts(text)] == []
     assert [text for text in refused if of(name).accepts(text)] == []
     assert [text for text in accepted if not dfa.accepts(json.dumps(text)[1:-1].encode())] == []

@@ -12,7 +12,7 @@ import transformers
 
 from ramiform.runtime.engine import Engine, build_engine
 from ramiform.runtime.engine.decode_graphs import CudaCapture, DecodeGraphs, Forward, graph_sizes
-from ramiform.runtime.engine.last_tokens import NOTHING_SAMPLED
+from ramiform.runtime.engine.last_tokens import NO_LAST_TOKENS
 from ramiform.runtime.protocol.config import CoreConfig
 from ramiform.runtime.scheduler.plan import ForwardPlan, Row, RowResult, Sample, Score
 
@@ -148,7 +148,7 @@ def test_features_outlive_what_a_graph_writes_next(checkpoint: Path) -> None:
     row = Row(rid="a", tokens=[1], first_position=0, pages=[0], sample=SAMPLE)
     with torch.inference_mode():
         graphs.capture_all()
-        _, features = graphs.hidden_and_features([row], NOTHING_SAMPLED, features=True)
+        _, features = graphs.hidden_and_features([row], NO_LAST_TOKENS, features=True)
         assert features is not None
         kept = features.clone()
         [(_, written)] = graphs._outputs.values()

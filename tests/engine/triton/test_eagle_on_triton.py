@@ -12,13 +12,13 @@ import transformers
 from ramiform.kernels import for_device
 from ramiform.runtime.models.decoder import Decoder
 from ramiform.runtime.models.load import load_model
-from ramiform.runtime.scheduler.plan import DraftWant
+from ramiform.runtime.scheduler.plan import DraftSpec
 from ramiform.runtime.speculation.draft_source import DraftRow, DraftStep
 from ramiform.runtime.speculation.eagle import EagleSource, load_head
 from ramiform.runtime.speculation.eagle.save import save_head
 from ramiform.runtime.speculation.eagle.target_probe import probe
 from ramiform.runtime.train_draft.config import head_config
-from ramiform.runtime.train_draft.initial_head import fresh_head
+from ramiform.runtime.train_draft.initial_head import initial_head
 
 SHAPE = {
     "vocab_size": 90,
@@ -47,10 +47,10 @@ def test_trees_are_those_of_plain_torch(kind: str, top_k: int, tmp_path: Path) -
     targets = [load(tmp_path, triton=triton) for triton in (True, False)]
     ids = torch.arange(0, 90, 2) if kind == "eagle3" else None
     config = head_config(kind, targets[1].config, 90 if ids is None else len(ids), probe(targets[1]))
-    save_head(fresh_head(config, targets[1], ids, 4), targets[1].config, tmp_path / "head", torch.float32)
+    save_head(initial_head(config, targets[1], ids, 4), targets[1].config, tmp_path / "head", torch.float32)
     sources = [EagleSource(load_head(tmp_path / "head", target), 12) for target in targets]
 
-    draw, wants = torch.Generator().manual_seed(3), [DraftWant(3, top_k, 6, 0.0), DraftWant(2, top_k, 4, 1.0)]
+    draw, wants = torch.Generator().manual_seed(3), [DraftSpec(3, top_k, 6, 0.0), DraftSpec(2, top_k, 4, 1.0)]
     done = [0, 0]
     for counts in ([21, 5], [1, 18], [4, 2]):
         rows = []

@@ -18,7 +18,7 @@ from ramiform.kernels.triton import experts
 from ramiform.runtime.engine import build_engine
 from ramiform.runtime.engine.kv_ranges import KvRanges, write_ranges
 from ramiform.runtime.protocol.config import CoreConfig, KvDtypeName
-from ramiform.runtime.scheduler.plan import ForwardPlan, Node, Penalties, Row, RowResult, Sample, Score
+from ramiform.runtime.scheduler.plan import DraftNode, ForwardPlan, Penalties, Row, RowResult, Sample, Score
 
 VOCAB = 150
 SHAPE = {
@@ -128,7 +128,7 @@ def test_chunks_decode_rows_and_trees_in_one_step(model: str, checkpoints: dict[
         ]
     )
     parents = [-1, -1, 0, 1, 3, 2, -1]
-    nodes = [Node(draw=n) for n in range(len(parents))]
+    nodes = [DraftNode(draw=n) for n in range(len(parents))]
     guesses = [3, 8, 10, 11, 12, 13, 14]
     pair.run(
         [
@@ -161,7 +161,7 @@ def test_trees_that_masks_or_windows_have_no_room_for(num_nodes: int, checkpoint
     draw = random.Random(num_nodes)
     parents = [draw.randrange(-1, n) for n in range(num_nodes)]
     ids = [*tokens(40), *draw.sample(range(VOCAB), num_nodes)]
-    nodes = [Node(draw=n) for n in range(num_nodes)]
+    nodes = [DraftNode(draw=n) for n in range(num_nodes)]
     pair.run([row(0, ids, 0, LISTED, parents=parents, nodes=nodes), row(1, tokens(9), 0, LISTED)])
 
 
@@ -176,7 +176,7 @@ def test_a_path_of_guesses_that_proves_right_is_kept(checkpoints: dict[str, Path
     pair.run([row(0, prompt, 0, greedy())])
     wrong = (said[1] + 1) % VOCAB
     guesses, parents = [wrong, said[1], wrong, said[2]], [-1, -1, 1, 1]
-    nodes = [Node(draw=0)] * 4
+    nodes = [DraftNode(draw=0)] * 4
     [result] = pair.run([row(0, [said[0], *guesses], 21, LISTED, parents=parents, nodes=nodes)])
     assert result.tokens == said[1:4]
     [after] = pair.run([row(0, said[3:4], 24, LISTED)])

@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from ramiform.runtime.frontend.chat.tools.formats import FORMATS
-from ramiform.runtime.frontend.chat.tools.parser import CallParser
+from ramiform.runtime.frontend.chat.tools.parser import ToolCallParser
 from ramiform.runtime.protocol.core import Generate
 from ramiform.runtime.protocol.errors import RequestError
 
@@ -190,7 +190,7 @@ def test_the_text_of_several_calls_is_what_the_format_reads(parser: str, choice:
         assert (whole["content"], whole["finish_reason"]) == ("", "tool_calls")
         last = TOKENIZER.decode(built.core.requests[-1].tokens, skip_special_tokens=False)
         start = last.rindex(tool_format.opening, 0, last.index('{"x": 1}'))
-        reader = CallParser(tool_format, ["a", "b"])
+        reader = ToolCallParser(tool_format, ["a", "b"])
         read = reader.feed(last[start:] + (tool_format.over or "")).calls + reader.finish().calls
         assert [(call.name, call.arguments) for call in read] == [("a", '{"x": 1}'), ("b", '{"x": 2}')]
 

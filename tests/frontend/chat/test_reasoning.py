@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ramiform.runtime.frontend.chat.reasoning import ThoughtSplitter, thinks
+from ramiform.runtime.frontend.chat.reasoning import ReasoningParser, can_reason
 from ramiform.runtime.tokenizer.chat_template import ChatTemplate
 
 from ..harness import shipped_tokenizer
@@ -14,7 +14,7 @@ from .test_tools import cut
 
 
 def split(pieces: list[str], *, is_open: bool = False) -> tuple[str, str]:
-    splitter = ThoughtSplitter(is_open=is_open)
+    splitter = ReasoningParser(is_open=is_open)
     parts = [*(splitter.feed(piece) for piece in pieces), splitter.finish()]
     return "".join(thought for thought, _ in parts), "".join(answer for _, answer in parts)
 
@@ -53,7 +53,7 @@ def test_models_that_think_are_known_by_their_template() -> None:
             self.chat = ChatTemplate(template, {})
 
     qwen = "{{ messages[0].content }}{% if enable_thinking is false %}<think>\n\n</think>{% endif %}"
-    assert thinks(Told(qwen))  # type: ignore[arg-type]
-    assert thinks(Told("{{ messages[0].content }}<think>\n"))  # type: ignore[arg-type]
-    assert not thinks(Told("{{ messages[0].content }}"))  # type: ignore[arg-type]
-    assert not thinks(shipped_tokenizer())
+    assert can_reason(Told(qwen))  # type: ignore[arg-type]
+    assert can_reason(Told("{{ messages[0].content }}<think>\n"))  # type: ignore[arg-type]
+    assert not can_reason(Told("{{ messages[0].content }}"))  # type: ignore[arg-type]
+    assert not can_reason(shipped_tokenizer())

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ramiform.runtime.frontend.chat.renderer import Messages
+from ramiform.runtime.frontend.chat.renderer import MessageRenderer
 from ramiform.runtime.frontend.http.openai.chat_messages import with_short_ids
-from ramiform.runtime.frontend.text.encoding import Segment
+from ramiform.runtime.frontend.text.encoding import PromptSegment
 from ramiform.runtime.protocol.errors import RequestError
 from ramiform.runtime.tokenizer.chat_template import ChatTemplate
 
@@ -29,8 +29,8 @@ class Told:
         self.chat = ChatTemplate(template, templates.NAMES)
 
 
-def render(template: str, messages: list[dict[str, Any]], **options: Any) -> list[Segment]:
-    return Messages(Told(template)).render(messages, **options)  # type: ignore[arg-type]
+def render(template: str, messages: list[dict[str, Any]], **options: Any) -> list[PromptSegment]:
+    return MessageRenderer(Told(template)).render(messages, **options)  # type: ignore[arg-type]
 
 
 contents = st.lists(st.sampled_from([*NAMES, "a", "<", "|im_end|>", "<|im", "é", "\n", " "]), min_size=1, max_size=8)
@@ -85,7 +85,7 @@ def test_a_model_without_a_template_cannot_chat() -> None:
     told = Told("")
     told.chat = None  # type: ignore[assignment]
     with pytest.raises(RequestError, match="no chat template"):
-        Messages(told).render([{"role": "user", "content": "a"}])  # type: ignore[arg-type]
+        MessageRenderer(told).render([{"role": "user", "content": "a"}])  # type: ignore[arg-type]
 
 
 def test_calls_have_ids_that_mistrals_templates_take() -> None:

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ramiform.runtime.frontend.chat.tools.calls import Call
-from ramiform.runtime.frontend.chat.tools.detect import detect_format
+from ramiform.runtime.frontend.chat.tools.calls import ToolCall
+from ramiform.runtime.frontend.chat.tools.detect import detect_tool_format
 from ramiform.runtime.frontend.chat.tools.formats import FORMATS
-from ramiform.runtime.frontend.chat.tools.parser import CallParser
+from ramiform.runtime.frontend.chat.tools.parser import ToolCallParser
 from ramiform.runtime.tokenizer.chat_template import ChatTemplate
 
 from .. import templates
@@ -70,8 +70,8 @@ DIALECTS = [
 MARKED = ["hermes", "mistral", "deepseek"]
 
 
-def parse(dialect: str, pieces: list[str]) -> tuple[str, list[Call]]:
-    parser = CallParser(FORMATS[dialect.split()[0]], NAMES)
+def parse(dialect: str, pieces: list[str]) -> tuple[str, list[ToolCall]]:
+    parser = ToolCallParser(FORMATS[dialect.split()[0]], NAMES)
     parsed = [*(parser.feed(piece) for piece in pieces), parser.finish()]
     return "".join(part.text for part in parsed), [call for part in parsed for call in part.calls]
 
@@ -134,7 +134,7 @@ def test_a_call_that_is_malformed_is_text(name: str, text: str) -> None:
 
 
 def test_the_format_is_read_off_the_template() -> None:
-    assert detect_format(shipped_tokenizer()).name == "hermes"
+    assert detect_tool_format(shipped_tokenizer()).name == "hermes"
 
 
 @pytest.mark.parametrize(
@@ -177,7 +177,7 @@ def test_templates_show_how_they_write_calls(template: str, name: str) -> None:
     class Told:
         chat = ChatTemplate(template, {})
 
-    assert detect_format(Told()).name == name  # type: ignore[arg-type]
+    assert detect_tool_format(Told()).name == name  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("template", templates.ALL.values(), ids=templates.ALL.keys())
@@ -185,4 +185,4 @@ def test_a_template_that_knows_no_calls_gets_plain_json(template: str) -> None:
     class Told:
         chat = ChatTemplate(template, templates.NAMES)
 
-    assert detect_format(Told()).name == "json"  # type: ignore[arg-type]
+    assert detect_tool_format(Told()).name == "json"  # type: ignore[arg-type]

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from ramiform.runtime.frontend.http.openai.responses.service import ResponseMaker
+from ramiform.runtime.frontend.http.openai.responses.service import ResponseService
 from ramiform.runtime.frontend.http.transport.listener import listen
-from ramiform.runtime.frontend.text.encoding import LONG
+from ramiform.runtime.frontend.text.encoding import LONG_TEXT
 from ramiform.runtime.protocol.config import ServeConfig
 from ramiform.runtime.protocol.errors import RamiformError
 
@@ -86,7 +86,7 @@ def test_long_texts_are_tokenised_where_nobody_waits_for_them(monkeypatch: pytes
 
     def note(work: Any, name: str) -> Any:
         def noting(what: Any, **options: Any) -> Any:
-            if len(what) > LONG:
+            if len(what) > LONG_TEXT:
                 told.append((name, threading.current_thread() is threading.main_thread()))
             return work(what, **options)
 
@@ -99,7 +99,7 @@ def test_long_texts_are_tokenised_where_nobody_waits_for_them(monkeypatch: pytes
         async with served(ready=False) as (built, client):
             built.core.load(context_length=1 << 20)
             await built.frontend.core_ready()
-            text = "a b " * LONG
+            text = "a b " * LONG_TEXT
             for add in (True, False):
                 for path, field in (
                     ("/tokenize", "prompt"),
@@ -107,18 +107,18 @@ def test_long_texts_are_tokenised_where_nobody_waits_for_them(monkeypatch: pytes
                     ("/v1/embeddings", "input"),
                 ):
                     await client.post(path, json={"model": "fake", field: text, "add_special_tokens": add})
-            await client.post("/detokenize", json={"tokens": [1] * (LONG + 1)})
+            await client.post("/detokenize", json={"tokens": [1] * (LONG_TEXT + 1)})
         assert told == [("encode", False)] * 6 + [("decode", False)]
 
     run(main())
 
 
 def test_a_response_in_the_background_that_fails_on_our_side_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def broken(self: ResponseMaker, body: Any, ask: Any, entry: Any) -> AsyncIterator[Any]:
+    async def broken(self: ResponseService, body: Any, ask: Any, entry: Any) -> AsyncIterator[Any]:
         raise ZeroDivisionError("ours")
         yield
 
-    monkeypatch.setattr(ResponseMaker, "events", broken)
+    monkeypatch.setattr(ResponseService, "events", broken)
 
     async def main() -> None:
         async with served() as (_, client):

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import pytest
 
 from ramiform.runtime.frontend.programs import decisions as module
-from ramiform.runtime.frontend.programs.content import Content
+from ramiform.runtime.frontend.programs.content import TokenContent
 from ramiform.runtime.frontend.programs.decisions import Decided, decide
 from ramiform.runtime.protocol.decisions import (
     Level,
@@ -43,7 +43,7 @@ def rate(*levels: str) -> Rate:
 
 
 async def ask(built: House, *questions: Question, text: str = TEXT) -> Decided:
-    content = Content(TOKENIZER, built.frontend._generator.encoder)
+    content = TokenContent(TOKENIZER, built.frontend._generator.encoder)
     content.append_text(text)
     return await decide(built.frontend._generator, content, questions)
 

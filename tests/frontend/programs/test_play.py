@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from ramiform.runtime.frontend.programs import running_program as programs
-from ramiform.runtime.protocol.core import Outlook
+from ramiform.runtime.protocol.core import ProgramProgress
 from ramiform.runtime.protocol.errors import ErrorInfo
 from ramiform.runtime.protocol.sampling import LogprobParams, SamplingParams
 from ramiform.runtime.protocol.session import (
@@ -105,12 +105,12 @@ def test_requests_tell_how_much_of_their_program_is_still_to_come() -> None:
             )
             await client.answers(10)
             first, *others = [request.outlook for request in built.core.requests]
-            assert first == Outlook(4, 1, True)
+            assert first == ProgramProgress(4, 1, True)
             assert max(outlook.num_generations for outlook in others if outlook) == 3
             assert sorted(outlook.width for outlook in others if outlook) == [1, 3, 3, 3]
             await client.send(Open(9, 9), Append(9, 0, [Text("piece by piece"), GEN]))
             await client.answers(2)
-            assert built.core.requests[-1].outlook == Outlook(0, 1, False)
+            assert built.core.requests[-1].outlook == ProgramProgress(0, 1, False)
 
     run(main())
 

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ramiform.runtime.frontend.programs.content import Content
-from ramiform.runtime.frontend.programs.roles import Chat
+from ramiform.runtime.frontend.programs.content import TokenContent
+from ramiform.runtime.frontend.programs.roles import ChatState
 from ramiform.runtime.frontend.text.encoding import Encoder
 from ramiform.runtime.protocol.errors import RequestError
 from ramiform.runtime.tokenizer import ChatTemplate
@@ -29,7 +29,7 @@ def conversations(draw: st.DrawFn) -> tuple[str, list[dict[str, str]]]:
 
 
 def play(template: ChatTemplate, messages: list[dict[str, str]]) -> str:
-    chat = Chat()
+    chat = ChatState()
     text = ""
     for message in messages:
         chat, before = chat.begin(template, message["role"])
@@ -59,7 +59,7 @@ def test_what_tools_say_is_a_message_like_the_templates(name: str, num_results: 
 def test_an_assistant_goes_on_from_the_generation_prompt(name: str) -> None:
     template = ChatTemplate(templates.ALL[name], templates.NAMES)
     messages = [{"role": "user", "content": "Hi"}]
-    chat, _ = Chat().begin(template, "user")
+    chat, _ = ChatState().begin(template, "user")
     chat, end = chat.end(template)
     chat, begin = chat.begin(template, "assistant")
     assert template.render(messages, add_generation_prompt=True).endswith("Hi" + end + begin)
@@ -67,7 +67,7 @@ def test_an_assistant_goes_on_from_the_generation_prompt(name: str) -> None:
 
 def test_the_space_before_an_answer_is_left_to_the_model() -> None:
     template = ChatTemplate(templates.MISTRAL, templates.NAMES)
-    chat, _ = Chat().begin(template, "user")
+    chat, _ = ChatState().begin(template, "user")
     chat, end = chat.end(template)
     chat, begin = chat.begin(template, "assistant")
     assert (end + begin, chat.lead) == (" [/INST]", " ")
@@ -88,7 +88,7 @@ def test_the_space_before_an_answer_is_left_to_the_model() -> None:
 )
 def test_a_role_that_the_template_refuses_is_named(name: str, roles: list[str], refused: str) -> None:
     template = ChatTemplate(templates.ALL[name], templates.NAMES)
-    chat = Chat()
+    chat = ChatState()
     for role in roles:
         chat, _ = chat.begin(template, role)
         chat, _ = chat.end(template)
@@ -100,14 +100,14 @@ def test_a_role_that_the_template_refuses_is_named(name: str, roles: list[str], 
 
 def test_roles_neither_nest_nor_end_twice_nor_do_without_a_template() -> None:
     template = ChatTemplate(templates.CHATML, templates.NAMES)
-    chat, _ = Chat().begin(template, "user")
+    chat, _ = ChatState().begin(template, "user")
     with pytest.raises(RequestError, match="cannot begin inside role 'user'"):
         chat.begin(template, "user")
     chat, _ = chat.end(template)
     with pytest.raises(RequestError, match="none is open"):
         chat.end(template)
     with pytest.raises(RequestError, match="has none"):
-        Chat().begin(None, "user")
+        ChatState().begin(None, "user")
 
 
 def test_the_ids_of_a_conversation_are_those_of_the_shipped_models_whole_template() -> None:
@@ -122,7 +122,7 @@ def test_the_ids_of_a_conversation_are_those_of_the_shipped_models_whole_templat
     whole = tokenizer.encode(tokenizer.chat.render(messages, add_generation_prompt=True))
 
     async def main() -> None:
-        content = Content(tokenizer, Encoder(tokenizer))
+        content = TokenContent(tokenizer, Encoder(tokenizer))
         for message in messages:
             content.begin_role(message["role"])
             for part in message["content"].partition("of"):

@@ -10,7 +10,7 @@ import zmq
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ramiform.runtime.frontend.programs.server import SILENCE
+from ramiform.runtime.frontend.programs.server import CLIENT_SILENCE_SECONDS
 from ramiform.runtime.protocol import wire
 from ramiform.runtime.protocol.errors import ErrorInfo, RequestError, RuntimeFailed
 from ramiform.runtime.protocol.sampling import SamplingParams
@@ -191,9 +191,9 @@ def test_a_client_that_is_gone_leaves_nothing_running(way: str) -> None:
                 await client.send(Bye())
             else:
                 [heard] = [one.last_heard for one in service._clients.values()]
-                service.forget_silent(heard + SILENCE)
+                service.forget_silent(heard + CLIENT_SILENCE_SECONDS)
                 assert service.num_clients == 1
-                service.forget_silent(heard + SILENCE + 1)
+                service.forget_silent(heard + CLIENT_SILENCE_SECONDS + 1)
             await built.core.until(lambda: len(built.core.aborted) == 2)
             assert service.num_clients == 0
             if way == "silence":  # it may be alive, and wait
@@ -233,7 +233,7 @@ def test_a_client_that_says_something_is_not_silent() -> None:
             before = time.monotonic()
             await client.send(Ping(), Call(1, "info"))
             await client.receive()
-            built.frontend._service.forget_silent(before + SILENCE)
+            built.frontend._service.forget_silent(before + CLIENT_SILENCE_SECONDS)
             assert isinstance((await client.play(1, Sync()))[0], Done)
 
     run(main())
@@ -247,7 +247,7 @@ def test_a_client_without_states_may_be_silent() -> None:
             await client.play(1, Sync())
             await client.send(Close((1,)), Call(1, "info"))
             assert isinstance(await client.receive(), Reply)
-            built.frontend._service.forget_silent(time.monotonic() + SILENCE + 1)
+            built.frontend._service.forget_silent(time.monotonic() + CLIENT_SILENCE_SECONDS + 1)
             assert built.frontend._service.num_clients == 0
             await client.open(2)
             await client.send(Append(2, 0, [Sync()]))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ramiform.runtime.protocol.core import Claim, EndStates, Generate
+from ramiform.runtime.protocol.core import EndStates, Generate, SoftPin
 from ramiform.runtime.protocol.sampling import SamplingParams
 from ramiform.runtime.protocol.session import Close, Fork, Gen, Open, Select, Sync, Text
 
@@ -31,7 +31,7 @@ def test_a_state_claims_all_that_it_holds_after_each_generation() -> None:
             client = built.client()
             await client.open(1)
             await client.play(1, Text("One"), Gen(sampling=GREEDY), Text(" two"), Gen(sampling=GREEDY))
-            assert [request.claims for request in built.core.requests] == [[Claim(1)], [Claim(1)]]
+            assert [request.claims for request in built.core.requests] == [[SoftPin(1)], [SoftPin(1)]]
 
     run(main())
 
@@ -42,7 +42,7 @@ def test_of_several_samples_only_the_one_that_goes_on_is_claimed() -> None:
             client = built.client()
             await client.open(1)
             await client.play(1, Text("One"), Gen(sampling=SamplingParams(seed=1, max_new_tokens=4), n=3))
-            assert [request.claims for request in built.core.requests] == [[Claim(1)], [], []]
+            assert [request.claims for request in built.core.requests] == [[SoftPin(1)], [], []]
 
     run(main())
 
@@ -55,16 +55,16 @@ def test_a_fork_that_generates_first_claims_its_parents_prefix() -> None:
             await client.play(1, Text(PREFIX), Fork(children=(2, 3)))
             await client.play(2, Text(" Mine."), Gen(sampling=GREEDY))
             own, parents = sorted(last(built).claims, key=lambda claim: claim.num_tokens is not None)
-            assert own == Claim(2)
-            assert parents == Claim(1, prefix_length())
+            assert own == SoftPin(2)
+            assert parents == SoftPin(1, prefix_length())
             # The parent goes on with these very tokens.
             await client.play(1, Gen(sampling=GREEDY))
             assert last(built).tokens == built.core.requests[0].tokens[: prefix_length()]
             # Said once, and for itself from now on.
             await client.play(2, Text(" More."), Gen(sampling=GREEDY))
-            assert last(built).claims == [Claim(2)]
+            assert last(built).claims == [SoftPin(2)]
             await client.play(3, Text(" Also."), Gen(sampling=GREEDY))
-            assert last(built).claims == [Claim(3)]
+            assert last(built).claims == [SoftPin(3)]
 
     run(main())
 
@@ -93,12 +93,12 @@ def test_an_ancestor_that_is_closed_or_has_moved_on_claims_nothing() -> None:
             await client.play(1, Text(PREFIX), Fork(children=(2, 3)))
             await client.play(1, Text(" Something new."))
             await client.play(2, Gen(sampling=GREEDY))
-            assert last(built).claims == [Claim(2)]
+            assert last(built).claims == [SoftPin(2)]
             await client.open(4)
             await client.play(4, Text(PREFIX), Fork(children=(5,)))
             await client.send(Close([4]))
             await client.play(5, Gen(sampling=GREEDY))
-            assert last(built).claims == [Claim(5)]
+            assert last(built).claims == [SoftPin(5)]
 
     run(main())
 
@@ -111,7 +111,7 @@ def test_a_select_claims_what_comes_before_the_choices() -> None:
             await client.play(1, Text("Yes or no?"), Select(choices=(" yes", " no")))
             first, second = built.core.requests
             shared = length("Yes or no?")
-            assert first.claims == [Claim(1, shared)]
+            assert first.claims == [SoftPin(1, shared)]
             assert second.claims == []
 
     run(main())

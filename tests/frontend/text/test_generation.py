@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ramiform.runtime.frontend.text.generation import Generated, Generator, Piece, Prompt
+from ramiform.runtime.frontend.text.generation import FinishedSample, Generator, Piece, Prompt
 from ramiform.runtime.protocol import wire
 from ramiform.runtime.protocol.core import Finish, Generate
 from ramiform.runtime.protocol.errors import RequestError
@@ -28,7 +28,7 @@ def generator(built: House) -> Generator:
 
 async def finish(
     built: House, *, logprobs: LogprobParams | None = None, **params: Any
-) -> tuple[list[Piece], Generated]:
+) -> tuple[list[Piece], FinishedSample]:
     sampling = SamplingParams(temperature=0.0, **params)
     with generator(built).start(Prompt(tokens=[1, 2, 3], sampling=sampling, logprobs=logprobs)) as samples:
         pieces = [piece async for piece in samples[0]]

@@ -9,19 +9,26 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from ramiform.runtime.frontend.text.offload import Cancellation, WorkCancelledError, aside, beside, in_turns, is_large
+from ramiform.runtime.frontend.text.offload import (
+    CancellationToken,
+    WorkCancelledError,
+    cooperative_iter,
+    is_large,
+    offload,
+    offload_if_large,
+)
 
 from ..harness import run
 
 
 def test_the_caller_gets_the_result_or_the_error() -> None:
-    def fails(cancellation: Cancellation) -> None:
+    def fails(cancellation: CancellationToken) -> None:
         raise ZeroDivisionError
 
     async def main() -> None:
-        assert await aside(lambda _: threading.current_thread()) is not threading.main_thread()
+        assert await offload(lambda _: threading.current_thread()) is not threading.main_thread()
         with pytest.raises(ZeroDivisionError):
-            await aside(fails)
+            await offload(fails)
 
     run(main())
 
@@ -30,7 +37,7 @@ def test_cancelled_work_is_told_and_its_caller_goes_on_after_its_end() -> None:
     entered, may_go_on = threading.Event(), threading.Event()
     seen: list[str] = []
 
-    def work(cancellation: Cancellation) -> None:
+    def work(cancellation: CancellationToken) -> None:
         entered.set()
         assert may_go_on.wait(60)
         seen.append("ended")
@@ -38,7 +45,7 @@ def test_cancelled_work_is_told_and_its_caller_goes_on_after_its_end() -> None:
         seen.append("went on")
 
     async def main() -> None:
-        task = asyncio.create_task(aside(work))
+        task = asyncio.create_task(offload(work))
         while not entered.is_set():
             await asyncio.sleep(0)
         for _ in range(3):  # also when the caller is cancelled again
@@ -55,8 +62,8 @@ def test_cancelled_work_is_told_and_its_caller_goes_on_after_its_end() -> None:
 
 
 def test_work_that_nobody_cancelled_goes_on() -> None:
-    Cancellation().check()
-    cancelled = Cancellation()
+    CancellationToken().check()
+    cancelled = CancellationToken()
     cancelled.cancel()
     with pytest.raises(WorkCancelledError):
         cancelled.check()
@@ -86,7 +93,7 @@ def test_values_are_large_by_their_text_and_their_number(value: Any, large: bool
     assert is_large(value) == large
 
     async def main() -> None:
-        thread = await beside(lambda _: threading.current_thread(), value)
+        thread = await offload_if_large(lambda _: threading.current_thread(), value)
         assert (thread is not threading.main_thread()) == large
 
     run(main())
@@ -103,7 +110,7 @@ def test_others_have_their_turns_between_many_items() -> None:
 
     async def main() -> None:
         task = asyncio.create_task(other())
-        async for item in in_turns(range(1000)):
+        async for item in cooperative_iter(range(1000)):
             done.append(item)
         await task
         assert done == list(range(1000))

@@ -10,7 +10,7 @@ import pytest
 import ramiform
 from ramiform import HttpRuntime, ProgramState, RequestError, RuntimeFailed, assistant, gen, select, user
 from ramiform.lang.backend import get_server_info
-from ramiform.lang.backends.model import Call
+from ramiform.lang.backends.model import ModelCall
 
 ROLES = {"user": ("<|user|>\n", "\n"), "assistant": ("<|assistant|>\n", "\n")}
 
@@ -179,11 +179,11 @@ def test_what_another_call_makes_it_forget_meanwhile_is_still_known(
     monkeypatch.setattr("ramiform.lang.backends.http_runtime.MAX_REMEMBERED", 1)
     post = over_http._http.post
 
-    def post_while_another_asks(path: str, body: Any, call: Call) -> Any:
+    def post_while_another_asks(path: str, body: Any, call: ModelCall) -> Any:
         monkeypatch.setattr(over_http._http, "post", post)
         over_http._tokenize(["another"], True, call)
         return post(path, body, call)
 
-    [first] = over_http._tokenize(["one"], True, Call())
+    [first] = over_http._tokenize(["one"], True, ModelCall())
     monkeypatch.setattr(over_http._http, "post", post_while_another_asks)
-    assert over_http._tokenize(["one", "two"], True, Call())[0] == first
+    assert over_http._tokenize(["one", "two"], True, ModelCall())[0] == first

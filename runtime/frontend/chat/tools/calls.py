@@ -9,19 +9,19 @@ from typing import Any
 
 
 @dataclass(frozen=True)
-class Call:
+class ToolCall:
     name: str
     arguments: str  # JSON text of an object
 
 
-def new_call_id() -> str:
+def new_tool_call_id() -> str:
     return f"call_{secrets.token_hex(12)}"
 
 
-def read_json_calls(text: str) -> list[Call]:
+def read_json_calls(text: str) -> list[ToolCall]:
     """The calls in `text`: an object, an array of them, or several after one another, parted by `;`, commas or
     blanks. Raises ValueError when there is anything else, or no call."""
-    calls: list[Call] = []
+    calls: list[ToolCall] = []
     at = _skip(text, 0)
     while at < len(text):
         value, at = _value(text, at)
@@ -54,14 +54,14 @@ def _value(text: str, at: int) -> tuple[Any, int]:
         raise ValueError("JSON that is too deep") from None
 
 
-def _call(item: Any) -> Call:
+def _call(item: Any) -> ToolCall:
     if isinstance(item, dict) and isinstance(item.get("function"), dict):
         item = item["function"]
     if not isinstance(item, dict) or not isinstance(item.get("name"), str):
         raise ValueError("no call")
     arguments = item.get("arguments", item.get("parameters", {}))
     if isinstance(arguments, str):
-        return Call(item["name"], read_arguments(arguments))
+        return ToolCall(item["name"], read_arguments(arguments))
     if not isinstance(arguments, dict):
         raise ValueError("the arguments are no JSON object")
-    return Call(item["name"], json.dumps(arguments, ensure_ascii=False))
+    return ToolCall(item["name"], json.dumps(arguments, ensure_ascii=False))

@@ -33,7 +33,7 @@ _SIGNS = (
 )
 
 
-def detect_format(tokenizer: Tokenizer) -> ToolFormat:
+def detect_tool_format(tokenizer: Tokenizer) -> ToolFormat:
     """The format of the tokenizer's chat template, by its call or by what it tells the model; else plain JSON."""
     for rendered in _probes(tokenizer):
         for sign, name in _SIGNS:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ...tools.pythonic import read_python_calls
-from .calls import Call, read_arguments, read_json_calls
+from .calls import ToolCall, read_arguments, read_json_calls
 
 FormatName = Literal["hermes", "llama3_json", "pythonic", "mistral", "mistral_args", "deepseek", "deepseek_v31", "json"]
 
@@ -30,7 +30,7 @@ class ToolFormat:
     begins: tuple[str, ...] = ()
     end: str | None = None
     starts: tuple[str, ...] = ()
-    read: Callable[[str], list[Call]] = read_json_calls
+    read: Callable[[str], list[ToolCall]] = read_json_calls
     trigger: str
     opening: str
     to_arguments: str
@@ -61,7 +61,7 @@ class ToolFormat:
         return self.trigger in self.begins
 
 
-def _read_deepseek(block: str) -> list[Call]:
+def _read_deepseek(block: str) -> list[ToolCall]:
     """`function<sep>NAME\\n```json\\n{...}\\n```<end>` (V3, R1) or `NAME<sep>{...}<end>` (V3.1), one after another."""
     calls = []
     for part in block.split("<｜tool▁call▁begin｜>"):
@@ -73,24 +73,24 @@ def _read_deepseek(block: str) -> list[Call]:
             raise ValueError("no call")
         name, fence, arguments = after.partition("```json")
         if fence:
-            calls.append(Call(name.strip(), read_arguments(arguments.strip().removesuffix("```"))))
+            calls.append(ToolCall(name.strip(), read_arguments(arguments.strip().removesuffix("```"))))
         else:
-            calls.append(Call(before.strip(), read_arguments(after)))
+            calls.append(ToolCall(before.strip(), read_arguments(after)))
     return calls
 
 
-def _read_mistral(block: str) -> list[Call]:
+def _read_mistral(block: str) -> list[ToolCall]:
     """A JSON array (v1-v7) or `NAME[ARGS]{...}`, each after its own `[TOOL_CALLS]` (v11 on)."""
     if "[ARGS]" not in block:
         return read_json_calls(block)
     calls = []
     for part in filter(str.strip, block.split("[TOOL_CALLS]")):
         name, _, arguments = part.partition("[ARGS]")
-        calls.append(Call(name.partition("[CALL_ID]")[0].strip(), read_arguments(arguments)))
+        calls.append(ToolCall(name.partition("[CALL_ID]")[0].strip(), read_arguments(arguments)))
     return calls
 
 
-def _read_fenced(block: str) -> list[Call]:
+def _read_fenced(block: str) -> list[ToolCall]:
     text = block.strip()
     if text.startswith("```"):
         text = text.partition("\n")[2].rpartition("```")[0]

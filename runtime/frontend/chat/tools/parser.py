@@ -8,17 +8,17 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
-from .calls import Call
+from .calls import ToolCall
 from .formats import ToolFormat
 
 
 @dataclass(frozen=True)
-class Parsed:
+class ParsedToolCalls:
     text: str = ""
-    calls: list[Call] = field(default_factory=list)
+    calls: list[ToolCall] = field(default_factory=list)
 
 
-class CallParser:
+class ToolCallParser:
     """`names`: the tools that there are; a block that calls another is text."""
 
     def __init__(self, tool_format: ToolFormat, names: Collection[str]) -> None:
@@ -29,19 +29,19 @@ class CallParser:
         self._at_start = True  # nothing but blanks so far
         self._called = False
 
-    def feed(self, text: str) -> Parsed:
+    def feed(self, text: str) -> ParsedToolCalls:
         self._waiting += text
         texts: list[str] = []
-        calls: list[Call] = []
+        calls: list[ToolCall] = []
         while self._block is not None or self._open(texts):
             if not self._close(texts, calls):
                 break
         return self._parsed(texts, calls)
 
-    def finish(self) -> Parsed:
+    def finish(self) -> ParsedToolCalls:
         """The answer is over: what is left of it."""
         texts: list[str] = []
-        calls: list[Call] = []
+        calls: list[ToolCall] = []
         if self._block is not None:
             self._read(self._waiting, "", texts, calls)
         else:
@@ -80,7 +80,7 @@ class CallParser:
         body = text[: len(text) - kept]
         return kept + len(body) - len(body.rstrip())
 
-    def _close(self, texts: list[str], calls: list[Call]) -> bool:
+    def _close(self, texts: list[str], calls: list[ToolCall]) -> bool:
         """Read the block if it is over; whether it is."""
         end = self._format.end if self._block else None
         if end is None:
@@ -91,7 +91,7 @@ class CallParser:
             self._waiting, self._block = after, None
         return bool(found)
 
-    def _read(self, body: str, end: str, texts: list[str], calls: list[Call]) -> None:
+    def _read(self, body: str, end: str, texts: list[str], calls: list[ToolCall]) -> None:
         try:
             read = self._format.read(body)
         except ValueError:
@@ -101,11 +101,11 @@ class CallParser:
         else:
             texts.append(f"{self._block}{body}{end}")
 
-    def _parsed(self, texts: list[str], calls: list[Call]) -> Parsed:
+    def _parsed(self, texts: list[str], calls: list[ToolCall]) -> ParsedToolCalls:
         self._called = self._called or bool(calls)
         text = "".join(texts)
         if self._called:
             text = text if text.strip() else ""  # blanks around calls are the format's
         if text.strip():
             self._at_start = False
-        return Parsed(text, calls)
+        return ParsedToolCalls(text, calls)

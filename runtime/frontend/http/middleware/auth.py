@@ -16,16 +16,16 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ..errors import AdminKeyError, bug_message, error_response
+from ..errors import AdminKeyError, error_response, internal_error_message
 
 logger = logging.getLogger("ramiform.frontend")
 
-KEY = "ramiform.key"  # in the scope: the API key that was given; None when none is asked for
-MAY_ADMINISTER = "ramiform.may_administer"  # in the scope: whether the request may act on others' work
-HEALTH = "/health"  # for supervisors: it needs no key, and no limit holds for it
-OPEN_PATHS = frozenset(
+SCOPE_API_KEY = "ramiform.key"  # in the scope: the API key that was given; None when none is asked for
+SCOPE_IS_ADMIN = "ramiform.may_administer"  # in the scope: whether the request may act on others' work
+HEALTH_PATH = "/health"  # for supervisors: it needs no key, and no limit holds for it
+PUBLIC_PATHS = frozenset(
     {
-        HEALTH,
+        HEALTH_PATH,
         # For browsers, which cannot send one before they have a page. They say the same on every server.
         "/",
         "/docs",
@@ -35,17 +35,17 @@ OPEN_PATHS = frozenset(
         "/openapi.json",
     }
 )
-WRONG_KEY = "wrong or missing API key"
+INVALID_API_KEY = "wrong or missing API key"
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,200}")
 
 
 def require_admin(request: Request, action: str) -> None:
     """Refuse a request that would act on others' work without an admin key. Raises AdminKeyError."""
-    if not request.scope[MAY_ADMINISTER]:
-        raise AdminKeyError(action, has_key=request.scope[KEY] is not None)
+    if not request.scope[SCOPE_IS_ADMIN]:
+        raise AdminKeyError(action, has_key=request.scope[SCOPE_API_KEY] is not None)
 
 
-class Guard:
+class AuthMiddleware:
     """Echoes or makes `x-request-id`, asks for `Authorization: Bearer KEY` when there are keys, bounds the body, and
     answers a 500 when the app fails.
 
@@ -68,14 +68,14 @@ class Guard:
             await self._app(scope, receive, send)
             return
         headers = Headers(scope=scope)
-        key = scope[KEY] = self._key(headers)
-        scope[MAY_ADMINISTER] = self._all_may_administer or key in self._admin_keys
-        may_enter = not self._asks or key is not None or scope["path"] in OPEN_PATHS
+        key = scope[SCOPE_API_KEY] = self._key(headers)
+        scope[SCOPE_IS_ADMIN] = self._all_may_administer or key in self._admin_keys
+        may_enter = not self._asks or key is not None or scope["path"] in PUBLIC_PATHS
         if scope["type"] == "websocket":
             if may_enter:
                 await self._app(scope, receive, send)
             else:  # before it is accepted: an HTTP 403
-                await send({"type": "websocket.close", "code": 1008, "reason": WRONG_KEY})
+                await send({"type": "websocket.close", "code": 1008, "reason": INVALID_API_KEY})
             return
         request_id = headers.get("x-request-id", "")
         if not _REQUEST_ID.fullmatch(request_id):
@@ -92,7 +92,7 @@ class Guard:
 
         refusal = None
         if not may_enter:
-            refusal = error_response(401, WRONG_KEY, code="invalid_api_key")
+            refusal = error_response(401, INVALID_API_KEY, code="invalid_api_key")
         elif self._is_too_long(headers):
             refusal = error_response(413, self._too_long, code="request_too_large", headers={"connection": "close"})
         if refusal is None:
@@ -102,7 +102,7 @@ class Guard:
                 logger.exception("request %s failed on an error of ours", request_id)
                 if has_begun:
                     raise  # the connection is closed: half an answer must not look like a whole one
-                refusal = error_response(500, bug_message(error), code="internal_error")
+                refusal = error_response(500, internal_error_message(error), code="internal_error")
         if refusal is not None:
             await refusal(scope, receive, send_with_id)
 

@@ -8,12 +8,14 @@ from typing import Any, Protocol
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ....protocol.metrics import FrontendMeasures
+from ....protocol.metrics import FrontendMetrics
 
 METHODS = frozenset({"GET", "POST", "PUT", "DELETE", "OPTIONS", "HEAD", "PATCH"})
 
 
-PARTS = "ramiform.parts"  # in the scope: sends a part of a body that is not the last, past all that stands between
+SCOPE_SEND_BODY = (
+    "ramiform.parts"  # in the scope: sends a part of a body that is not the last, past all that stands between
+)
 
 
 class ServerSpan(Protocol):
@@ -29,10 +31,10 @@ class _NoSpan:
         """Nobody traces."""
 
 
-class Metering:
+class MetricsMiddleware:
     """The outermost layer. A request's route is its template ("/v1/models/{model}"), so that names stay few."""
 
-    def __init__(self, app: ASGIApp, *, measures: FrontendMeasures, tracer: HttpTracer | None = None) -> None:
+    def __init__(self, app: ASGIApp, *, measures: FrontendMetrics, tracer: HttpTracer | None = None) -> None:
         self._app = app
         self._measures = measures
         self._tracer = tracer
@@ -41,7 +43,9 @@ class Metering:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        scope[PARTS] = send  # every layer on the way costs each token; they look at an answer's begin and end only
+        scope[SCOPE_SEND_BODY] = (
+            send  # every layer on the way costs each token; they look at an answer's begin and end only
+        )
         status = 499  # the client left before there was an answer
 
         async def send_noting(message: Message) -> None:

@@ -14,33 +14,33 @@ from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ..errors import error_response
-from .auth import KEY
+from .auth import SCOPE_API_KEY
 
 MINUTE = 60.0
 
 
 @dataclass
-class Account:
+class TokenBucket:
     """One key's. `allowance` refills steadily, up to a minute's worth."""
 
     allowance: float
     refilled: float  # on the clock
 
 
-class Rates:
+class RateLimitMiddleware:
     """Counts requests that make something (POST, PUT); looking is free. All that have no key are one."""
 
     def __init__(self, app: ASGIApp, *, per_minute: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._app = app
         self._per_minute = per_minute
         self._clock = clock
-        self._accounts: dict[str | None, Account] = {}
+        self._accounts: dict[str | None, TokenBucket] = {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["method"] not in ("POST", "PUT"):
             await self._app(scope, receive, send)
             return
-        account = self._account(scope.get(KEY))
+        account = self._account(scope.get(SCOPE_API_KEY))
         if account.allowance < 1:
             message = f"this key may make {self._per_minute} requests a minute"
             wait = math.ceil((1 - account.allowance) * MINUTE / self._per_minute)
@@ -59,15 +59,15 @@ class Rates:
 
         await self._app(scope, receive, send_with_limits)
 
-    def _headers(self, account: Account) -> dict[str, str]:
+    def _headers(self, account: TokenBucket) -> dict[str, str]:
         return {
             "x-ratelimit-limit-requests": str(self._per_minute),
             "x-ratelimit-remaining-requests": str(int(account.allowance)),
         }
 
-    def _account(self, key: str | None) -> Account:
+    def _account(self, key: str | None) -> TokenBucket:
         now = self._clock()
-        account = self._accounts.setdefault(key, Account(self._per_minute, now))
+        account = self._accounts.setdefault(key, TokenBucket(self._per_minute, now))
         gained = (now - account.refilled) * self._per_minute / MINUTE
         account.allowance = min(self._per_minute, account.allowance + gained)
         account.refilled = now

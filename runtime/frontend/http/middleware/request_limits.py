@@ -11,13 +11,13 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ..errors import error_body, error_response
 from ..transport.sse import DONE, event
-from .auth import HEALTH, KEY
+from .auth import HEALTH_PATH, SCOPE_API_KEY
 
 BODY_PAUSE = 30.0  # seconds that the next part of a body may take
 BODY_RATE = 1024  # bytes of a body a second; one that comes more slowly may take BODY_PAUSE longer in all
 
 
-class Limits:
+class RequestLimitsMiddleware:
     """`max_requests`: at once, of one key; `seconds`: from a request's head to its answer's end. None: no limit.
 
     Who has too many gets a 429; whose body does not come, a 408; whose answer takes too long, a 504, or an event where
@@ -31,10 +31,10 @@ class Limits:
         self._running: Counter[str | None] = Counter()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] not in ("http", "websocket") or scope["path"] == HEALTH:
+        if scope["type"] not in ("http", "websocket") or scope["path"] == HEALTH_PATH:
             await self._app(scope, receive, send)
             return
-        key = scope.get(KEY)
+        key = scope.get(SCOPE_API_KEY)
         if self._max_requests is not None and self._running[key] >= self._max_requests:
             await _refuse(scope, receive, send, self._max_requests)
             return

@@ -13,7 +13,7 @@ from ....protocol.version import __version__
 from ...text.generation import Generator, Prompt
 from ..middleware.auth import require_admin
 from ..transport.body_route import BodyRoute
-from ..transport.streaming import json_response, unless_client_leaves
+from ..transport.streaming import cancel_on_disconnect, json_response
 
 
 class AdminApi:
@@ -52,7 +52,7 @@ class AdminApi:
         token = 0 if tokenizer.bos_id is None else tokenizer.bos_id
         sampling = SamplingParams(max_new_tokens=1, temperature=0.0)
         with self._generator.start(Prompt(tokens=[token], sampling=sampling, priority=1)) as samples:
-            await unless_client_leaves(request, samples[0].result())
+            await cancel_on_disconnect(request, samples[0].result())
         return Response(status_code=200)
 
     async def model_info(self) -> Response:

@@ -16,17 +16,17 @@ from starlette.responses import Response
 
 from ....protocol.errors import RequestError
 from ...core.client import new_rid
-from ...core.frontend_peers import Siblings
-from ...text.generation import Generator, Prompt, Sample
-from ...text.offload import in_turns
+from ...core.frontend_peers import FrontendPeers
+from ...text.generation import Generator, Prompt, SampleStream
+from ...text.offload import cooperative_iter
 from ..answers import answer
 from ..bodies import MAX_BATCH, AbortBody, GenerateBody, logprob_params
-from ..errors import prompt_in
+from ..errors import name_prompt_field
 from ..middleware.auth import require_admin
-from ..openapi import STREAMS
+from ..openapi import STREAM_RESPONSES
 from ..transport.body_route import BodyRoute
 from ..transport.merge import merge
-from ..transport.streaming import EventStream, json_response, unless_client_leaves
+from ..transport.streaming import EventStream, cancel_on_disconnect, json_response
 
 
 @dataclass(frozen=True)
@@ -35,23 +35,25 @@ class Job:
 
     rid: str
     prompt: Prompt
-    sample: Sample
+    sample: SampleStream
 
 
 class NativeApi:
     """Knows by their clients' ids which samples run, so that they can be aborted."""
 
-    def __init__(self, generator: Generator, siblings: Siblings) -> None:
+    def __init__(self, generator: Generator, siblings: FrontendPeers) -> None:
         self._generator = generator
         self._siblings = siblings
         siblings.on("abort", self._abort_here)
-        self._running: defaultdict[str, set[Sample]] = defaultdict(set)
+        self._running: defaultdict[str, set[SampleStream]] = defaultdict(set)
 
     @property
     def router(self) -> APIRouter:
         router = APIRouter(tags=["native"], route_class=BodyRoute)
         for method in ("POST", "PUT"):  # a route each, so that each has an operation id of its own
-            router.add_api_route("/generate", self.generate, methods=[method], response_model=None, responses=STREAMS)
+            router.add_api_route(
+                "/generate", self.generate, methods=[method], response_model=None, responses=STREAM_RESPONSES
+            )
         router.add_api_route(
             "/abort_request", self.abort, methods=["POST"], response_model=None, response_class=Response
         )
@@ -62,8 +64,8 @@ class NativeApi:
         self._generator.core.require_info()
         if body.stream:
             values = self._stream(body)
-            return EventStream(await unless_client_leaves(request, anext(values)), values)
-        answers = await unless_client_leaves(request, self._whole(body))
+            return EventStream(await cancel_on_disconnect(request, anext(values)), values)
+        answers = await cancel_on_disconnect(request, self._whole(body))
         return json_response(answers if body.is_batch or len(answers) > 1 else answers[0])
 
     async def abort(self, body: AbortBody, request: Request) -> Response:
@@ -89,7 +91,7 @@ class NativeApi:
     async def _whole(self, body: GenerateBody) -> list[dict[str, Any]]:
         async with self._started(body) as jobs:
             answers = []
-            async for job in in_turns(jobs):
+            async for job in cooperative_iter(jobs):
                 generated = await job.sample.result()
                 answers.append(self._answer(body, job, generated.sequence.text))
             return answers
@@ -125,8 +127,8 @@ class NativeApi:
             num_outputs[rid] += n
         jobs: list[Job] = []
         numbers: Counter[str] = Counter()
-        with prompt_in("input_ids" if body.text is None else "text"), ExitStack() as stack:
-            async for rid, prompt, n in in_turns(requests):
+        with name_prompt_field("input_ids" if body.text is None else "text"), ExitStack() as stack:
+            async for rid, prompt, n in cooperative_iter(requests):
                 for sample in stack.enter_context(self._generator.start(prompt, n)):
                     name = rid if num_outputs[rid] == 1 else f"{rid}-{numbers[rid]}"
                     numbers[rid] += 1
@@ -135,7 +137,7 @@ class NativeApi:
                     stack.callback(self._forget, rid, sample)
             yield jobs
 
-    def _forget(self, rid: str, sample: Sample) -> None:
+    def _forget(self, rid: str, sample: SampleStream) -> None:
         samples = self._running[rid]
         samples.discard(sample)
         if not samples:

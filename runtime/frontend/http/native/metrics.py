@@ -8,13 +8,13 @@ from starlette.responses import PlainTextResponse, Response
 
 from ....protocol.errors import RuntimeFailed
 from ...core.client import CoreClient
-from ...core.frontend_peers import Siblings
+from ...core.frontend_peers import FrontendPeers
 from ..exposition import exposition
 from ..transport.body_route import BodyRoute
 
 
 class MetricsApi:
-    def __init__(self, core: CoreClient, siblings: Siblings) -> None:
+    def __init__(self, core: CoreClient, siblings: FrontendPeers) -> None:
         self._core = core
         self._siblings = siblings
 

@@ -10,25 +10,25 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from ....protocol.version import __version__
-from ...chat.completion import Turn
-from ...chat.request import Ask, CallDelta
+from ...chat.completion import ChatCompletion
+from ...chat.request import ChatRequest, ToolCallDelta
 from ...core.client import new_rid
-from ...text.offload import beside
-from ..openapi import STREAMS
+from ...text.offload import offload_if_large
+from ..openapi import STREAM_RESPONSES
 from ..transport.body_route import BodyRoute
-from ..transport.merge import merge, together
-from ..transport.streaming import EventStream, json_response, unless_client_leaves
+from ..transport.merge import gather_or_cancel, merge
+from ..transport.streaming import EventStream, cancel_on_disconnect, json_response
 from .chat_body import ChatBody
-from .chat_messages import for_template
-from .chat_service import Conversations, Wish
-from .chunks import Chunks
+from .chat_messages import template_messages
+from .chat_service import ChatService, Wish
+from .chunks import ChunkBuilder
 from .finish import finish_reason, stop_reason
 from .logprobs import TokenTexts, chat_logprobs
 from .usage import Stopwatch, Usage
 
 
 class ChatApi:
-    def __init__(self, conversations: Conversations) -> None:
+    def __init__(self, conversations: ChatService) -> None:
         self._conversations = conversations
         self._generator = conversations.generator
         self._texts = TokenTexts(self._generator.tokenizer)
@@ -37,7 +37,7 @@ class ChatApi:
     def router(self) -> APIRouter:
         router = APIRouter(tags=["openai"], route_class=BodyRoute)
         router.add_api_route(
-            "/v1/chat/completions", self.create, methods=["POST"], response_model=None, responses=STREAMS
+            "/v1/chat/completions", self.create, methods=["POST"], response_model=None, responses=STREAM_RESPONSES
         )
         return router
 
@@ -52,13 +52,13 @@ class ChatApi:
             "model": info.name,
             "system_fingerprint": f"ramiform-{__version__}",
         }
-        ask = await unless_client_leaves(request, self._ask(body))
+        ask = await cancel_on_disconnect(request, self._ask(body))
         if body.stream:
             chunks = self._stream(body, ask, head)
-            return EventStream(await unless_client_leaves(request, anext(chunks)), chunks)
-        return json_response(head | await unless_client_leaves(request, self._whole(body, ask)))
+            return EventStream(await cancel_on_disconnect(request, anext(chunks)), chunks)
+        return json_response(head | await cancel_on_disconnect(request, self._whole(body, ask)))
 
-    async def _ask(self, body: ChatBody) -> Ask:
+    async def _ask(self, body: ChatBody) -> ChatRequest:
         wish = Wish(
             fields=body,
             limit=body.limit,
@@ -74,17 +74,21 @@ class ChatApi:
             asked=body.constraint(),
             in_bulk=not body.stream,
         )
-        messages = await beside(lambda _: for_template(body.messages), body.messages)
+        messages = await offload_if_large(lambda _: template_messages(body.messages), body.messages)
         return await self._conversations.ask(messages, wish)
 
-    async def _whole(self, body: ChatBody, ask: Ask) -> dict[str, Any]:
+    async def _whole(self, body: ChatBody, ask: ChatRequest) -> dict[str, Any]:
         watch = Stopwatch()
         async with self._conversations.turns(ask, body.n, body.constraint()) as turns:
-            choices = await together(self._choice(body, ask, turn, index, watch) for index, turn in enumerate(turns))
+            choices = await gather_or_cancel(
+                self._choice(body, ask, turn, index, watch) for index, turn in enumerate(turns)
+            )
             usage = _usage(ask, turns)
             return {"choices": choices, "usage": usage.as_json(), "timings": watch.timings(usage)}
 
-    async def _choice(self, body: ChatBody, ask: Ask, turn: Turn, index: int, watch: Stopwatch) -> dict[str, Any]:
+    async def _choice(
+        self, body: ChatBody, ask: ChatRequest, turn: ChatCompletion, index: int, watch: Stopwatch
+    ) -> dict[str, Any]:
         content, reasoning = [], []
         calls: list[dict[str, Any]] = []
         values = []
@@ -115,10 +119,10 @@ class ChatApi:
             **_ending(ask, turn),
         }
 
-    async def _stream(self, body: ChatBody, ask: Ask, head: dict[str, Any]) -> AsyncGenerator[dict[str, Any]]:
+    async def _stream(self, body: ChatBody, ask: ChatRequest, head: dict[str, Any]) -> AsyncGenerator[dict[str, Any]]:
         watch = Stopwatch()
         async with self._conversations.turns(ask, body.n, body.constraint()) as turns:
-            chunks = Chunks(head, body.stream_options, watch, lambda: _usage(ask, turns))
+            chunks = ChunkBuilder(head, body.stream_options, watch, lambda: _usage(ask, turns))
             sources = [self._growing(body, ask, turn, index) for index, turn in enumerate(turns)]
             choices = merge(sources) if len(sources) > 1 else sources[0]
             try:
@@ -129,7 +133,9 @@ class ChatApi:
             for chunk in chunks.last():
                 yield chunk
 
-    async def _growing(self, body: ChatBody, ask: Ask, turn: Turn, index: int) -> AsyncGenerator[dict[str, Any]]:
+    async def _growing(
+        self, body: ChatBody, ask: ChatRequest, turn: ChatCompletion, index: int
+    ) -> AsyncGenerator[dict[str, Any]]:
         is_first = True
         deltas = turn.deltas()
         try:
@@ -156,17 +162,17 @@ def _chunk(index: int, delta: dict[str, Any], logprobs: dict[str, Any] | None = 
     return {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": None}
 
 
-def _call(call: CallDelta) -> dict[str, Any]:
+def _call(call: ToolCallDelta) -> dict[str, Any]:
     return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
 
 
-def _call_delta(call: CallDelta) -> dict[str, Any]:
+def _call_delta(call: ToolCallDelta) -> dict[str, Any]:
     if call.id is not None:
         return {"index": call.index, **_call(call)}
     return {"index": call.index, "function": {"arguments": call.arguments}}
 
 
-def _ending(ask: Ask, turn: Turn) -> dict[str, Any]:
+def _ending(ask: ChatRequest, turn: ChatCompletion) -> dict[str, Any]:
     assert turn.finish is not None
     reason = finish_reason(turn.finish)
     if turn.num_calls and reason == "stop":
@@ -174,7 +180,7 @@ def _ending(ask: Ask, turn: Turn) -> dict[str, Any]:
     return {"finish_reason": reason, "stop_reason": stop_reason(turn.finish, ask.sampling)}
 
 
-def _usage(ask: Ask, turns: list[Turn]) -> Usage:
+def _usage(ask: ChatRequest, turns: list[ChatCompletion]) -> Usage:
     return Usage(
         prompt=len(ask.tokens),
         completion=sum(turn.num_completion_tokens for turn in turns),

@@ -16,7 +16,7 @@ MAX_MESSAGES = 100_000
 TEXT_PARTS = ("text", "input_text", "output_text")
 
 
-class Part(Body):
+class ContentPart(Body):
     """A piece of a message. Which types a model can read is said by `message_text`."""
 
     model_config = ConfigDict(
@@ -70,7 +70,7 @@ class Message(Body):
         },
     )
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: Text | Many[Part] | None = None
+    content: Text | Many[ContentPart] | None = None
     name: Text | None = None
     tool_calls: Many[PastCall] | None = None
     tool_call_id: Text | None = None
@@ -81,7 +81,7 @@ class Message(Body):
 Messages = Annotated[list[Message], Field(fail_fast=True, max_length=MAX_MESSAGES, json_schema_extra={"minItems": 1})]
 
 
-def for_template(messages: Sequence[Message]) -> list[dict[str, Any]]:
+def template_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
     """Raises RequestError naming the first message that no model of ours can read."""
     if not messages:
         raise RequestError("messages must not be empty", param="messages")
@@ -105,7 +105,7 @@ def _for_template(message: Message, index: int) -> dict[str, Any]:
     return given
 
 
-def message_text(content: str | list[Part] | None, where: str) -> str:
+def message_text(content: str | list[ContentPart] | None, where: str) -> str:
     """The text of a message. Raises RequestError for parts that are no text."""
     if content is None or isinstance(content, str):
         return content or ""

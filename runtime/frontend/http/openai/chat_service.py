@@ -10,19 +10,19 @@ from typing import Any
 
 from ....protocol.errors import RequestError
 from ....protocol.sampling import Constraint, LogprobParams
-from ...chat.completion import Turn
-from ...chat.reasoning import CLOSE, OPEN, thinks
-from ...chat.renderer import Messages
-from ...chat.request import Ask, Calling
+from ...chat.completion import ChatCompletion
+from ...chat.reasoning import THINK_END, THINK_START, can_reason
+from ...chat.renderer import MessageRenderer
+from ...chat.request import ChatRequest, ToolCallOptions
 from ...chat.schema_check import SchemaCheck
-from ...chat.tools.detect import detect_format
+from ...chat.tools.detect import detect_tool_format
 from ...chat.tools.formats import FORMATS, ToolFormat
 from ...text.generation import Generator
-from ..transport.merge import together
+from ..transport.merge import gather_or_cancel
 from .chat_messages import with_short_ids
-from .fields import GenerationFields, room_for
-from .finish import naming
-from .tool_fields import Tool, ToolChoice, calling
+from .fields import GenerationFields, completion_token_limit
+from .finish import name_constraint_field
+from .tool_fields import Tool, ToolChoice, tool_call_options
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,19 +45,19 @@ class Wish:
     in_bulk: bool = False  # the answer is read whole
 
 
-class Conversations:
+class ChatService:
     def __init__(self, generator: Generator, *, tool_parser: str = "auto", reasoning_parser: str = "auto") -> None:
         self.generator = generator
-        self.messages = Messages(generator.tokenizer)
+        self.messages = MessageRenderer(generator.tokenizer)
         self._schemas = SchemaCheck(generator)
         self.tool_format: ToolFormat = (
-            detect_format(generator.tokenizer) if tool_parser == "auto" else FORMATS[tool_parser]
+            detect_tool_format(generator.tokenizer) if tool_parser == "auto" else FORMATS[tool_parser]
         )
-        self._thinks = thinks(generator.tokenizer) if reasoning_parser == "auto" else reasoning_parser == "think"
+        self._thinks = can_reason(generator.tokenizer) if reasoning_parser == "auto" else reasoning_parser == "think"
 
-    async def ask(self, messages: Sequence[Mapping[str, Any]], wish: Wish) -> Ask:
+    async def ask(self, messages: Sequence[Mapping[str, Any]], wish: Wish) -> ChatRequest:
         """Raises RequestError."""
-        called = calling(
+        called = tool_call_options(
             self.tool_format,
             wish.tools,
             wish.tool_choice,
@@ -81,13 +81,13 @@ class Conversations:
         plain = self._plain(await encoder.encode_aside(segments, at_start=True, bound=bound), wish)
         tail = segments[-1].text.rstrip()
         splits = self._thinks and wish.splits_reasoning
-        thinks = splits and not tail.endswith(CLOSE) and not wish.continue_final_message
-        thinking = splits and tail.endswith(OPEN)
+        thinks = splits and not tail.endswith(THINK_END) and not wish.continue_final_message
+        thinking = splits and tail.endswith(THINK_START)
         if called is not None and not called.strict and thinks and not thinking:
             called = replace(called, exact=False)  # steps would make it think, and nobody asked for either
         return replace(plain, thinks=thinks, thinking=thinking, calling=called)
 
-    async def ask_plainly(self, prompt: str | list[int], wish: Wish) -> Ask:
+    async def ask_plainly(self, prompt: str | list[int], wish: Wish) -> ChatRequest:
         """Without any template. Raises RequestError."""
         if isinstance(prompt, str):
             encoder = self.generator.encoder
@@ -95,24 +95,24 @@ class Conversations:
             prompt = await encoder.encode_prompt(prompt, bound=bound)
         return self._plain(prompt, wish)
 
-    async def _checked(self, called: Calling) -> Calling:
+    async def _checked(self, called: ToolCallOptions) -> ToolCallOptions:
         """With `exact` set. Raises RequestError for a schema that cannot be compiled, and has to be."""
         if not (called.forced or called.strict or called.format.is_marked):
             return called
         checks = (self._schemas.check_tool(name, arguments) for name, arguments in called.schemas.items())
         try:
-            await together(checks)
+            await gather_or_cancel(checks)
         except RequestError as error:
             if called.forced or called.strict or error.code != "invalid_tool":
                 raise
             return called  # nothing was promised: the call is read as the model writes it
         return replace(called, exact=not called.forced)
 
-    def _plain(self, tokens: list[int], wish: Wish) -> Ask:
+    def _plain(self, tokens: list[int], wish: Wish) -> ChatRequest:
         limit, field = wish.limit
         info = self.generator.core.require_info()
-        room = room_for(info, len(tokens), limit, prompt=wish.prompt, limit=field, default=wish.default)
-        return Ask(
+        room = completion_token_limit(info, len(tokens), limit, prompt=wish.prompt, limit=field, default=wish.default)
+        return ChatRequest(
             tokens=tokens,
             sampling=wish.fields.sampling(room, None if wish.asked is None else wish.asked[0]),
             logprobs=wish.logprobs,
@@ -122,13 +122,15 @@ class Conversations:
         )
 
     @asynccontextmanager
-    async def turns(self, ask: Ask, n: int, asked: tuple[Constraint, str] | None) -> AsyncIterator[list[Turn]]:
+    async def turns(
+        self, ask: ChatRequest, n: int, asked: tuple[Constraint, str] | None
+    ) -> AsyncIterator[list[ChatCompletion]]:
         """`n` answers, submitted together; what still runs at the end of the block is aborted."""
-        turns: list[Turn] = []
+        turns: list[ChatCompletion] = []
         assert ask.sampling.seed is not None
         try:
-            with naming(asked):
-                turns += (Turn(self.generator, ask, number, ask.sampling.seed) for number in range(n))
+            with name_constraint_field(asked):
+                turns += (ChatCompletion(self.generator, ask, number, ask.sampling.seed) for number in range(n))
                 yield turns
         finally:
             for turn in turns:

@@ -9,7 +9,7 @@ from .fields import StreamOptions
 from .usage import Stopwatch, Usage
 
 
-class Chunks:
+class ChunkBuilder:
     """`head` is what all of them have; `usage` is asked for what was used by then."""
 
     def __init__(

@@ -16,30 +16,30 @@ from ....protocol.errors import RequestError
 from ....protocol.sampling import LogprobParams
 from ....protocol.version import __version__
 from ...core.client import new_rid
-from ...text.generation import Generator, Piece, Prompt, Sample
-from ...text.offload import in_turns
+from ...text.generation import Generator, Piece, Prompt, SampleStream
+from ...text.offload import cooperative_iter
 from ..bodies import MAX_BATCH
-from ..openapi import STREAMS
+from ..openapi import STREAM_RESPONSES
 from ..transport.body_route import BodyRoute
 from ..transport.merge import merge
-from ..transport.streaming import EventStream, json_response, unless_client_leaves
-from .chunks import Chunks
+from ..transport.streaming import EventStream, cancel_on_disconnect, json_response
+from .chunks import ChunkBuilder
 from .completion_body import CompletionBody
-from .fields import room_for
-from .finish import finish_reason, naming, stop_reason
+from .fields import completion_token_limit
+from .finish import finish_reason, name_constraint_field, stop_reason
 from .logprobs import CompletionLogprobs, TokenTexts
 from .usage import Stopwatch, Usage
 
-DEFAULT_TOKENS = 16
+DEFAULT_COMPLETION_TOKENS = 16
 
 
 @dataclass(frozen=True)
-class Question:
+class CompletionPrompt:
     """One prompt: what it says, what goes to the core, and its outputs."""
 
     text: str
     prompt: Prompt
-    samples: list[Sample]
+    samples: list[SampleStream]
 
 
 class CompletionsApi:
@@ -50,7 +50,9 @@ class CompletionsApi:
     @property
     def router(self) -> APIRouter:
         router = APIRouter(tags=["openai"], route_class=BodyRoute)
-        router.add_api_route("/v1/completions", self.create, methods=["POST"], response_model=None, responses=STREAMS)
+        router.add_api_route(
+            "/v1/completions", self.create, methods=["POST"], response_model=None, responses=STREAM_RESPONSES
+        )
         return router
 
     async def create(self, body: CompletionBody, request: Request) -> Response:
@@ -64,11 +66,11 @@ class CompletionsApi:
             "model": info.name,
             "system_fingerprint": f"ramiform-{__version__}",
         }
-        prompts = await unless_client_leaves(request, self._prompts(body, info))
+        prompts = await cancel_on_disconnect(request, self._prompts(body, info))
         if body.stream:
             chunks = self._stream(body, prompts, head)
-            return EventStream(await unless_client_leaves(request, anext(chunks)), chunks)
-        return json_response(head | await unless_client_leaves(request, self._whole(body, prompts)))
+            return EventStream(await cancel_on_disconnect(request, anext(chunks)), chunks)
+        return json_response(head | await cancel_on_disconnect(request, self._whole(body, prompts)))
 
     async def _prompts(self, body: CompletionBody, info: ModelInfo) -> list[tuple[str, Prompt]]:
         """The text and the request of each prompt. Raises RequestError."""
@@ -87,8 +89,8 @@ class CompletionsApi:
                 text, ids = prompt, await encoder.encode_prompt(prompt, with_bos=body.add_special_tokens, bound=bound)
             else:
                 text, ids = await encoder.decode_aside(prompt) if body.echo else "", prompt
-            num_tokens = room_for(
-                info, len(ids), body.max_tokens, prompt="prompt", limit="max_tokens", default=DEFAULT_TOKENS
+            num_tokens = completion_token_limit(
+                info, len(ids), body.max_tokens, prompt="prompt", limit="max_tokens", default=DEFAULT_COMPLETION_TOKENS
             )
             prompts.append(
                 (
@@ -106,19 +108,23 @@ class CompletionsApi:
         return prompts
 
     @asynccontextmanager
-    async def _started(self, body: CompletionBody, prompts: list[tuple[str, Prompt]]) -> AsyncIterator[list[Question]]:
+    async def _started(
+        self, body: CompletionBody, prompts: list[tuple[str, Prompt]]
+    ) -> AsyncIterator[list[CompletionPrompt]]:
         """Submit everything; what still runs at the end of the block is aborted."""
-        with ExitStack() as stack, naming(body.constraint()):
+        with ExitStack() as stack, name_constraint_field(body.constraint()):
             yield [
-                Question(text, prompt, list(stack.enter_context(self._generator.start(prompt, body.best_of or body.n))))
-                async for text, prompt in in_turns(prompts)
+                CompletionPrompt(
+                    text, prompt, list(stack.enter_context(self._generator.start(prompt, body.best_of or body.n)))
+                )
+                async for text, prompt in cooperative_iter(prompts)
             ]
 
     async def _whole(self, body: CompletionBody, prompts: list[tuple[str, Prompt]]) -> dict[str, Any]:
         watch = Stopwatch()
         async with self._started(body, prompts) as questions:
             choices: list[dict[str, Any]] = []
-            async for question in in_turns(questions):
+            async for question in cooperative_iter(questions):
                 for sample in question.samples:
                     async for _ in sample:
                         watch.tick()
@@ -127,7 +133,9 @@ class CompletionsApi:
             usage = _usage(questions)
             return {"choices": choices, "usage": usage.as_json(), "timings": watch.timings(usage)}
 
-    def _choice(self, body: CompletionBody, question: Question, sample: Sample, index: int) -> dict[str, Any]:
+    def _choice(
+        self, body: CompletionBody, question: CompletionPrompt, sample: SampleStream, index: int
+    ) -> dict[str, Any]:
         assert sample.generated is not None
         sequence = sample.generated.sequence
         columns = None
@@ -150,7 +158,7 @@ class CompletionsApi:
     ) -> AsyncGenerator[dict[str, Any]]:
         watch = Stopwatch()
         async with self._started(body, prompts) as questions:
-            chunks = Chunks(head, body.stream_options, watch, lambda: _usage(questions))
+            chunks = ChunkBuilder(head, body.stream_options, watch, lambda: _usage(questions))
             outputs = [(question, sample) for question in questions for sample in question.samples]
             sources = [self._growing(body, *output, index) for index, output in enumerate(outputs)]
             choices = merge(sources) if len(sources) > 1 else sources[0]
@@ -163,7 +171,7 @@ class CompletionsApi:
                 yield chunk
 
     async def _growing(
-        self, body: CompletionBody, question: Question, sample: Sample, index: int
+        self, body: CompletionBody, question: CompletionPrompt, sample: SampleStream, index: int
     ) -> AsyncGenerator[dict[str, Any]]:
         writer = None if body.logprobs is None else CompletionLogprobs(self._texts, body.logprobs)
         is_first = True
@@ -191,19 +199,19 @@ def _columns(writer: CompletionLogprobs, piece: Piece) -> dict[str, Any]:
     return writer.columns(piece.ids, (piece.logprobs or [])[: len(piece.ids)])
 
 
-def _best(samples: list[Sample], n: int) -> list[Sample]:
+def _best(samples: list[SampleStream], n: int) -> list[SampleStream]:
     """The `n` of the highest mean log-probability, best first; all of them in their order when there are no more."""
     if len(samples) == n:
         return samples
 
-    def mean(sample: Sample) -> float:
+    def mean(sample: SampleStream) -> float:
         values = sample.logprobs or []
         return sum(value.logprob for value in values) / max(1, len(values))
 
     return sorted(samples, key=mean, reverse=True)[:n]
 
 
-def _usage(questions: list[Question]) -> Usage:
+def _usage(questions: list[CompletionPrompt]) -> Usage:
     return Usage(
         prompt=sum(len(question.prompt.tokens) for question in questions),
         completion=sum(len(sample.output_ids) for question in questions for sample in question.samples),

@@ -12,19 +12,19 @@ from starlette.responses import Response
 from ....protocol.core import ModelInfo
 from ....protocol.errors import RequestError
 from ....protocol.sampling import Constraint
-from ...chat.completion import Turn
+from ...chat.completion import ChatCompletion
 from ...core.client import new_rid
-from ...text.offload import beside
+from ...text.offload import offload_if_large
 from ..bodies import Many, Text, TokenIds, described, example
 from ..transport.body_route import BodyRoute
-from ..transport.streaming import json_response, unless_client_leaves
-from .chat_messages import Messages, for_template
-from .chat_service import Conversations, Wish
+from ..transport.streaming import cancel_on_disconnect, json_response
+from .chat_messages import Messages, template_messages
+from .chat_service import ChatService, Wish
 from .constraints import ConstraintFields, Schema
 from .fields import GenerationFields
 from .finish import finish_reason
 
-DEFAULT_TOKENS = 1024
+DEFAULT_VALUE_TOKENS = 1024
 
 
 class ConstrainedBody(GenerationFields):
@@ -65,7 +65,7 @@ class ConstrainedBody(GenerationFields):
 
 
 class ConstrainedApi:
-    def __init__(self, conversations: Conversations) -> None:
+    def __init__(self, conversations: ChatService) -> None:
         self._conversations = conversations
         self._generator = conversations.generator
 
@@ -81,7 +81,7 @@ class ConstrainedApi:
         body.check(info)
         return json_response(
             {"id": f"con-{new_rid()}", "object": "constrained", "model": info.name}
-            | await unless_client_leaves(request, self._answer(body))
+            | await cancel_on_disconnect(request, self._answer(body))
         )
 
     async def _answer(self, body: ConstrainedBody) -> dict[str, Any]:
@@ -91,14 +91,14 @@ class ConstrainedApi:
             fields=body,
             limit=(body.max_tokens, "max_tokens"),
             prompt="prompt" if body.messages is None else "messages",
-            default=DEFAULT_TOKENS,
+            default=DEFAULT_VALUE_TOKENS,
             tools=[],
             options={},
             asked=asked,
         )
         if body.messages is not None:
             given = body.messages
-            ask = await self._conversations.ask(await beside(lambda _: for_template(given), given), wish)
+            ask = await self._conversations.ask(await offload_if_large(lambda _: template_messages(given), given), wish)
         else:
             ask = await self._conversations.ask_plainly(body.prompt or "", wish)
         async with self._conversations.turns(ask, 1, asked) as [turn]:
@@ -106,7 +106,7 @@ class ConstrainedApi:
         return {"text": text, **_value(body, asked[0], text, turn), "usage": _usage(len(ask.tokens), turn)}
 
 
-def _value(body: ConstrainedBody, constraint: Constraint, text: str, turn: Turn) -> dict[str, Any]:
+def _value(body: ConstrainedBody, constraint: Constraint, text: str, turn: ChatCompletion) -> dict[str, Any]:
     """What the text means, and why it ended. Null when it is not whole."""
     assert turn.finish is not None
     value: dict[str, Any] = {"finish_reason": finish_reason(turn.finish)}
@@ -121,7 +121,7 @@ def _value(body: ConstrainedBody, constraint: Constraint, text: str, turn: Turn)
             return {"value": text, **value}
 
 
-def _usage(num_prompt: int, turn: Turn) -> dict[str, Any]:
+def _usage(num_prompt: int, turn: ChatCompletion) -> dict[str, Any]:
     return {
         "prompt_tokens": num_prompt,
         "completion_tokens": turn.num_completion_tokens,

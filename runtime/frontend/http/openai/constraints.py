@@ -58,7 +58,7 @@ class StructuredOutputs(Body):
     json_object: bool = False
 
 
-class Asked(NamedTuple):
+class RequestedConstraint(NamedTuple):
     """What one field asks for. `source` None: nothing."""
 
     field: str
@@ -115,35 +115,35 @@ class ConstraintFields(RequestBody):
             )
         return Constraint(kind, text, order, self.additional_properties), field
 
-    def _asked(self) -> list[Asked]:
+    def _asked(self) -> list[RequestedConstraint]:
         structured = self.structured_outputs or StructuredOutputs()
         any_object = '{"type": "object"}' if structured.json_object else None
         return [
             _of_format("response_format", self.response_format),
-            Asked("structured_outputs.json", "json_schema", structured.json_),
-            Asked("structured_outputs.json_object", "json_schema", any_object),
-            Asked("structured_outputs.regex", "regex", structured.regex),
-            Asked("structured_outputs.choice", "choices", structured.choice),
-            Asked("structured_outputs.grammar", "grammar", structured.grammar),
-            Asked("structured_outputs.structural_tag", "structural_tag", structured.structural_tag),
-            Asked("guided_json", "json_schema", self.guided_json),
-            Asked("guided_regex", "regex", self.guided_regex),
-            Asked("guided_choice", "choices", self.guided_choice),
-            Asked("guided_grammar", "grammar", self.guided_grammar),
-            Asked("regex", "regex", self.regex),
-            Asked("ebnf", "grammar", self.ebnf),
-            Asked("json_schema", "json_schema", self.json_schema),
-            Asked("structural_tag", "structural_tag", self.structural_tag),
+            RequestedConstraint("structured_outputs.json", "json_schema", structured.json_),
+            RequestedConstraint("structured_outputs.json_object", "json_schema", any_object),
+            RequestedConstraint("structured_outputs.regex", "regex", structured.regex),
+            RequestedConstraint("structured_outputs.choice", "choices", structured.choice),
+            RequestedConstraint("structured_outputs.grammar", "grammar", structured.grammar),
+            RequestedConstraint("structured_outputs.structural_tag", "structural_tag", structured.structural_tag),
+            RequestedConstraint("guided_json", "json_schema", self.guided_json),
+            RequestedConstraint("guided_regex", "regex", self.guided_regex),
+            RequestedConstraint("guided_choice", "choices", self.guided_choice),
+            RequestedConstraint("guided_grammar", "grammar", self.guided_grammar),
+            RequestedConstraint("regex", "regex", self.regex),
+            RequestedConstraint("ebnf", "grammar", self.ebnf),
+            RequestedConstraint("json_schema", "json_schema", self.json_schema),
+            RequestedConstraint("structural_tag", "structural_tag", self.structural_tag),
         ]
 
 
-def _of_format(field: str, asked: ResponseFormat | None) -> Asked:
+def _of_format(field: str, asked: ResponseFormat | None) -> RequestedConstraint:
     match asked:
         case JsonObjectFormat():
-            return Asked(field, "json_schema", '{"type": "object"}')
+            return RequestedConstraint(field, "json_schema", '{"type": "object"}')
         case JsonSchemaFormat(json_schema=named):
-            return Asked(field, "json_schema", named.schema_, "schema" if named.strict else "any")
+            return RequestedConstraint(field, "json_schema", named.schema_, "schema" if named.strict else "any")
         case StructuralTagFormat():
-            return Asked(field, "structural_tag", asked.model_dump())
+            return RequestedConstraint(field, "structural_tag", asked.model_dump())
         case _:
-            return Asked(field, "json_schema", None)
+            return RequestedConstraint(field, "json_schema", None)

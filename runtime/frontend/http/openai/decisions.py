@@ -12,18 +12,18 @@ from starlette.responses import Response
 
 from ....protocol.decisions import MAX_LABELS, MAX_QUESTIONS, Question
 from ....protocol.errors import RequestError
-from ...programs.content import Content
+from ...programs.content import TokenContent
 from ...programs.decisions import Decided, decide
-from ...text.encoding import Bound
+from ...text.encoding import TokenLimit
 from ...text.generation import Generator
-from ...text.offload import Cancellation, beside
+from ...text.offload import CancellationToken, offload_if_large
 from ..bodies import Body, Many, RequestBody, Text, described, example
-from ..errors import prompt_in
+from ..errors import name_prompt_field
 from ..transport.body_route import BodyRoute
-from ..transport.streaming import json_response, unless_client_leaves
-from .chat_messages import for_template
+from ..transport.streaming import cancel_on_disconnect, json_response
+from .chat_messages import template_messages
 from .fields import require_model
-from .responses.items import InputItem, listed, messages_of
+from .responses.items import InputItem, as_items, to_messages
 
 SAYS_SOMETHING = r"\S"
 Instructions = Annotated[Text, described(pattern=SAYS_SOMETHING)]
@@ -98,8 +98,8 @@ class DecisionsApi:
         require_model(info, body.model)
         asked = [question.model_dump(exclude_none=True) for question in body.questions]
         questions = msgspec.convert(asked, list[Question])
-        with prompt_in("input"):
-            decided = await unless_client_leaves(request, self._decide(body, questions))
+        with name_prompt_field("input"):
+            decided = await cancel_on_disconnect(request, self._decide(body, questions))
         return json_response(
             {
                 "object": "decision",
@@ -120,12 +120,12 @@ class DecisionsApi:
 
     async def _decide(self, body: DecisionBody, questions: list[Question]) -> Decided:
         bound = await self._generator.encoder.prompt_bound("input")
-        content = await beside(partial(self._content, body, bound), body.input)
+        content = await offload_if_large(partial(self._content, body, bound), body.input)
         return await decide(self._generator, content, questions, namespace=body.cache_salt)
 
-    def _content(self, body: DecisionBody, bound: Bound | None, cancellation: Cancellation) -> Content:
+    def _content(self, body: DecisionBody, bound: TokenLimit | None, cancellation: CancellationToken) -> TokenContent:
         """The input, with its last user's message left open: questions are asked inside it. Raises RequestError."""
-        content = Content(self._generator.tokenizer, self._generator.encoder)
+        content = TokenContent(self._generator.tokenizer, self._generator.encoder)
         if not body.input:
             raise RequestError("input must not be empty", param="input")
         if self._generator.tokenizer.chat is None:
@@ -133,7 +133,7 @@ class DecisionsApi:
                 raise RequestError("this model has no chat template: give the input as text", param="input")
             content.append_text(body.input)
             return content
-        messages = for_template(messages_of(listed(body.input)))
+        messages = template_messages(to_messages(as_items(body.input)))
         for index, message in enumerate(messages):
             if message["role"] == "tool" or message.get("tool_calls"):
                 raise RequestError("calls and their outputs are no input of decisions", param="input")

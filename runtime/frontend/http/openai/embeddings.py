@@ -14,12 +14,12 @@ from starlette.responses import Response
 
 from ....protocol.core import ModelInfo, Pooling
 from ....protocol.errors import RequestError
-from ...text.embedding import Embedded, embed, normalised
+from ...text.embedding import Embedded, embed, l2_normalised
 from ...text.generation import Generator
 from ..bodies import Many, Priority, RequestBody, Text, TokenIds, described, example
-from ..errors import prompt_in
+from ..errors import name_prompt_field
 from ..transport.body_route import BodyRoute
-from ..transport.streaming import json_response, unless_client_leaves
+from ..transport.streaming import cancel_on_disconnect, json_response
 from .fields import require_model
 
 MAX_INPUTS = 2048
@@ -74,7 +74,7 @@ class EmbeddingsApi:
         """The vector of each input: of length 1, unless `normalize` is false."""
         info = self._generator.core.require_info()
         require_model(info, body.model)
-        found = await unless_client_leaves(request, self._embed(body, info))
+        found = await cancel_on_disconnect(request, self._embed(body, info))
         num_tokens = sum(each.prompt_tokens for each in found)
         return json_response(
             {
@@ -92,7 +92,7 @@ class EmbeddingsApi:
         prompts = [await self._ids(given, body.add_special_tokens) for given in body.inputs()]
         pooling = body.pooling or _pooling_of(Path(info.path))
         core = self._generator.core
-        with prompt_in("input"):
+        with name_prompt_field("input"):
             found = await embed(core, prompts, pooling, namespace=body.cache_salt, priority=body.priority)
         size = len(found[0].values)
         if body.dimensions not in (None, size):
@@ -106,7 +106,7 @@ class EmbeddingsApi:
 
 
 def _written(body: EmbeddingBody, embedded: Embedded) -> list[float] | str:
-    values: array.array[float] = normalised(embedded.values) if body.normalize else embedded.values
+    values: array.array[float] = l2_normalised(embedded.values) if body.normalize else embedded.values
     return values.tolist() if body.encoding_format == "float" else base64.b64encode(values.tobytes()).decode()
 
 

@@ -118,7 +118,7 @@ def require_model(info: ModelInfo, name: str | None) -> None:
         )
 
 
-def room_for(
+def completion_token_limit(
     info: ModelInfo, num_prompt: int, asked: int | None, *, prompt: str, limit: str, default: int | None = None
 ) -> int:
     """How many tokens an answer may have: what is asked for, else the default, else what fits.

@@ -22,7 +22,7 @@ def stop_reason(finish: Finish, sampling: SamplingParams) -> str | int | None:
 
 
 @contextmanager
-def naming(asked: tuple[Constraint, str] | None) -> Iterator[None]:
+def name_constraint_field(asked: tuple[Constraint, str] | None) -> Iterator[None]:
     """A constraint's errors name the field that the client gave it in."""
     try:
         yield

@@ -9,7 +9,7 @@ from typing import Any
 from ....protocol.sampling import TokenLogprob
 from ....tokenizer.interface import Tokenizer
 
-LOWEST = -9999.0  # for what cannot be: JSON has no infinity
+MIN_LOGPROB = -9999.0  # for what cannot be: JSON has no infinity
 
 
 class TokenTexts:
@@ -57,21 +57,21 @@ class CompletionLogprobs:
                 self._offset += len(self._decoder.decode(self._texts.data(token)))
         return {
             "tokens": [self._texts.key(token) for token in ids],
-            "token_logprobs": [None if value is None else max(value.logprob, LOWEST) for value in values],
+            "token_logprobs": [None if value is None else max(value.logprob, MIN_LOGPROB) for value in values],
             "top_logprobs": [None if value is None else self._top(value) for value in values],
             "text_offset": offsets,
         }
 
     def _top(self, value: TokenLogprob) -> dict[str, float]:
         """The likeliest, and the token itself where it is not among them."""
-        top = {self._texts.key(token): max(logprob, LOWEST) for logprob, token in value.top[: self._num_top]}
-        return top | {self._texts.key(value.id): max(value.logprob, LOWEST)}
+        top = {self._texts.key(token): max(logprob, MIN_LOGPROB) for logprob, token in value.top[: self._num_top]}
+        return top | {self._texts.key(value.id): max(value.logprob, MIN_LOGPROB)}
 
 
 def chat_logprobs(texts: TokenTexts, values: Sequence[TokenLogprob]) -> dict[str, Any]:
     def entry(logprob: float, token: int) -> dict[str, Any]:
         data = texts.data(token)
-        return {"token": texts.text(token), "logprob": max(logprob, LOWEST), "bytes": list(data)}
+        return {"token": texts.text(token), "logprob": max(logprob, MIN_LOGPROB), "bytes": list(data)}
 
     content = [
         {**entry(value.logprob, value.id), "top_logprobs": [entry(*alternative) for alternative in value.top]}

@@ -11,10 +11,10 @@ from starlette.responses import Response
 from ....protocol.errors import RequestError
 from ...text.common_prefix import common_prefix_length
 from ...text.generation import Generator
-from ...text.scoring import Asker, Continuation, Scored, score
+from ...text.scoring import Continuation, RequestContext, Scored, score
 from ..bodies import Many, RequestBody, Text, TokenIds, described, example
 from ..transport.body_route import BodyRoute
-from ..transport.streaming import json_response, unless_client_leaves
+from ..transport.streaming import cancel_on_disconnect, json_response
 from .fields import require_model
 
 MAX_CONTINUATIONS = 1024
@@ -47,9 +47,9 @@ class ScoreApi:
         """The log-probability of each continuation, and of its tokens. The prompt is computed once."""
         info = self._generator.core.require_info()
         require_model(info, body.model)
-        batch = await unless_client_leaves(request, self._batch(body))
-        asker = Asker(namespace=body.cache_salt)
-        scored = await unless_client_leaves(request, score(self._generator.core, batch, asker))
+        batch = await cancel_on_disconnect(request, self._batch(body))
+        asker = RequestContext(namespace=body.cache_salt)
+        scored = await cancel_on_disconnect(request, score(self._generator.core, batch, asker))
         num_prompt = sum(part.prompt_tokens for part in scored)
         return json_response(
             {

@@ -13,19 +13,19 @@ from starlette.responses import Response
 
 from ....protocol.core import ModelInfo
 from ....protocol.errors import RequestError
-from ...chat.renderer import Messages
-from ...text.encoding import Bound
+from ...chat.renderer import MessageRenderer
+from ...text.encoding import TokenLimit
 from ...text.generation import Generator
-from ...text.offload import Cancellation, beside
+from ...text.offload import CancellationToken, offload_if_large
 from ..bodies import MAX_BATCH, Many, RequestBody, Text, TokenIds, example
 from ..transport.body_route import BodyRoute
-from ..transport.streaming import json_response, unless_client_leaves
+from ..transport.streaming import cancel_on_disconnect, json_response
 from .chat_messages import Messages as ChatMessages
-from .chat_messages import for_template
+from .chat_messages import template_messages
 from .fields import require_model
 from .tool_fields import Tool
 
-MOST_TOKENS = 1 << 16  # of one text, or of a chat; more where a prompt may have more
+MAX_TOKENIZED = 1 << 16  # of one text, or of a chat; more where a prompt may have more
 
 
 class TokenizeBody(RequestBody):
@@ -51,10 +51,10 @@ class DetokenizeBody(RequestBody):
     skip_special_tokens: bool = True
 
 
-class TokensApi:
+class TokenizationApi:
     def __init__(self, generator: Generator) -> None:
         self._generator = generator
-        self._messages = Messages(generator.tokenizer)
+        self._messages = MessageRenderer(generator.tokenizer)
 
     @property
     def router(self) -> APIRouter:
@@ -74,9 +74,9 @@ class TokensApi:
         texts = body.prompt if isinstance(body.prompt, list) else [body.prompt]
         if len(texts) > MAX_BATCH:
             raise RequestError(f"give at most {MAX_BATCH} texts, got {len(texts)}", param="prompt")
-        most = max(info.context_length, MOST_TOKENS)
-        bound = Bound(most, "messages" if body.prompt is None else "prompt", route="/tokenize")
-        ids = await unless_client_leaves(request, self._all_ids(body, texts, bound))
+        most = max(info.context_length, MAX_TOKENIZED)
+        bound = TokenLimit(most, "messages" if body.prompt is None else "prompt", route="/tokenize")
+        ids = await cancel_on_disconnect(request, self._all_ids(body, texts, bound))
         names = [[self._name(token) for token in part] for part in ids] if body.return_token_strs else None
         single = not isinstance(body.prompt, list)
         counts = [len(part) for part in ids]
@@ -96,7 +96,7 @@ class TokensApi:
         lists: list[Any] = [body.tokens] if single else body.tokens
         decode = self._generator.tokenizer.decode
 
-        def decode_all(cancellation: Cancellation) -> list[str]:
+        def decode_all(cancellation: CancellationToken) -> list[str]:
             texts = []
             for ids in lists:
                 cancellation.check()
@@ -108,7 +108,7 @@ class TokensApi:
                 texts.append(decode(ids, skip_special_tokens=body.skip_special_tokens))
             return texts
 
-        texts = await unless_client_leaves(request, beside(decode_all, lists))
+        texts = await cancel_on_disconnect(request, offload_if_large(decode_all, lists))
         text = texts[0] if single else texts
         return json_response({"text": text, "prompt": text})
 
@@ -132,17 +132,17 @@ class TokensApi:
         require_model(info, model)
         return info
 
-    async def _all_ids(self, body: TokenizeBody, texts: Sequence[str | None], bound: Bound) -> list[list[int]]:
+    async def _all_ids(self, body: TokenizeBody, texts: Sequence[str | None], bound: TokenLimit) -> list[list[int]]:
         return [await self._ids(body, text, bound) for text in texts]
 
-    async def _ids(self, body: TokenizeBody, text: str | None, bound: Bound) -> list[int]:
+    async def _ids(self, body: TokenizeBody, text: str | None, bound: TokenLimit) -> list[int]:
         encoder = self._generator.encoder
         if text is not None:
             return await encoder.encode_prompt(text, with_bos=body.add_special_tokens, bound=bound)
         given = body.messages or []
         segments = await self._messages.render_aside(
             encoder,
-            await beside(lambda _: for_template(given), given),
+            await offload_if_large(lambda _: template_messages(given), given),
             bound=bound,
             tools=[tool.model_dump(exclude_none=True) for tool in body.tools],
             add_generation_prompt=body.add_generation_prompt,

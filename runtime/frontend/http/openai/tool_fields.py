@@ -9,7 +9,7 @@ from pydantic import Field
 
 from ....protocol.errors import RequestError
 from ....protocol.sampling import AdditionalProperties, Constraint
-from ...chat.request import Calling
+from ...chat.request import ToolCallOptions
 from ...chat.tools.formats import ToolFormat
 from ..bodies import Body, Many, Text
 
@@ -51,7 +51,7 @@ class AllowedChoice(Body):
 ToolChoice = Literal["none", "auto", "required"] | NamedChoice | AllowedChoice
 
 
-def calling(
+def tool_call_options(
     tool_format: ToolFormat,
     tools: list[Tool],
     choice: ToolChoice | None,
@@ -59,7 +59,7 @@ def calling(
     parallel: bool,
     constrained: bool,
     additional_properties: AdditionalProperties | None = None,
-) -> Calling | None:
+) -> ToolCallOptions | None:
     """How the tools may be called; None when they may not. `constrained`: the answer's text has a constraint, so that
     a call must be told from it before it begins. `additional_properties` is for the arguments' schemas. Raises
     RequestError for a choice of tools that are not given."""
@@ -70,7 +70,7 @@ def calling(
     if mode == "none" or not names:
         return None
     chosen = [functions[name] for name in names]
-    return Calling(
+    return ToolCallOptions(
         format=tool_format,
         schemas={function.name: _schema(function, additional_properties) for function in chosen},
         forced=mode == "required",

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from functools import partial
 from ssl import SSLContext
 
-from .connection_limits import Bounds, Pool, Slot, client_address
+from .connection_limits import ConnectionLimiter, ConnectionLimits, ConnectionSlot, client_address
 
 logger = logging.getLogger("ramiform.frontend")
 
@@ -22,10 +22,10 @@ LOG_SECONDS = 60.0  # between two messages of one kind
 HANDSHAKE_SECONDS = 20.0  # that TLS may take to begin
 SHUTDOWN_SECONDS = 5.0  # that TLS may take to end
 
-MakeProtocol = Callable[[Slot, bool], asyncio.Protocol]
+ProtocolFactory = Callable[[ConnectionSlot, bool], asyncio.Protocol]
 
 
-class RareLog:
+class RateLimitedLog:
     """A warning at most once in LOG_SECONDS; the next one says how many were left out."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -49,19 +49,19 @@ class Acceptor:
     def __init__(
         self,
         listener: socket.socket,
-        make_protocol: MakeProtocol,
-        bounds: Bounds,
+        make_protocol: ProtocolFactory,
+        bounds: ConnectionLimits,
         *,
         ssl: SSLContext | None,
         at_once: int,
     ) -> None:
         self._listener = listener
         self._make_protocol = make_protocol
-        self._pool = Pool(bounds.most, bounds.per_address)
-        self._spare = Pool(bounds.spare, max(1, bounds.spare // 4))
+        self._pool = ConnectionLimiter(bounds.most, bounds.per_address)
+        self._spare = ConnectionLimiter(bounds.spare, max(1, bounds.spare // 4))
         self._ssl = ssl
         self._at_once = at_once
-        self._failed, self._full = RareLog(), RareLog()
+        self._failed, self._full = RateLimitedLog(), RateLimitedLog()
         self._beginning: set[asyncio.Task[None]] = set()
         self._retry: asyncio.TimerHandle | None = None
 
@@ -115,7 +115,7 @@ class Acceptor:
         self._beginning.add(task)
         task.add_done_callback(partial(self._begun, connection, slot))
 
-    async def _begin(self, connection: socket.socket, slot: Slot, is_spare: bool) -> None:
+    async def _begin(self, connection: socket.socket, slot: ConnectionSlot, is_spare: bool) -> None:
         protocol = self._make_protocol(slot, is_spare)
         loop = asyncio.get_running_loop()
         times = {"ssl_handshake_timeout": HANDSHAKE_SECONDS, "ssl_shutdown_timeout": SHUTDOWN_SECONDS}
@@ -123,7 +123,7 @@ class Acceptor:
             lambda: protocol, connection, ssl=self._ssl, **(times if self._ssl is not None else {})
         )
 
-    def _begun(self, connection: socket.socket, slot: Slot, task: asyncio.Task[None]) -> None:
+    def _begun(self, connection: socket.socket, slot: ConnectionSlot, task: asyncio.Task[None]) -> None:
         self._beginning.discard(task)
         error = None if task.cancelled() else task.exception()
         if error is None and not task.cancelled():

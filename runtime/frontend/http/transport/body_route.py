@@ -15,9 +15,9 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
 from ....protocol.errors import RequestError
-from ...text.offload import Cancellation, aside
+from ...text.offload import CancellationToken, offload
 from .large_json import LARGE, MAX_NUMBERS, read_json
-from .streaming import ClientLeftError, unless_client_leaves
+from .streaming import ClientDisconnectedError, cancel_on_disconnect
 
 
 class BodyRoute(APIRoute):
@@ -32,17 +32,17 @@ class BodyRoute(APIRoute):
             try:
                 data = await request.body()
             except ClientDisconnect:
-                raise ClientLeftError from None
+                raise ClientDisconnectedError from None
             if len(data) <= LARGE:
                 return await handle(request)
             max_numbers = max(MAX_NUMBERS, request.app.state.core.require_info().context_length)
-            reading = aside(lambda cancellation: self._validated(data, max_numbers, cancellation))
-            body = await unless_client_leaves(request, reading)
+            reading = offload(lambda cancellation: self._validated(data, max_numbers, cancellation))
+            body = await cancel_on_disconnect(request, reading)
             return await handle(_ReadRequest(request, body))
 
         return handle_large
 
-    def _validated(self, data: bytes, max_numbers: int, cancellation: Cancellation) -> Any:
+    def _validated(self, data: bytes, max_numbers: int, cancellation: CancellationToken) -> Any:
         """The body as the endpoint takes it. Raises RequestError, RequestValidationError and HTTPException."""
         assert self.body_field is not None
         try:

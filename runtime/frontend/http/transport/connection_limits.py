@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from ....protocol.config import ServeConfig
 from ....protocol.errors import RequestError
 
-DEFAULT_MOST = 4096  # connections, where the limit of open files allows as many
+DEFAULT_MAX_CONNECTIONS = 4096  # connections, where the limit of open files allows as many
 SPARE = 64  # connections beyond the bound, which are told so, and by which supervisors still ask for /health
 MAX_DESCRIPTORS = 65_536  # that a server asks the system for
 SETTLE = 1.0  # seconds that a connection may be idle before a new one takes its place: its request may be on its way
@@ -23,7 +23,7 @@ Address = str | None  # None: a Unix socket's client
 
 
 @dataclass(frozen=True)
-class Bounds:
+class ConnectionLimits:
     """`most`: connections served at once. `per_address`: of one address. `spare`: beyond `most`, to refuse politely."""
 
     most: int
@@ -32,10 +32,10 @@ class Bounds:
 
 
 @dataclass(eq=False)
-class Slot:
+class ConnectionSlot:
     """One connection's place. Its owner says when it is `busy` with a request and when `idle`, and gives it back."""
 
-    pool: Pool
+    pool: ConnectionLimiter
     address: Address
     end: Callable[[], object] = field(default=lambda: None)  # closes the connection at once
 
@@ -50,7 +50,7 @@ class Slot:
         self.pool.release(self)
 
 
-class Pool:
+class ConnectionLimiter:
     """Places for `most` connections, `per_address` of them for one address (IPv6: one /64 network).
 
     A full pool makes room by ending the connection that has been idle longest: of the newcomer's address when that
@@ -61,11 +61,13 @@ class Pool:
         self.most = most
         self.per_address = per_address
         self._clock = clock
-        self._slots: set[Slot] = set()
+        self._slots: set[ConnectionSlot] = set()
         self._num: Counter[Address] = Counter()
-        self._idle: defaultdict[Address, dict[Slot, float]] = defaultdict(dict)  # since when; the longest first
+        self._idle: defaultdict[Address, dict[ConnectionSlot, float]] = defaultdict(
+            dict
+        )  # since when; the longest first
 
-    def admit(self, address: Address) -> Slot | None:
+    def admit(self, address: Address) -> ConnectionSlot | None:
         """A place, idle as yet; None when there is none."""
         if address is not None and self._num[address] >= self.per_address:
             has_room = self._end_idle_of([address])
@@ -73,23 +75,23 @@ class Pool:
             has_room = len(self._slots) < self.most or self._end_idle_of(list(self._idle))
         if not has_room:
             return None
-        slot = Slot(self, address)
+        slot = ConnectionSlot(self, address)
         self._slots.add(slot)
         self._num[address] += 1
         self.mark_idle(slot)
         return slot
 
-    def mark_idle(self, slot: Slot) -> None:
+    def mark_idle(self, slot: ConnectionSlot) -> None:
         if slot in self._slots:
             self._idle[slot.address].setdefault(slot, self._clock())
 
-    def unmark(self, slot: Slot) -> None:
+    def unmark(self, slot: ConnectionSlot) -> None:
         idle = self._idle[slot.address]
         idle.pop(slot, None)
         if not idle:
             del self._idle[slot.address]
 
-    def release(self, slot: Slot) -> None:
+    def release(self, slot: ConnectionSlot) -> None:
         if slot not in self._slots:
             return
         self._slots.remove(slot)
@@ -116,12 +118,12 @@ class Pool:
         return True
 
 
-def bounds(config: ServeConfig, num_descriptors: int) -> Bounds:
+def resolve_limits(config: ServeConfig, num_descriptors: int) -> ConnectionLimits:
     """The bounds of one process, which has `num_descriptors` left for connections. Raises RequestError for more."""
     spare = min(SPARE, max(1, num_descriptors // 4))
     asked = config.share(config.max_connections)
     if asked is None:
-        most = max(1, min(-(-DEFAULT_MOST // config.frontends), num_descriptors - spare))
+        most = max(1, min(-(-DEFAULT_MAX_CONNECTIONS // config.frontends), num_descriptors - spare))
     elif asked + spare <= num_descriptors:
         most = asked
     else:
@@ -131,7 +133,7 @@ def bounds(config: ServeConfig, num_descriptors: int) -> Bounds:
             param="max_connections",
         )
     per_address = config.share(config.max_connections_per_address)
-    return Bounds(most, -(-most // 2) if per_address is None else per_address, spare)
+    return ConnectionLimits(most, -(-most // 2) if per_address is None else per_address, spare)
 
 
 def raise_descriptor_limit() -> None:

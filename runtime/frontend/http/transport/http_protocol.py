@@ -21,8 +21,8 @@ from websockets.frames import Frame
 from websockets.http11 import Request
 
 from ..errors import error_body, error_response
-from ..middleware.auth import HEALTH
-from .connection_limits import Slot
+from ..middleware.auth import HEALTH_PATH
+from .connection_limits import ConnectionSlot
 
 MAX_HEAD = 65_536  # bytes of a request line and its header fields
 MAX_URL = 32_768  # bytes of a request line's target
@@ -55,7 +55,7 @@ class HttpProtocol(HttpToolsProtocol):
     keeps an unfinished field to itself. The read in which a part begins is counted by what the parser makes of it.
     """
 
-    def __init__(self, config: Config, server_state: ServerState, slot: Slot, *, is_spare: bool) -> None:
+    def __init__(self, config: Config, server_state: ServerState, slot: ConnectionSlot, *, is_spare: bool) -> None:
         super().__init__(config=config, server_state=server_state, app_state={})
         if is_spare:
             self.app = _only_health(self.app)
@@ -281,7 +281,7 @@ class HttpProtocol(HttpToolsProtocol):
 class WebSocketProtocol(WebSocketsSansIOProtocol):
     """A WebSocket in the slot of the connection that it began as. uvicorn bounds its messages and pings it."""
 
-    slot: Slot
+    slot: ConnectionSlot
     has_request = False
     _unread: asyncio.TimerHandle | None = None
     _num_fragments = 0  # of a message that is not complete
@@ -338,7 +338,7 @@ def _only_health(app: Any) -> ASGIApp:
                 MutableHeaders(scope=message)["connection"] = "close"
             await send(message)
 
-        if scope["path"] == HEALTH:
+        if scope["path"] == HEALTH_PATH:
             await app(scope, receive, send_last)
         else:
             refusal = _too_many()

@@ -13,10 +13,10 @@ from json.scanner import py_make_scanner  # type: ignore[attr-defined]
 from typing import Any
 
 from ....protocol.errors import RequestError
-from ...text.offload import Cancellation
+from ...text.offload import CancellationToken
 
 LARGE = 1 << 18  # bytes from which a document is read here
-MAX_ENTRIES = 1 << 19  # of one list that holds other things than numbers
+MAX_LIST_ENTRIES = 1 << 19  # of one list that holds other things than numbers
 MAX_NUMBERS = 1 << 20  # of one list of numbers, unless a prompt may have more tokens
 MAX_VALUES = 1 << 20  # of a document; lists of numbers count as one
 _SLICE = 1 << 16  # characters that C reads at a time
@@ -26,12 +26,12 @@ _NUMBERS = re.compile(r"[-+.0-9eE, \t\n\r]*")
 _Found = tuple[Any, int]  # a value, and where the text goes on
 
 
-def read_json(text: str, cancellation: Cancellation, *, max_numbers: int = MAX_NUMBERS) -> Any:
+def read_json(text: str, cancellation: CancellationToken, *, max_numbers: int = MAX_NUMBERS) -> Any:
     """The value that `text` writes, as `json.loads` reads it.
 
     Raises RequestError naming the member of the outermost object that holds too much; else what `json.loads` raises.
     """
-    return _Reader(cancellation, max_numbers).decode(text)
+    return _JsonReader(cancellation, max_numbers).decode(text)
 
 
 class _LastKey(dict[str, str]):
@@ -44,8 +44,8 @@ class _LastKey(dict[str, str]):
         return default
 
 
-class _Reader(json.JSONDecoder):
-    def __init__(self, cancellation: Cancellation, max_numbers: int) -> None:
+class _JsonReader(json.JSONDecoder):
+    def __init__(self, cancellation: CancellationToken, max_numbers: int) -> None:
         super().__init__()
         self._cancellation = cancellation
         self._max_numbers = max_numbers
@@ -84,8 +84,8 @@ class _Reader(json.JSONDecoder):
         def read_entry(text: str, at: int) -> _Found:
             nonlocal num_entries
             num_entries += 1
-            if num_entries > MAX_ENTRIES:
-                raise self._too_much(f"a list has more than {MAX_ENTRIES} entries")
+            if num_entries > MAX_LIST_ENTRIES:
+                raise self._too_much(f"a list has more than {MAX_LIST_ENTRIES} entries")
             return self._read_value(text, at)
 
         found: _Found = JSONArray(start, read_entry)

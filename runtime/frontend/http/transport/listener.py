@@ -57,7 +57,7 @@ def _answers(path: str) -> bool:
         return True
 
 
-def forget(config: ServeConfig) -> None:
+def remove_socket_file(config: ServeConfig) -> None:
     """Remove the file of a Unix socket that `listen` made, once nobody accepts there."""
     if config.uds is not None and os.path.exists(config.uds):
         os.unlink(config.uds)

@@ -47,7 +47,7 @@ async def merge(sources: Sequence[AsyncIterable[T]]) -> AsyncGenerator[T]:
             task.cancel()
 
 
-async def together(works: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+async def gather_or_cancel(works: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
     """The results of all, in their order. The first error ends all of them and is raised."""
     tasks = [asyncio.ensure_future(work) for work in works]
     try:

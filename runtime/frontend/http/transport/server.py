@@ -8,16 +8,18 @@ import socket
 import uvicorn
 from fastapi import FastAPI
 
-from ....processes.bounded_sleep import pause_until
+from ....processes.bounded_sleep import poll_until
 from ....protocol.config import ServeConfig
 from ....protocol.errors import RamiformError, RequestError
 from .acceptor import Acceptor
-from .connection_limits import Slot, bounds, free_descriptors
+from .connection_limits import ConnectionSlot, free_descriptors, resolve_limits
 from .http_protocol import HttpProtocol, WebSocketProtocol
 
-GRACE = 1.0  # seconds that running answers may take to end, unless more are granted
-IDLE = 75  # seconds that a connection may be unused: longer than balancers and clients keep theirs, who then close it
-AT_ONCE = 64  # connections that are accepted in a row by a frontend that is alone
+STOP_GRACE_SECONDS = 1.0  # seconds that running answers may take to end, unless more are granted
+KEEP_ALIVE_SECONDS = (
+    75  # seconds that a connection may be unused: longer than balancers and clients keep theirs, who then close it
+)
+ACCEPT_BATCH = 64  # connections that are accepted in a row by a frontend that is alone
 
 
 class HttpServer:
@@ -28,9 +30,9 @@ class HttpServer:
         if config.ssl_keyfile is not None and config.ssl_certfile is None:
             raise RequestError("ssl_keyfile without ssl_certfile", param="ssl_certfile")
         self._listener = listener
-        self._bounds = bounds(config, free_descriptors())
+        self._bounds = resolve_limits(config, free_descriptors())
         # With several frontends a burst of connections is shared by all that accept.
-        self._at_once = AT_ONCE if config.frontends == 1 else 1
+        self._at_once = ACCEPT_BATCH if config.frontends == 1 else 1
         # None at a Unix socket.
         self.port: int | None = None if listener.family == socket.AF_UNIX else int(listener.getsockname()[1])
         self._server = uvicorn.Server(
@@ -41,7 +43,7 @@ class HttpServer:
                 lifespan="off",
                 ws=WebSocketProtocol,
                 ws_max_size=config.max_body_mib << 20,
-                timeout_keep_alive=IDLE,
+                timeout_keep_alive=KEEP_ALIVE_SECONDS,
                 ssl_certfile=config.ssl_certfile,
                 ssl_keyfile=config.ssl_keyfile,
             )
@@ -71,13 +73,13 @@ class HttpServer:
             self._acceptor.close()
             self._closing = asyncio.create_task(self._close(self._task), name="http server's end")
 
-    async def stop(self, grace: float = GRACE) -> None:
+    async def stop(self, grace: float = STOP_GRACE_SECONDS) -> None:
         """Accept no more, give running answers `grace` seconds to end, and close. Calling it again does nothing."""
         self.close_door()
         if self._closing is None:
             self._listener.close()
             return
-        if not await pause_until(self._closing.done, grace):
+        if not await poll_until(self._closing.done, grace):
             self._server.force_exit = True  # wait for nobody any more
             for task in list(self._server.server_state.tasks):
                 task.cancel()
@@ -86,7 +88,7 @@ class HttpServer:
                 connection.transport.abort()
         await self._closing
 
-    def _protocol(self, slot: Slot, is_spare: bool) -> HttpProtocol:
+    def _protocol(self, slot: ConnectionSlot, is_spare: bool) -> HttpProtocol:
         return HttpProtocol(self._server.config, self._server.server_state, slot, is_spare=is_spare)
 
     async def _close(self, serving: asyncio.Task[None]) -> None:

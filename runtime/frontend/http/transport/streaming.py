@@ -14,7 +14,7 @@ from starlette.types import Receive, Scope, Send
 
 from ....protocol.errors import RamiformError
 from ..errors import error_event
-from ..middleware.metrics import PARTS
+from ..middleware.metrics import SCOPE_SEND_BODY
 from .sse import DONE, event, named_event
 
 logger = logging.getLogger("ramiform.frontend")
@@ -23,7 +23,7 @@ T = TypeVar("T")
 _encoder = msgspec.json.Encoder()
 
 
-class ClientLeftError(Exception):
+class ClientDisconnectedError(Exception):
     """The client closed the connection before its answer was ready."""
 
 
@@ -31,14 +31,14 @@ def json_response(value: Any) -> Response:
     return Response(_encoder.encode(value), media_type="application/json")
 
 
-async def unless_client_leaves(request: Request, work: Awaitable[T]) -> T:
+async def cancel_on_disconnect(request: Request, work: Awaitable[T]) -> T:
     """The result of `work`, which is cancelled when the client leaves. Raises ClientLeftError then."""
     working = asyncio.ensure_future(work)
     leaving = asyncio.ensure_future(_disconnect(request.receive))
     try:
         await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
         if not working.done():
-            raise ClientLeftError
+            raise ClientDisconnectedError
         return working.result()
     finally:
         for task in (working, leaving):
@@ -69,7 +69,7 @@ class EventStream(Response):
         self._event = named_event if named else event
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        sending = asyncio.ensure_future(self._send(send, scope.get(PARTS, send)))
+        sending = asyncio.ensure_future(self._send(send, scope.get(SCOPE_SEND_BODY, send)))
         leaving = asyncio.ensure_future(_disconnect(receive))
         try:
             await asyncio.wait({sending, leaving}, return_when=asyncio.FIRST_COMPLETED)

@@ -17,7 +17,7 @@ import websockets
 from fastapi import FastAPI
 
 from ramiform.runtime.frontend.http.transport import acceptor, connection_limits
-from ramiform.runtime.frontend.http.transport.acceptor import RareLog
+from ramiform.runtime.frontend.http.transport.acceptor import RateLimitedLog
 from ramiform.runtime.frontend.http.transport.listener import listen
 from ramiform.runtime.frontend.http.transport.server import HttpServer
 from ramiform.runtime.protocol.config import ServeConfig
@@ -243,7 +243,7 @@ def test_an_accept_that_fails_is_not_tried_again_at_once() -> None:
 
 def test_a_rare_log_counts_what_it_leaves_out(caplog: pytest.LogCaptureFixture) -> None:
     times = [0.0, 1.0, 59.0, 60.0, 61.0, 200.0]
-    log = RareLog(clock=iter(times).__next__)
+    log = RateLimitedLog(clock=iter(times).__next__)
     for _ in times:
         log.warn("full")
     assert [record.getMessage() for record in caplog.records] == [

@@ -13,11 +13,11 @@ import pytest
 from ramiform.runtime.frontend.http.transport.connection_limits import (
     SETTLE,
     SPARE,
-    Bounds,
-    Pool,
-    Slot,
-    bounds,
+    ConnectionLimiter,
+    ConnectionLimits,
+    ConnectionSlot,
     client_address,
+    resolve_limits,
 )
 from ramiform.runtime.protocol.config import ServeConfig
 from ramiform.runtime.protocol.errors import RequestError
@@ -28,10 +28,10 @@ class Hall:
 
     def __init__(self, most: int, per_address: int) -> None:
         self.now = 0.0
-        self.pool = Pool(most, per_address, clock=lambda: self.now)
+        self.pool = ConnectionLimiter(most, per_address, clock=lambda: self.now)
         self.ended: list[str] = []
 
-    def admit(self, address: str | None, name: str = "", *, busy: bool = False) -> Slot | None:
+    def admit(self, address: str | None, name: str = "", *, busy: bool = False) -> ConnectionSlot | None:
         slot = self.pool.admit(address)
         if slot is not None:
             slot.end = lambda: self.ended.append(name)
@@ -120,7 +120,7 @@ def test_bounds_hold_and_nobody_is_ended_without_need(seed: int) -> None:
     draw = random.Random(seed)
     most, per_address = draw.randint(1, 8), draw.randint(1, 8)
     hall = Hall(most, per_address)
-    there: list[tuple[str, str, Slot]] = []  # address, name, slot
+    there: list[tuple[str, str, ConnectionSlot]] = []  # address, name, slot
     since: dict[str, float | None] = {}  # when it became idle
     for number in range(400):
         hall.now += draw.random() * SETTLE
@@ -161,17 +161,17 @@ def test_bounds_hold_and_nobody_is_ended_without_need(seed: int) -> None:
 
 
 def test_the_bounds_follow_from_the_limit_of_open_files() -> None:
-    def of(num_descriptors: int, **settings: Any) -> Bounds:
-        return bounds(ServeConfig(socket_dir="", **settings), num_descriptors)
+    def of(num_descriptors: int, **settings: Any) -> ConnectionLimits:
+        return resolve_limits(ServeConfig(socket_dir="", **settings), num_descriptors)
 
-    assert of(1 << 20) == Bounds(4096, 2048, SPARE)
-    assert of(900) == Bounds(836, 418, 64)
-    assert of(20) == Bounds(15, 8, 5)
-    assert of(0) == Bounds(1, 1, 1)  # it serves one by one, as descriptors come free
-    assert of(1 << 20, max_connections=100) == Bounds(100, 50, 64)
-    assert of(1 << 20, max_connections=100, max_connections_per_address=7) == Bounds(100, 7, 64)
-    assert of(1 << 20, frontends=3) == Bounds(1366, 683, 64)
-    assert of(1 << 20, frontends=3, max_connections=100, max_connections_per_address=10) == Bounds(34, 4, 64)
+    assert of(1 << 20) == ConnectionLimits(4096, 2048, SPARE)
+    assert of(900) == ConnectionLimits(836, 418, 64)
+    assert of(20) == ConnectionLimits(15, 8, 5)
+    assert of(0) == ConnectionLimits(1, 1, 1)  # it serves one by one, as descriptors come free
+    assert of(1 << 20, max_connections=100) == ConnectionLimits(100, 50, 64)
+    assert of(1 << 20, max_connections=100, max_connections_per_address=7) == ConnectionLimits(100, 7, 64)
+    assert of(1 << 20, frontends=3) == ConnectionLimits(1366, 683, 64)
+    assert of(1 << 20, frontends=3, max_connections=100, max_connections_per_address=10) == ConnectionLimits(34, 4, 64)
     with pytest.raises(RequestError, match=r"max_connections 5000 .* room for 936") as error:
         of(1000, max_connections=5000)
     assert error.value.param == "max_connections"

@@ -16,12 +16,12 @@ from websockets.asyncio.client import connect
 
 from ramiform.runtime.frontend.http.openai import score
 from ramiform.runtime.frontend.http.openai.chat_messages import MAX_MESSAGES
-from ramiform.runtime.frontend.text.encoding import LONG
-from ramiform.runtime.frontend.text.offload import Cancellation
+from ramiform.runtime.frontend.text.encoding import LONG_TEXT
+from ramiform.runtime.frontend.text.offload import CancellationToken
 from ramiform.runtime.protocol.sampling import SamplingParams
 from ramiform.runtime.protocol.session import Failed, Gen, RoleBegin, Select
 from ramiform.runtime.protocol.session import Text as TextOperation
-from ramiform.runtime.tokenizer.base import VocabularyTokenizer
+from ramiform.runtime.tokenizer.base import BaseTokenizer
 
 from ...harness import house, run, says, shipped_tokenizer
 from ...served import check_error, served
@@ -67,13 +67,13 @@ TOO_LONG: list[tuple[str, dict[str, Any], str, str]] = [
 def encoded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The texts that were tokenised."""
     texts: list[str] = []
-    encode = VocabularyTokenizer.encode
+    encode = BaseTokenizer.encode
 
-    def noting(self: VocabularyTokenizer, text: str, **options: Any) -> list[int]:
+    def noting(self: BaseTokenizer, text: str, **options: Any) -> list[int]:
         texts.append(text)
         return encode(self, text, **options)
 
-    monkeypatch.setattr(VocabularyTokenizer, "encode", noting)
+    monkeypatch.setattr(BaseTokenizer, "encode", noting)
     return texts
 
 
@@ -151,7 +151,7 @@ def test_a_text_that_may_fit_is_counted_in_pieces_and_given_up_once_it_has_too_m
             await built.frontend.core_ready()
             assert TOKENIZER.bound.least_tokens([text]) <= context
             check_error(await client.post("/generate", json={"text": text}), 400, "text", "at least")
-            assert max(map(len, encoded)) <= LONG
+            assert max(map(len, encoded)) <= LONG_TEXT
             assert sum(map(len, encoded)) < len(text)
 
     run(main())
@@ -165,7 +165,7 @@ def test_a_text_that_fits_is_never_refused_and_has_the_ids_of_the_whole(encoded:
             built.core.load(context_length=60_000)
             await built.frontend.core_ready()
             answer = await client.post("/tokenize", json={"prompt": text, "add_special_tokens": False})
-            assert max(map(len, encoded)) == len(text) > LONG  # some of it was counted before
+            assert max(map(len, encoded)) == len(text) > LONG_TEXT  # some of it was counted before
             assert len(encoded) > 1
             encoded.clear()
             assert answer.json()["tokens"] == TOKENIZER.encode(text)
@@ -191,14 +191,14 @@ class Gate:
 @pytest.fixture
 def gate(monkeypatch: pytest.MonkeyPatch) -> Gate:
     gate = Gate()
-    encode = VocabularyTokenizer.encode
+    encode = BaseTokenizer.encode
 
-    def held(self: VocabularyTokenizer, text: str, **options: Any) -> list[int]:
-        if len(text) >= LONG:
+    def held(self: BaseTokenizer, text: str, **options: Any) -> list[int]:
+        if len(text) >= LONG_TEXT:
             gate.pass_through()
         return encode(self, text, **options)
 
-    monkeypatch.setattr(VocabularyTokenizer, "encode", held)
+    monkeypatch.setattr(BaseTokenizer, "encode", held)
     return gate
 
 
@@ -260,13 +260,13 @@ def test_a_request_that_times_out_while_it_is_tokenised_ends_after_its_work(
 ) -> None:
     text = " x" * 600_000
     told = threading.Event()
-    cancel = Cancellation.cancel
+    cancel = CancellationToken.cancel
 
-    def noting(self: Cancellation) -> None:
+    def noting(self: CancellationToken) -> None:
         told.set()
         cancel(self)
 
-    monkeypatch.setattr(Cancellation, "cancel", noting)
+    monkeypatch.setattr(CancellationToken, "cancel", noting)
 
     async def main() -> None:
         async with served(ready=False, request_timeout=0.2) as (built, client), opened(gate.open):

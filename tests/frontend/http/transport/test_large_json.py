@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ramiform.runtime.frontend.http.transport import large_json
-from ramiform.runtime.frontend.http.transport.large_json import MAX_ENTRIES, MAX_VALUES, read_json
-from ramiform.runtime.frontend.text.offload import Cancellation, WorkCancelledError
+from ramiform.runtime.frontend.http.transport.large_json import MAX_LIST_ENTRIES, MAX_VALUES, read_json
+from ramiform.runtime.frontend.text.offload import CancellationToken, WorkCancelledError
 from ramiform.runtime.protocol.errors import RequestError
 
 numbers = st.integers() | st.floats(allow_nan=False)
@@ -24,7 +24,7 @@ broken = st.text('[]{},:"ab 1-.eE+\\\n', max_size=12)
 
 
 def read(text: str) -> Any:
-    return read_json(text, Cancellation())
+    return read_json(text, CancellationToken())
 
 
 @given(values, st.sampled_from([None, 1]))
@@ -64,7 +64,7 @@ def test_lists_of_numbers_are_read_alike_wherever_they_are_cut(
     ("text", "words"),
     [
         ('{"a": 1, "input_ids": [%s7]}' % ("7," * (1 << 20)), "1048576 numbers"),
-        ('{"a": [1], "input_ids": [["a"%s]]}' % (',"a"' * MAX_ENTRIES), f"{MAX_ENTRIES} entries"),
+        ('{"a": [1], "input_ids": [["a"%s]]}' % (',"a"' * MAX_LIST_ENTRIES), f"{MAX_LIST_ENTRIES} entries"),
         ('{"input_ids": {"b": [%s[]]}}' % ("[[], [], [], [], [], [], [], [], []]," * (MAX_VALUES // 10 + 1)), "values"),
     ],
     ids=["numbers", "entries", "values"],
@@ -89,7 +89,7 @@ def test_other_threads_go_on_while_a_document_is_read() -> None:
 
 
 def test_reading_ends_once_nobody_waits() -> None:
-    cancellation = Cancellation()
+    cancellation = CancellationToken()
     cancellation.cancel()
     for text in (json.dumps([7] * 10), json.dumps({"a": ["b"] * 5000})):
         with pytest.raises(WorkCancelledError):

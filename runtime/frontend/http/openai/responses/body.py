@@ -27,7 +27,7 @@ class FlatSchemaFormat(Body):
     strict: bool = False
 
 
-class TextWish(Body):
+class TextOptions(Body):
     format: Annotated[TextFormat | JsonObjectFormat | FlatSchemaFormat, Field(discriminator="type")] | None = None
     verbosity: Literal["low", "medium", "high"] | None = None
 
@@ -51,7 +51,7 @@ class FlatAllowed(Body):
     tools: Many[FlatChoice]
 
 
-class ReasoningWish(Body):
+class ReasoningOptions(Body):
     effort: Effort | None = None
     summary: Literal["auto", "concise", "detailed"] | None = None
 
@@ -65,8 +65,8 @@ class ResponseBody(GenerationFields):
     tools: Many[FlatTool] = Field(default_factory=list)
     tool_choice: Literal["none", "auto", "required"] | FlatChoice | FlatAllowed | None = None
     parallel_tool_calls: bool = True
-    text: TextWish | None = None
-    reasoning: ReasoningWish | None = None
+    text: TextOptions | None = None
+    reasoning: ReasoningOptions | None = None
     max_output_tokens: Annotated[int, Field(ge=1)] | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] = 0
     include: list[INCLUDABLE] = Field(default_factory=list)
@@ -129,10 +129,10 @@ class ResponseBody(GenerationFields):
 
     def echoed(self) -> dict[str, Any]:
         """The fields that an answer repeats."""
-        wish = self.text or TextWish()
+        wish = self.text or TextOptions()
         wanted = wish.format or TextFormat(type="text")
         choice = self.tool_choice
-        reasoning = self.reasoning or ReasoningWish()
+        reasoning = self.reasoning or ReasoningOptions()
         return {
             "background": self.background,
             "instructions": self.instructions,

@@ -9,18 +9,18 @@ from pydantic import Field
 
 from .....protocol.core import ModelInfo
 from .....protocol.errors import RequestError
-from ....text.offload import beside
+from ....text.offload import offload_if_large
 from ...bodies import Many, Text, described, example
-from ..chat_messages import for_template
-from ..chat_service import Conversations, Wish
+from ..chat_messages import template_messages
+from ..chat_service import ChatService, Wish
 from ..constraints import ConstraintFields
 from ..fields import GenerationFields
-from .items import InputItem, listed, messages_of, packed
+from .items import InputItem, as_items, encode_compaction, to_messages
 from .output import new_id
-from .service import ResponseMaker, usage
+from .service import ResponseService, response_usage
 
-REQUEST = "Summarize this conversation so that you can go on with it: facts, decisions, and what is still to do."
-MAX_TOKENS = 512
+SUMMARY_PROMPT = "Summarize this conversation so that you can go on with it: facts, decisions, and what is still to do."
+MAX_SUMMARY_TOKENS = 512
 
 
 class CompactBody(GenerationFields):
@@ -45,7 +45,7 @@ class CompactBody(GenerationFields):
 
 
 class Compactor:
-    def __init__(self, conversations: Conversations, maker: ResponseMaker) -> None:
+    def __init__(self, conversations: ChatService, maker: ResponseService) -> None:
         self._conversations = conversations
         self._maker = maker
 
@@ -53,14 +53,16 @@ class Compactor:
         """The items to go on with. Raises RequestError when there is nothing to compact."""
         previous = self._maker.previous(body.previous_response_id)
         before = [] if previous is None else previous.conversation()
-        items = [*before, *await beside(lambda _: listed(body.input), body.input)]
-        messages = await beside(lambda _: for_template(messages_of(items)), items) if items else []
+        items = [*before, *await offload_if_large(lambda _: as_items(body.input), body.input)]
+        messages = await offload_if_large(lambda _: template_messages(to_messages(items)), items) if items else []
         if not messages:
             raise RequestError("there is no conversation to compact: give input or an id", param="input")
         if body.instructions is not None:
             messages = [{"role": "system", "content": body.instructions}, *messages]
-        messages.append({"role": "user", "content": REQUEST})
-        wish = Wish(fields=body, limit=(None, "input"), prompt="input", default=MAX_TOKENS, tools=[], options={})
+        messages.append({"role": "user", "content": SUMMARY_PROMPT})
+        wish = Wish(
+            fields=body, limit=(None, "input"), prompt="input", default=MAX_SUMMARY_TOKENS, tools=[], options={}
+        )
         ask = await self._conversations.ask(messages, wish)
         async with self._conversations.turns(ask, 1, None) as [turn]:
             summary = "".join([delta.content async for delta in turn.deltas()])
@@ -72,9 +74,9 @@ class Compactor:
             "model": info.name,
             "output": [
                 *({"id": new_id("msg"), "status": "completed", **item, "content": _parts(item)} for item in said),
-                {"type": "compaction", "id": new_id("cmp"), "encrypted_content": packed(summary)},
+                {"type": "compaction", "id": new_id("cmp"), "encrypted_content": encode_compaction(summary)},
             ],
-            "usage": usage(ask, turn),
+            "usage": response_usage(ask, turn),
         }
 
 

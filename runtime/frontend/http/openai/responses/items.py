@@ -11,13 +11,13 @@ from pydantic import Discriminator, Tag
 
 from .....protocol.errors import RequestError
 from ...bodies import Body, Many, Text
-from ..chat_messages import CalledFunction, Message, Part, PastCall, message_text
+from ..chat_messages import CalledFunction, ContentPart, Message, PastCall, message_text
 
 
 class MessageItem(Body):
     type: Literal["message"] = "message"
     role: Literal["user", "assistant", "system", "developer"]
-    content: Text | Many[Part]
+    content: Text | Many[ContentPart]
     id: Text | None = None
     status: Text | None = None
     phase: Literal["commentary", "final_answer"] | None = None
@@ -35,7 +35,7 @@ class FunctionCallItem(Body):
 class FunctionOutputItem(Body):
     type: Literal["function_call_output"]
     call_id: Text
-    output: Text | Many[Part]
+    output: Text | Many[ContentPart]
     id: Text | None = None
     status: Text | None = None
 
@@ -44,7 +44,7 @@ class ReasoningItem(Body):
     type: Literal["reasoning"]
     id: Text | None = None
     summary: list[dict[str, Any]] | None = None
-    content: Many[Part] | None = None
+    content: Many[ContentPart] | None = None
     encrypted_content: Text | None = None
     status: Text | None = None
 
@@ -71,14 +71,14 @@ InputItem = Annotated[
 ]
 
 
-def listed(given: str | list[Any]) -> list[dict[str, Any]]:
+def as_items(given: str | list[Any]) -> list[dict[str, Any]]:
     """The items of an input, as JSON."""
     if isinstance(given, str):
         return [{"type": "message", "role": "user", "content": given}]
     return [item.model_dump(exclude_none=True) for item in given]
 
 
-def messages_of(items: Sequence[dict[str, Any]]) -> list[Message]:
+def to_messages(items: Sequence[dict[str, Any]]) -> list[Message]:
     """Chat messages: calls, and the thinking before them, belong to the assistant's message that they follow.
 
     Raises RequestError naming the first item that cannot be read.
@@ -108,23 +108,23 @@ def messages_of(items: Sequence[dict[str, Any]]) -> list[Message]:
                 parts = item.get("content") or item.get("summary") or []
                 thought = "\n".join(str(part.get("text") or "") for part in parts) or None
             case "compaction":
-                text = f"Summary of the conversation so far:\n{unpacked(item['encrypted_content'])}"
+                text = f"Summary of the conversation so far:\n{decode_compaction(item['encrypted_content'])}"
                 messages.append(Message(role="assistant", content=text))
             case kind:
                 raise RequestError(f"{where}: items of type {kind!r} cannot be read", param="input")
     return messages
 
 
-def _parts(content: str | list[dict[str, Any]]) -> str | list[Part]:
-    return content if isinstance(content, str) else [Part.model_validate(part) for part in content]
+def _parts(content: str | list[dict[str, Any]]) -> str | list[ContentPart]:
+    return content if isinstance(content, str) else [ContentPart.model_validate(part) for part in content]
 
 
-def packed(summary: str) -> str:
+def encode_compaction(summary: str) -> str:
     """Opaque to clients, but no secret."""
     return base64.b64encode(summary.encode()).decode()
 
 
-def unpacked(content: str) -> str:
+def decode_compaction(content: str) -> str:
     """Raises RequestError for what `packed` did not make."""
     try:
         return base64.b64decode(content, validate=True).decode()

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from .....protocol.sampling import TokenLogprob
-from ....chat.request import CallDelta, Delta
+from ....chat.request import ChatDelta, ToolCallDelta
 
 Event = dict[str, Any]
 Logprobs = Callable[[list[TokenLogprob]], list[dict[str, Any]]]
@@ -17,7 +17,7 @@ def new_id(prefix: str) -> str:
     return f"{prefix}_{secrets.token_hex(24)}"
 
 
-class Output:
+class OutputBuilder:
     """Events carry all but their sequence number. One item is open at a time."""
 
     def __init__(self, logprobs: Logprobs | None) -> None:
@@ -30,7 +30,7 @@ class Output:
     def text(self) -> str:
         return "".join(item["content"][0]["text"] for item in self.items if item["type"] == "message")
 
-    def feed(self, delta: Delta) -> Iterator[Event]:
+    def feed(self, delta: ChatDelta) -> Iterator[Event]:
         if delta.reasoning:
             yield from self._part("reasoning", delta.reasoning, [])
         if delta.content:
@@ -77,7 +77,7 @@ class Output:
         if text:
             yield self._event(f"response.{name}.delta", content_index=0, delta=text, **more)
 
-    def _call(self, call: CallDelta) -> Iterator[Event]:
+    def _call(self, call: ToolCallDelta) -> Iterator[Event]:
         if call.id is not None:
             yield from self._close("completed", phase="commentary")
             item = {"type": "function_call", "id": new_id("fc"), "call_id": call.id, "name": call.name}

@@ -12,37 +12,37 @@ from fastapi import APIRouter, Query, Request, WebSocket
 from starlette.responses import Response
 
 from .....protocol.errors import RamiformError, RequestError, RuntimeFailed
-from ....chat.request import Ask
-from ....core.frontend_peers import Siblings
-from ...errors import NotFoundError, bug_message
-from ...openapi import STREAMS
+from ....chat.request import ChatRequest
+from ....core.frontend_peers import FrontendPeers
+from ...errors import NotFoundError, internal_error_message
+from ...openapi import STREAM_RESPONSES
 from ...transport.body_route import BodyRoute
-from ...transport.streaming import EventStream, json_response, unless_client_leaves
-from ..chat_service import Conversations
+from ...transport.streaming import EventStream, cancel_on_disconnect, json_response
+from ..chat_service import ChatService
 from .body import ResponseBody
 from .compact import CompactBody, Compactor
 from .output import Event, new_id
-from .service import ResponseMaker, fail
-from .shared_store import SharedResponses
-from .store import Entry
-from .websocket import ResponseSocket
+from .service import ResponseService, mark_failed
+from .shared_store import SharedResponseStore
+from .store import StoredResponse
+from .websocket import ResponseWebSocket
 
 logger = logging.getLogger("ramiform.frontend")
 
 
 class ResponsesApi:
-    def __init__(self, conversations: Conversations, siblings: Siblings) -> None:
+    def __init__(self, conversations: ChatService, siblings: FrontendPeers) -> None:
         self._core = conversations.generator.core
-        self._maker = ResponseMaker(conversations)
+        self._maker = ResponseService(conversations)
         self._store = self._maker.store
-        self._shared = SharedResponses(self._store, siblings)
+        self._shared = SharedResponseStore(self._store, siblings)
         self._compactor = Compactor(conversations, self._maker)
 
     @property
     def router(self) -> APIRouter:
         router = APIRouter(tags=["openai"], route_class=BodyRoute)
         path = "/v1/responses"
-        router.add_api_route(path, self.create, methods=["POST"], response_model=None, responses=STREAMS)
+        router.add_api_route(path, self.create, methods=["POST"], response_model=None, responses=STREAM_RESPONSES)
         router.add_api_websocket_route(path, self.connect)
         router.add_api_route(f"{path}/compact", self.compact, methods=["POST"], response_model=None)
         router.add_api_route(f"{path}/input_tokens", self.input_tokens, methods=["POST"], response_model=None)
@@ -56,31 +56,31 @@ class ResponsesApi:
     async def create(self, body: ResponseBody, request: Request) -> Response:
         """Answer an input: text or items."""
         await self._shared.bring(body.previous_response_id)
-        entry, ask = await unless_client_leaves(request, self._asked(body))
+        entry, ask = await cancel_on_disconnect(request, self._asked(body))
         if body.background:
             self._store.put(entry)
             entry.task = asyncio.create_task(self._in_background(body, ask, entry), name="response")
             return json_response(entry.response)
         events = self._maker.events(body, ask, entry)
         if body.stream:
-            return EventStream(await unless_client_leaves(request, anext(events)), events, named=True)
-        await unless_client_leaves(request, _exhaust(events))
+            return EventStream(await cancel_on_disconnect(request, anext(events)), events, named=True)
+        await cancel_on_disconnect(request, _exhaust(events))
         return json_response(entry.response)
 
     async def connect(self, websocket: WebSocket) -> None:
-        await ResponseSocket(self._maker, self._shared, websocket).serve()
+        await ResponseWebSocket(self._maker, self._shared, websocket).serve()
 
     async def compact(self, body: CompactBody, request: Request) -> Response:
         """A conversation as what users said and a summary, to go on with."""
         info = self._core.require_info()
         body.check(info)
         await self._shared.bring(body.previous_response_id)
-        return json_response(await unless_client_leaves(request, self._compactor.compact(body, info)))
+        return json_response(await cancel_on_disconnect(request, self._compactor.compact(body, info)))
 
     async def input_tokens(self, body: ResponseBody, request: Request) -> Response:
         """How many tokens the input has."""
         await self._shared.bring(body.previous_response_id)
-        _, ask = await unless_client_leaves(request, self._asked(body))
+        _, ask = await cancel_on_disconnect(request, self._asked(body))
         return json_response({"object": "response.input_tokens", "input_tokens": len(ask.tokens)})
 
     async def retrieve(
@@ -111,17 +111,17 @@ class ResponsesApi:
         ends = {"first_id": items[0]["id"], "last_id": items[-1]["id"]}
         return json_response({"object": "list", "data": items, "has_more": False, **ends})
 
-    async def _asked(self, body: ResponseBody) -> tuple[Entry, Ask]:
+    async def _asked(self, body: ResponseBody) -> tuple[StoredResponse, ChatRequest]:
         entry = await self._maker.entry(body)
         return entry, await self._maker.ask(body, entry)
 
-    async def _stored(self, response_id: str) -> Entry:
+    async def _stored(self, response_id: str) -> StoredResponse:
         entry = await self._shared.find(response_id)
         if entry is None:
             raise NotFoundError(f"there is no response {response_id!r}", param="response_id", code="not_found")
         return entry
 
-    async def _in_background(self, body: ResponseBody, ask: Ask, entry: Entry) -> None:
+    async def _in_background(self, body: ResponseBody, ask: ChatRequest, entry: StoredResponse) -> None:
         entry.response["status"] = "in_progress"
         try:
             await _exhaust(self._maker.events(body, ask, entry))
@@ -132,7 +132,7 @@ class ResponsesApi:
             return  # the entry says so
         except Exception as bug:
             logger.exception("a response in the background failed on an error of ours")
-            fail(entry, RuntimeFailed(bug_message(bug)))
+            mark_failed(entry, RuntimeFailed(internal_error_message(bug)))
 
 
 async def _exhaust(events: AsyncGenerator[Event]) -> None:

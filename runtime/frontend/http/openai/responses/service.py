@@ -12,26 +12,26 @@ from typing import Any
 
 from .....protocol.errors import ErrorInfo, RamiformError, RequestError
 from .....protocol.sampling import TokenLogprob
-from ....chat.completion import Turn
-from ....chat.request import Ask
-from ....text.offload import beside
-from ..chat_messages import for_template
-from ..chat_service import Conversations, Wish
+from ....chat.completion import ChatCompletion
+from ....chat.request import ChatRequest
+from ....text.offload import offload_if_large
+from ..chat_messages import template_messages
+from ..chat_service import ChatService, Wish
 from ..logprobs import TokenTexts, chat_logprobs
 from .body import ResponseBody
-from .items import listed, messages_of
-from .output import Event, Output, new_id
-from .store import Entry, ResponseStore
+from .items import as_items, to_messages
+from .output import Event, OutputBuilder, new_id
+from .store import ResponseStore, StoredResponse
 
 
-class ResponseMaker:
-    def __init__(self, conversations: Conversations) -> None:
+class ResponseService:
+    def __init__(self, conversations: ChatService) -> None:
         self.store = ResponseStore()
         self._conversations = conversations
         self._core = conversations.generator.core
         self._texts = TokenTexts(conversations.generator.tokenizer)
 
-    async def entry(self, body: ResponseBody, recent: Sequence[Entry] = ()) -> Entry:
+    async def entry(self, body: ResponseBody, recent: Sequence[StoredResponse] = ()) -> StoredResponse:
         """A response to be made. `recent` are known besides those stored. Raises RequestError when the body's fields do
         not go together, or the previous response is not known."""
         info = self._core.require_info()
@@ -49,10 +49,10 @@ class ResponseMaker:
             "usage": None,
             **body.echoed(),
         }
-        items = await beside(lambda _: listed(body.input), body.input)
-        return Entry(response, items, self.previous(body.previous_response_id, recent))
+        items = await offload_if_large(lambda _: as_items(body.input), body.input)
+        return StoredResponse(response, items, self.previous(body.previous_response_id, recent))
 
-    def previous(self, response_id: str | None, recent: Sequence[Entry] = ()) -> Entry | None:
+    def previous(self, response_id: str | None, recent: Sequence[StoredResponse] = ()) -> StoredResponse | None:
         """Raises RequestError when it is not known, or not finished."""
         if response_id is None:
             return None
@@ -65,11 +65,11 @@ class ResponseMaker:
             )
         return found
 
-    async def ask(self, body: ResponseBody, entry: Entry) -> Ask:
+    async def ask(self, body: ResponseBody, entry: StoredResponse) -> ChatRequest:
         """What is asked of the model. Raises RequestError."""
         before = [] if entry.previous is None else entry.previous.conversation()
         items = [*before, *entry.input]
-        messages = await beside(lambda _: for_template(messages_of(items)), items)
+        messages = await offload_if_large(lambda _: template_messages(to_messages(items)), items)
         if body.instructions is not None:
             messages = [{"role": "system", "content": body.instructions}, *messages]
         wish = Wish(
@@ -85,10 +85,10 @@ class ResponseMaker:
         )
         return await self._conversations.ask(messages, wish)
 
-    async def events(self, body: ResponseBody, ask: Ask, entry: Entry) -> AsyncGenerator[Event]:
+    async def events(self, body: ResponseBody, ask: ChatRequest, entry: StoredResponse) -> AsyncGenerator[Event]:
         """Fills `entry` and stores it. The first event comes with the first token, so that an early error, which is
         raised, is still the request's; a later one is an event of a stream."""
-        output = Output(self._logprobs if body.wants_logprobs else None)
+        output = OutputBuilder(self._logprobs if body.wants_logprobs else None)
         number = 0
         try:
             async with aclosing(self._events(body, ask, entry, output)) as events:
@@ -96,7 +96,7 @@ class ResponseMaker:
                     yield {**event, "sequence_number": number}
                     number += 1
         except RamiformError as error:
-            fail(entry, error)
+            mark_failed(entry, error)
             if not number or not body.stream:
                 raise
             yield {"type": "response.failed", "response": entry.response, "sequence_number": number}
@@ -106,7 +106,9 @@ class ResponseMaker:
         kind = f"response.{entry.response['status']}"
         yield {"type": kind, "response": entry.response, "sequence_number": number}
 
-    async def _events(self, body: ResponseBody, ask: Ask, entry: Entry, output: Output) -> AsyncGenerator[Event]:
+    async def _events(
+        self, body: ResponseBody, ask: ChatRequest, entry: StoredResponse, output: OutputBuilder
+    ) -> AsyncGenerator[Event]:
         begun = False
         async with (
             self._conversations.turns(ask, 1, body.constraint()) as [turn],
@@ -127,7 +129,7 @@ class ResponseMaker:
         return content
 
 
-def usage(ask: Ask, turn: Turn) -> dict[str, Any]:
+def response_usage(ask: ChatRequest, turn: ChatCompletion) -> dict[str, Any]:
     return {
         "input_tokens": len(ask.tokens),
         "input_tokens_details": {"cached_tokens": turn.num_cached_tokens},
@@ -137,12 +139,12 @@ def usage(ask: Ask, turn: Turn) -> dict[str, Any]:
     }
 
 
-def fail(entry: Entry, error: RamiformError) -> None:
+def mark_failed(entry: StoredResponse, error: RamiformError) -> None:
     info = ErrorInfo.of(error)
     entry.response |= {"status": "failed", "error": {"code": info.code or "server_error", "message": info.message}}
 
 
-def _finish(ask: Ask, turn: Turn, entry: Entry, output: Output) -> Iterator[Event]:
+def _finish(ask: ChatRequest, turn: ChatCompletion, entry: StoredResponse, output: OutputBuilder) -> Iterator[Event]:
     assert turn.finish is not None
     status = "completed" if turn.finish.type == "stop" else "incomplete"
     yield from output.finish(status)
@@ -152,5 +154,5 @@ def _finish(ask: Ask, turn: Turn, entry: Entry, output: Output) -> Iterator[Even
         "completed_at": int(time.time()),
         "incomplete_details": None if status == "completed" else {"reason": reason},
         "output": output.items,
-        "usage": usage(ask, turn),
+        "usage": response_usage(ask, turn),
     }

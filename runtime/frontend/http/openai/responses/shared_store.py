@@ -5,26 +5,26 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from ....core.frontend_peers import Siblings
-from .store import Entry, ResponseStore
+from ....core.frontend_peers import FrontendPeers
+from .store import ResponseStore, StoredResponse
 
 
-class SharedResponses:
-    def __init__(self, store: ResponseStore, siblings: Siblings) -> None:
+class SharedResponseStore:
+    def __init__(self, store: ResponseStore, siblings: FrontendPeers) -> None:
         self._store = store
         self._siblings = siblings
         siblings.on("find_response", self._tell)
         siblings.on("remove_response", self._remove)
         siblings.on("cancel_response", self._cancel)
 
-    async def find(self, response_id: str) -> Entry | None:
+    async def find(self, response_id: str) -> StoredResponse | None:
         """As it is now; a copy when another frontend made it."""
         entry = self._store.get(response_id)
         if entry is not None:
             return entry
         for told in await self._siblings.ask("find_response", response_id, dict):
-            history = Entry({"id": "", "output": []}, told["history"])
-            return Entry(told["response"], told["input"], previous=history if told["history"] else None)
+            history = StoredResponse({"id": "", "output": []}, told["history"])
+            return StoredResponse(told["response"], told["input"], previous=history if told["history"] else None)
         return None
 
     async def bring(self, response_id: str | None) -> None:

@@ -11,18 +11,18 @@ from typing import Any
 
 import msgspec
 
-MAX_ENTRIES = 4096
-MAX_BYTES = 64 << 20
-SECONDS = 3600.0
+MAX_STORED_RESPONSES = 4096
+MAX_STORED_BYTES = 64 << 20
+STORED_SECONDS = 3600.0
 
 
 @dataclass
-class Entry:
+class StoredResponse:
     """A response, its own input, and the one before it, which it keeps alive."""
 
     response: dict[str, Any]
     input: list[dict[str, Any]]
-    previous: Entry | None = None
+    previous: StoredResponse | None = None
     task: asyncio.Task[None] | None = None  # while it is made in the background
     num_holders: int = 0  # in a store: its own name, and the stored ones that go on from it
     num_bytes: int = 0
@@ -40,22 +40,22 @@ class ResponseStore:
     def __init__(
         self,
         *,
-        max_entries: int = MAX_ENTRIES,
-        max_bytes: int = MAX_BYTES,
-        seconds: float = SECONDS,
+        max_entries: int = MAX_STORED_RESPONSES,
+        max_bytes: int = MAX_STORED_BYTES,
+        seconds: float = STORED_SECONDS,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._max_entries = max_entries
         self._max_bytes = max_bytes
         self._seconds = seconds
         self._clock = clock
-        self._entries: OrderedDict[str, Entry] = OrderedDict()  # the oldest first
+        self._entries: OrderedDict[str, StoredResponse] = OrderedDict()  # the oldest first
         self._num_bytes = 0
 
     def __len__(self) -> int:
         return len(self._entries)
 
-    def put(self, entry: Entry) -> None:
+    def put(self, entry: StoredResponse) -> None:
         """Keep it, or its new state; the oldest go when there is no room."""
         self.remove(entry.response["id"])
         entry.expires = self._clock() + self._seconds
@@ -63,17 +63,17 @@ class ResponseStore:
         self._hold(entry)
         self._forget_old()
 
-    def get(self, response_id: str) -> Entry | None:
+    def get(self, response_id: str) -> StoredResponse | None:
         self._forget_old()
         return self._entries.get(response_id)
 
-    def remove(self, response_id: str) -> Entry | None:
+    def remove(self, response_id: str) -> StoredResponse | None:
         entry = self._entries.pop(response_id, None)
         if entry is not None:
             self._release(entry)
         return entry
 
-    def _hold(self, entry: Entry | None) -> None:
+    def _hold(self, entry: StoredResponse | None) -> None:
         """It is kept alive once more, and by it those before it: what is forgotten by name still takes room."""
         while entry is not None:
             entry.num_holders += 1
@@ -83,7 +83,7 @@ class ResponseStore:
             self._num_bytes += entry.num_bytes
             entry = entry.previous
 
-    def _release(self, entry: Entry | None) -> None:
+    def _release(self, entry: StoredResponse | None) -> None:
         while entry is not None:
             entry.num_holders -= 1
             if entry.num_holders:

@@ -16,27 +16,27 @@ from pydantic import ValidationError
 from starlette.websockets import WebSocketDisconnect
 
 from .....protocol.errors import RamiformError, RequestError
-from ....text.offload import Cancellation, beside
-from ...errors import error_body, error_status, explain
+from ....text.offload import CancellationToken, offload_if_large
+from ...errors import error_body, error_status, explain_validation_error
 from ...transport.large_json import LARGE, read_json
 from .body import ResponseBody
-from .service import ResponseMaker
-from .shared_store import SharedResponses
-from .store import Entry
+from .service import ResponseService
+from .shared_store import SharedResponseStore
+from .store import StoredResponse
 
 MAX_RECENT = 16
 MAX_QUEUED = 16
 _encoder = msgspec.json.Encoder()
 
 
-class ResponseSocket:
+class ResponseWebSocket:
     """One connection."""
 
-    def __init__(self, maker: ResponseMaker, shared: SharedResponses, websocket: WebSocket) -> None:
+    def __init__(self, maker: ResponseService, shared: SharedResponseStore, websocket: WebSocket) -> None:
         self._maker = maker
         self._shared = shared
         self._websocket = websocket
-        self._recent: deque[Entry] = deque(maxlen=MAX_RECENT)
+        self._recent: deque[StoredResponse] = deque(maxlen=MAX_RECENT)
         self._asked: asyncio.Queue[str] = asyncio.Queue(MAX_QUEUED)
 
     async def serve(self) -> None:
@@ -72,8 +72,8 @@ class ResponseSocket:
             text = await self._asked.get()
             fields: Any = None
             try:
-                fields = await beside(partial(_event, text), text)
-                await self._answer(await beside(lambda _, given=fields: _body(given), fields))
+                fields = await offload_if_large(partial(_event, text), text)
+                await self._answer(await offload_if_large(lambda _, given=fields: _body(given), fields))
             except RamiformError as error:
                 self._forget(fields)
                 await self._refuse(error)
@@ -106,7 +106,7 @@ class ResponseSocket:
         await self._websocket.send_text(_encoder.encode(value).decode())
 
 
-def _event(text: str, cancellation: Cancellation) -> dict[str, Any]:
+def _event(text: str, cancellation: CancellationToken) -> dict[str, Any]:
     """The fields of a `response.create`. Raises RequestError."""
     try:
         event = json.loads(text) if len(text) <= LARGE else read_json(text, cancellation)
@@ -125,7 +125,7 @@ def _body(fields: dict[str, Any]) -> ResponseBody:
         body = ResponseBody.model_validate(fields | {"stream": True})
     except ValidationError as error:
         details = [{**detail, "loc": ("body", *detail["loc"])} for detail in error.errors()]
-        message, param = explain(RequestValidationError(details, body=fields))
+        message, param = explain_validation_error(RequestValidationError(details, body=fields))
         raise RequestError(message, param=param) from None
     if body.background:
         raise RequestError("a connection's responses are not made in the background", param="background")

@@ -7,13 +7,13 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ramiform.runtime.frontend.http.openai.responses.store import Entry, ResponseStore
+from ramiform.runtime.frontend.http.openai.responses.store import ResponseStore, StoredResponse
 
 
-def entry(name: str, previous: Entry | None = None, **response: Any) -> Entry:
+def entry(name: str, previous: StoredResponse | None = None, **response: Any) -> StoredResponse:
     item = {"type": "message", "content": f"{name}?"}
     answer = {"type": "message", "content": f"{name}!"}
-    return Entry({"id": name, "output": [answer], **response}, [item], previous)
+    return StoredResponse({"id": name, "output": [answer], **response}, [item], previous)
 
 
 @given(st.lists(st.tuples(st.integers(0, 9), st.booleans()), max_size=40), st.integers(1, 5))
