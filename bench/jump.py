@@ -109,7 +109,7 @@ class Compiled:
         future.set_result(self._grammars[constraint])
         return future
 
-    def let_go(self, constraint: Constraint, future: Future[Any]) -> None:
+    def release(self, constraint: Constraint, future: Future[Any]) -> None:
         """It is there."""
 
 

@@ -31,7 +31,7 @@ class NoGrammars:
     def get(self, constraint: object) -> object:
         raise NotImplementedError("workloads have no constraints")
 
-    def let_go(self, constraint: object, future: object) -> None:
+    def release(self, constraint: object, future: object) -> None:
         raise NotImplementedError("workloads have no constraints")
 
 

@@ -83,7 +83,7 @@ class Scan:
         self._open = b""  # from the beginning of the earliest run on
 
     @property
-    def num_open(self) -> int:
+    def num_pending(self) -> int:
         """How many of the last bytes may be part of a match that is not complete."""
         return len(self._open)
 
@@ -100,7 +100,7 @@ class Scan:
         """The match whose end comes first within `data`, if that came next; of several, the one that begins first."""
         return self._run(data)[0]
 
-    def interrupt(self) -> None:
+    def reset(self) -> None:
         """What comes next is not adjacent to what came before."""
         self._runs = [{} for _ in self._automata]
         self._open = b""

@@ -28,7 +28,7 @@ class AttentionSpans(NamedTuple):
     tree_T: Ints  # NO_TREE: none of its places is a node's
     ancestors_T: Bits
 
-    def of_tokens(self, own: slice) -> AttentionSpans:
+    def for_tokens(self, own: slice) -> AttentionSpans:
         """Of some of the tokens."""
         slots_RL, *by_token = self
         return AttentionSpans(slots_RL, *(value_T[own] for value_T in by_token))

@@ -29,11 +29,11 @@ _PART_NUMBERS = 1 << 17  # that a thread reads at least: some 0.1 ms, twice what
 class CompiledAttention:
     """Tokens that read their keys where they lie."""
 
-    sight: AttentionSpans
+    spans: AttentionSpans
 
     def attend(self, q_THD: torch.Tensor, kv: KvCache, scale: float) -> torch.Tensor:
         out_THD = torch.empty_like(q_THD, memory_format=torch.contiguous_format)
-        attend(q_THD.contiguous().numpy(), kv.k_SKD.numpy(), kv.v_SKD.numpy(), *self.sight, scale, out_THD.numpy())
+        attend(q_THD.contiguous().numpy(), kv.k_SKD.numpy(), kv.v_SKD.numpy(), *self.spans, scale, out_THD.numpy())
         return out_THD
 
 

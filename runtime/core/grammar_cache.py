@@ -90,7 +90,7 @@ class GrammarCache:
                 self._asked.popitem(last=False)
             return asked.future
 
-    def let_go(self, constraint: Constraint, future: Future[Any]) -> None:
+    def release(self, constraint: Constraint, future: Future[Any]) -> None:
         """Who was given `future` waits for it no more. What nobody waits for is not begun: those who ask and leave, one
         constraint after the other, keep nobody waiting."""
         constraint = self._resolved(constraint)

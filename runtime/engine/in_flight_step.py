@@ -116,7 +116,7 @@ class InFlightStep:
         """The source, of the step. The results, with the guesses that it answers."""
         rows, device = self._plan.rows, self._device
         if not self._plan.followed:
-            source.pass_over([_with_token(row, device.said) for row in rows] if self._plan.is_open else rows)
+            source.skip([_with_token(row, device.said) for row in rows] if self._plan.is_open else rows)
             device.said = results
             return results
         drafts = source.follow(draft_step(rows, results, self._starts_R, self._features_TE))

@@ -96,11 +96,11 @@ class Frontend:
         """What the core serves, once it does. Raises RamiformError when it could not start."""
         return await self._core.ready()
 
-    async def hear_last_words(self) -> None:
+    async def wait_for_failure_message(self) -> None:
         """The core has ended: why it did may still be on its way."""
         await poll_until(lambda: self._core.has_failed, FAILURE_MESSAGE_SECONDS)
 
-    def siblings_ready(self) -> None:
+    def peers_ready(self) -> None:
         """The other frontends answer: programs may be sent on to them."""
         self._service.share()
 

@@ -79,7 +79,7 @@ class CompiledLayers:
         x, slots = x_TE.numpy(), slots_T.numpy()
         cos_TD, sin_TD = cos_T1D.squeeze(1).numpy(), sin_T1D.squeeze(1).numpy()
         memories = [(layer_kv.k_SKD.numpy(), layer_kv.v_SKD.numpy()) for layer_kv in kv]
-        sights = [attention.sight for attention in attentions if isinstance(attention, CompiledAttention)]
+        sights = [attention.spans for attention in attentions if isinstance(attention, CompiledAttention)]
         assert len(sights) == len(self._layers)
         copies = {place: capture.numpy() for place, capture in captured.items()}
 
@@ -89,7 +89,7 @@ class CompiledLayers:
                 if place in copies:
                     copies[place][own] = own_x
                 decoder_layer(
-                    own_x, *layer, self._eps, own_cos, own_sin, own_slots, *memory, self._scale, *sight.of_tokens(own)
+                    own_x, *layer, self._eps, own_cos, own_sin, own_slots, *memory, self._scale, *sight.for_tokens(own)
                 )
 
         share([partial(compute, own) for own in self._parts(sights[0].row_T)])

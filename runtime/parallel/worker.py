@@ -47,7 +47,7 @@ class CaptureOnlySource:
     def follow(self, step: DraftStep) -> list[DraftTree | None]:
         return [None] * len(step.rows)
 
-    def pass_over(self, rows: Sequence[Row]) -> None:
+    def skip(self, rows: Sequence[Row]) -> None:
         """It keeps nothing."""
 
     def copy(self, copies: Sequence[PageCopy]) -> None:

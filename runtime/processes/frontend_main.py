@@ -132,7 +132,7 @@ async def _supervise(
             await asyncio.wait({*deaths, ended, emptied}, return_when=asyncio.FIRST_COMPLETED)
         for death in deaths:
             if death.done() and not ended.done():
-                await frontend.hear_last_words()
+                await frontend.wait_for_failure_message()
                 raise death.result()
         if emptied is not None and emptied.done():
             emptied.result()
@@ -145,7 +145,7 @@ async def _all_ready(frontend: Frontend, children: list[ChildProcess]) -> ModelI
     info = await frontend.core_ready()
     for child in children[1:]:
         await child.ready()
-    frontend.siblings_ready()
+    frontend.peers_ready()
     return info
 
 

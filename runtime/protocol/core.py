@@ -35,7 +35,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
         return self.page_size * self.num_pages
 
     @property
-    def most_tokens(self) -> int:
+    def max_request_tokens(self) -> int:
         """Tokens that a request may have at most, prompt and output together."""
         return min(self.context_length, self.num_slots)
 

@@ -187,7 +187,7 @@ class _ReplayGrammars:
         self._waiting[self.rid] = constraint, future
         return future
 
-    def let_go(self, constraint: Constraint, future: Future[Any]) -> None:
+    def release(self, constraint: Constraint, future: Future[Any]) -> None:
         """The log says no more of it."""
 
     def settle(self, rids: Iterable[str]) -> None:

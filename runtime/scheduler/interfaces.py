@@ -40,5 +40,5 @@ class GrammarProvider(Protocol):
     def get(self, constraint: Constraint) -> Future[Any]:
         """The future CompiledGrammar. What is wrong with the constraint is the future's exception."""
 
-    def let_go(self, constraint: Constraint, future: Future[Any]) -> None:
+    def release(self, constraint: Constraint, future: Future[Any]) -> None:
         """Who was given `future` waits for it no more."""

@@ -319,7 +319,7 @@ class Scheduler:
     def _abort(self, request: Request) -> FromCore:
         if (future := self._compiling.pop(request.rid, None)) is not None:
             assert request.message.sampling.constraint is not None
-            self._grammars.let_go(request.message.sampling.constraint, future)
+            self._grammars.release(request.message.sampling.constraint, future)
         self._drop(request)
         answer = abort_answer(request)
         self._totals.num_output_tokens += len(answer.ids)

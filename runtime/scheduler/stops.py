@@ -41,7 +41,7 @@ class StopStrings:
                 matches.append(Match(start + len(stop), start, stop))
         return min(matches, default=None)
 
-    def interrupt(self) -> None:
+    def reset(self) -> None:
         """What comes next is not adjacent to what came before."""
         self._tail = b""
 
@@ -105,5 +105,5 @@ class StopRules:
             return min((match for match in found if match is not None), default=None)
         if not self._params.skip_special_tokens:
             for seeker in self._seekers:
-                seeker.interrupt()  # the special token's text stands in between
+                seeker.reset()  # the special token's text stands in between
         return None

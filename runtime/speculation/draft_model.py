@@ -73,7 +73,7 @@ class DraftModelSource:
         # The target's host pages follow its device pages; ours follow the pages for guesses too.
         self._pool.copy([PageCopy(self._own(copy.source), self._own(copy.target), copy.num_tokens) for copy in copies])
 
-    def pass_over(self, rows: Sequence[Row]) -> None:
+    def skip(self, rows: Sequence[Row]) -> None:
         if self._passed.add(rows):
             self._note_passed()
 

@@ -75,7 +75,7 @@ class DraftSource(Protocol):
         """One answer per row, in order: None where none is wanted, or where the source has no guess. A tree has at
         most `want.num_tokens` nodes, at most `want.steps` deep."""
 
-    def pass_over(self, rows: Sequence[Row]) -> None:
+    def skip(self, rows: Sequence[Row]) -> None:
         """In the place of `follow`, after a step whose features nobody kept: these rows, none with guesses, were
         computed. To cost next to nothing: it stands for guessing being turned off. What the source then lacks of these
         sequences, it has to do without; guesses may be worse for it."""

@@ -73,12 +73,12 @@ class Detokenizer:
         window = self._held + data
         if interrupts:
             if self._patterns is not None:
-                self._patterns.interrupt()
+                self._patterns.reset()
             return window, len(window)
         num_certain = len(window)
         if self._patterns is not None:
             self._patterns.feed(data)
-            num_certain -= self._patterns.num_open
+            num_certain -= self._patterns.num_pending
         for start in range(max(0, len(window) - self._max_held), num_certain):
             if any(stop.startswith(window[start:]) for stop in self._stops):
                 return window, start

@@ -54,7 +54,7 @@ class AnyTree:
         assert step.features_TE is None
         return [self._follow(row) for row in step.rows]
 
-    def pass_over(self, rows: Sequence[Row]) -> None:
+    def skip(self, rows: Sequence[Row]) -> None:
         for row in rows:
             self._follow(DraftRow(row.tokens, row.first_position, row.pages, None, None))
 

@@ -78,11 +78,11 @@ def test_what_nobody_waits_for_is_not_begun(monkeypatch: pytest.MonkeyPatch) -> 
     busy = [grammars.get(Constraint("regex", source)) for source in ("a", "b")]
     left, shared = Constraint("regex", "left"), Constraint("regex", "shared")
     first, second = grammars.get(left), [grammars.get(shared) for _ in range(2)]
-    grammars.let_go(left, first)
-    grammars.let_go(shared, second[0])
-    grammars.let_go(Constraint("regex", "a"), busy[0])  # has begun: it goes on
+    grammars.release(left, first)
+    grammars.release(shared, second[0])
+    grammars.release(Constraint("regex", "a"), busy[0])  # has begun: it goes on
     again = grammars.get(left)
-    grammars.let_go(left, first)  # it was the one before that was let go
+    grammars.release(left, first)  # it was the one before that was let go
     go.set()
     for future in (*busy, second[1], again):
         assert future.result(30) is None

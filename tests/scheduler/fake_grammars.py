@@ -76,7 +76,7 @@ class FakeGrammars:
         self.pending.append((future, constraint))
         return future
 
-    def let_go(self, constraint: Constraint, future: Future[Any]) -> None:
+    def release(self, constraint: Constraint, future: Future[Any]) -> None:
         self.pending = [one for one in self.pending if one[0] is not future]
 
     def compile(self) -> None:

@@ -42,7 +42,7 @@ class RealGrammars:
         self._pending.append((ready, self._grammars.get(constraint)))
         return ready
 
-    def let_go(self, constraint: Constraint, future: Future[Any]) -> None:
+    def release(self, constraint: Constraint, future: Future[Any]) -> None:
         """It is compiled all the same."""
 
     def compile(self) -> None:

@@ -137,7 +137,7 @@ def test_any_chunks_of_any_rows_give_the_naive_heads_trees(
                 passed = [sequence.row(1, None) for sequence in chosen_now]
                 for sequence in chosen_now:
                     sequence.states[sequence.done - 1] = 0.0
-                source.pass_over(
+                source.skip(
                     [Row(rid="", tokens=row.kept, first_position=row.first_position, pages=row.pages) for row in passed]
                 )
                 continue

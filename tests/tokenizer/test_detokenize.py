@@ -37,8 +37,8 @@ def matched_stop(
     special = set(tokenizer.special_ids.values())
     for number, token in enumerate(ids, start=1):
         if token in special and shown:
-            strings.interrupt()
-            patterns.interrupt()
+            strings.reset()
+            patterns.reset()
             continue
         data = tokenizer.token_bytes[token] or b""
         if found := [match for match in (strings.feed(data), patterns.feed(data)) if match is not None]:

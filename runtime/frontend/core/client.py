@@ -126,9 +126,9 @@ class CoreClient:
         """What the core serves, once it does. Raises RamiformError when it could not start."""
         return await asyncio.shield(self._ready)
 
-    async def most_tokens(self) -> int:
+    async def max_request_tokens(self) -> int:
         """Tokens that a prompt may have at most. Waits until the model is loaded; raises RamiformError as `ready`."""
-        return (await self.ready()).most_tokens
+        return (await self.ready()).max_request_tokens
 
     def require_info(self) -> ModelInfo:
         """What `ready` returns, now. Raises RuntimeFailed while the model loads, or when the core is gone."""

@@ -87,7 +87,7 @@ class TokenContent:
     async def flush(self) -> list[int]:
         """Tokenise what is pending; the ids of everything."""
         if self.pending or not self.ids:
-            self.ids += await self._encoder.encode_aside(self.pending, at_start=not self.ids)
+            self.ids += await self._encoder.encode_async(self.pending, at_start=not self.ids)
             self.pending = []
         return self.ids
 

@@ -35,8 +35,8 @@ async def select(
     """
     _check(op)
     encoder, bos_id = generator.encoder, generator.tokenizer.bos_id
-    encoded = [await encoder.encode_aside(content.with_pending(text), at_start=not content.ids) for text in op.choices]
-    alone = await encoder.encode_aside(content.pending, at_start=not content.ids)
+    encoded = [await encoder.encode_async(content.with_pending(text), at_start=not content.ids) for text in op.choices]
+    alone = await encoder.encode_async(content.pending, at_start=not content.ids)
     start = common_prefix_length(alone, *encoded)
     for text, ids in zip(op.choices, encoded, strict=True):
         if len(ids) == start:

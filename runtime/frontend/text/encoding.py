@@ -91,7 +91,7 @@ class Encoder:
         if (least := self._tokenizer.bound.least_tokens(texts)) > bound.most:
             raise bound.error(least, at_least=True)
 
-    async def encode_aside(
+    async def encode_async(
         self,
         segments: Sequence[PromptSegment],
         *,
@@ -119,7 +119,7 @@ class Encoder:
         """The ids of a client's whole prompt, in which special tokens may be named. Raises RequestError as
         `encode_aside` does."""
         segments = [PromptSegment(prompt, trusted=True)]
-        return await self.encode_aside(segments, at_start=True, with_bos=with_bos, param=param, bound=bound)
+        return await self.encode_async(segments, at_start=True, with_bos=with_bos, param=param, bound=bound)
 
     async def prompt_bound(self, param: str, num_completion: int | None = None) -> TokenLimit | None:
         """As many tokens as a prompt may have. None: any number."""
@@ -127,7 +127,7 @@ class Encoder:
             return None
         return TokenLimit(await self._most_tokens(), param, num_completion or 0)
 
-    async def decode_aside(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+    async def decode_async(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """The text of ids that a client gave; nobody else waits for it."""
         return await _aside(len(ids), lambda _: self._tokenizer.decode(ids, skip_special_tokens=skip_special_tokens))
 

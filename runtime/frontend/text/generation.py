@@ -203,7 +203,7 @@ class Generator:
     def __init__(self, core: CoreClient, tokenizer: Tokenizer) -> None:
         self.core = core
         self.tokenizer = tokenizer
-        self.encoder = Encoder(tokenizer, core.most_tokens)
+        self.encoder = Encoder(tokenizer, core.max_request_tokens)
 
     def start(self, prompt: Prompt, n: int = 1) -> SampleStreams:
         """Submit `n` samples together; sample i is drawn with seed + i. Raises RequestError, RuntimeFailed."""

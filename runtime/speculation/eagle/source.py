@@ -79,7 +79,7 @@ class EagleSource:
                 trees[index] = tree
         return trees
 
-    def pass_over(self, rows: Sequence[Row]) -> None:
+    def skip(self, rows: Sequence[Row]) -> None:
         self._store()
         if self._passed.add(rows):
             self._store_passed()

@@ -47,7 +47,7 @@ def test_the_first_match_is_found_in_the_piece_in_which_it_ends(
     begin = 0  # after the last interruption
     for piece in pieces:
         if data.draw(st.integers(0, 9)) == 0:
-            scan.interrupt()
+            scan.reset()
             begin = len(text)
         before, text = len(text), text + piece
         # A match that ended in an earlier piece does not count, but may go on.
@@ -71,15 +71,15 @@ def test_what_is_not_open_is_no_part_of_a_match_that_is_still_to_come(
     text = b"".join(pieces)
     for end, start in matches_of(patterns, text + rest.encode(), 0):
         if end > len(text):
-            assert start >= len(text) - scan.num_open
+            assert start >= len(text) - scan.num_pending
 
 
 def test_text_that_can_begin_no_match_is_not_open() -> None:
     scan = search(("END[0-9]+x",)).scan()
     scan.feed(b"an END12")
-    assert scan.num_open == len(b"END12")
+    assert scan.num_pending == len(b"END12")
     scan.feed(b" or so. ")
-    assert scan.num_open == 0
+    assert scan.num_pending == 0
 
 
 @pytest.mark.parametrize(

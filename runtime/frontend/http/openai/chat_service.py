@@ -78,7 +78,7 @@ class ChatService:
             continue_final_message=wish.continue_final_message,
             options=wish.options,
         )
-        plain = self._plain(await encoder.encode_aside(segments, at_start=True, bound=bound), wish)
+        plain = self._plain(await encoder.encode_async(segments, at_start=True, bound=bound), wish)
         tail = segments[-1].text.rstrip()
         splits = self._thinks and wish.splits_reasoning
         thinks = splits and not tail.endswith(THINK_END) and not wish.continue_final_message

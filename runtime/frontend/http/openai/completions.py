@@ -88,7 +88,7 @@ class CompletionsApi:
             if isinstance(prompt, str):
                 text, ids = prompt, await encoder.encode_prompt(prompt, with_bos=body.add_special_tokens, bound=bound)
             else:
-                text, ids = await encoder.decode_aside(prompt) if body.echo else "", prompt
+                text, ids = await encoder.decode_async(prompt) if body.echo else "", prompt
             num_tokens = completion_token_limit(
                 info, len(ids), body.max_tokens, prompt="prompt", limit="max_tokens", default=DEFAULT_COMPLETION_TOKENS
             )

@@ -126,7 +126,7 @@ def completion_token_limit(
     Raises RequestError when the prompt, with what is asked for, is longer than the context. `prompt` and `limit` are
     the fields that hold them.
     """
-    most = info.most_tokens
+    most = info.max_request_tokens
     if num_prompt + (1 if asked is None else asked) > most:
         num_completion = asked or (1 if num_prompt == most else 0)
         raise context_exceeded(most, num_prompt, num_completion, prompt=prompt, limit=limit)

@@ -149,7 +149,7 @@ class TokenizationApi:
             continue_final_message=body.continue_final_message,
             options=body.chat_template_kwargs,
         )
-        return await encoder.encode_aside(segments, at_start=True, bound=bound)
+        return await encoder.encode_async(segments, at_start=True, bound=bound)
 
     def _name(self, token: int) -> str:
         return self._generator.tokenizer.decode([token], skip_special_tokens=False)
