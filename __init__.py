@@ -10,18 +10,6 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from .lang.backend import Backend, RuntimeEndpoint, flush_cache, get_server_info, set_default_backend
-from .lang.chat_roles import (
-    assistant,
-    assistant_begin,
-    assistant_end,
-    role,
-    system,
-    system_begin,
-    system_end,
-    user,
-    user_begin,
-    user_end,
-)
 from .lang.choices import (
     ChoicesDecision,
     ChoicesSamplingMethod,
@@ -29,13 +17,31 @@ from .lang.choices import (
     token_length_normalized,
     unconditional_likelihood_normalized,
 )
-from .lang.decide import pick, predicate, rate
-from .lang.fork import ForkGroup
-from .lang.media import image, video
 from .lang.plan import Plan
-from .lang.primitives import gen, gen_int, gen_string, select, separate_reasoning
+from .lang.primitives import (
+    assistant,
+    assistant_begin,
+    assistant_end,
+    gen,
+    gen_int,
+    gen_string,
+    image,
+    pick,
+    predicate,
+    rate,
+    role,
+    select,
+    separate_reasoning,
+    system,
+    system_begin,
+    system_end,
+    user,
+    user_begin,
+    user_end,
+    video,
+)
 from .lang.program import Program, function
-from .lang.state import ProgramState
+from .lang.state import ForkGroup, ProgramState
 from .lang.tools import tool_schemas
 from .runtime.protocol.errors import BusyError, RamiformError, RequestError, RuntimeFailed
 from .runtime.protocol.version import __version__

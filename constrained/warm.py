@@ -9,9 +9,9 @@ from functools import cache
 from importlib import import_module
 
 from .schema.formats import PATTERNS
+from .schema.string_dfas import any_string, labelled_product, plain_states
 from .schema.string_parts import StringPart
 from .schema.string_states import part_block
-from .string_products import any_string, labelled_product, plain_states
 
 
 @cache

@@ -9,7 +9,7 @@ from typing import Any
 from ..runtime.protocol.errors import RequestError
 from ..runtime.protocol.sampling import AdditionalProperties
 from .choices import Method
-from .reasoning import ReasoningFormat
+from .result_types import ReasoningFormat
 from .tools import OnError, ToolSet
 
 StringOrMany = str | Sequence[str]

@@ -5,17 +5,48 @@ Knows operations and where they were written; knows neither programs nor runtime
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, Literal
 
+import msgspec
+
 from ..runtime.protocol import session
+from ..runtime.protocol.session import Operation
 from .operation_log import OperationLog
-from .symbols import shown
 
 if TYPE_CHECKING:
     from .state import ProgramState
+
+_SYMBOL = re.compile("\ue000([^\ue000\ue001]*)\ue001")  # private use: in nobody's text
+
+
+def symbol(name: str) -> str:
+    return f"\ue000{name}\ue001"
+
+
+def shown(text: str) -> str:
+    """With `{name}` for each symbol."""
+    return _SYMBOL.sub(r"{\1}", text)
+
+
+def substituted(operation: Operation, values: Mapping[str, str]) -> Any:
+    """The operation as builtins, with the values of the symbols that are known."""
+
+    def walk(part: Any) -> Any:
+        match part:
+            case str():
+                return _SYMBOL.sub(lambda match: values.get(match.group(1), match.group()), part)
+            case dict():
+                return {walk(key): walk(value) for key, value in part.items()}
+            case list() | tuple():
+                return [walk(value) for value in part]
+        return part
+
+    return walk(msgspec.to_builtins(operation))
+
 
 StepKind = Literal["text", "role", "gen", "select", "ask", "decide", "fork", "join", "gather"]
 _GENERATIONS = ("gen", "select", "decide")

@@ -4,14 +4,116 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, get_args
+from typing import Any, NoReturn, get_args
 
+from ..runtime.protocol.decisions import Level, Option, Pick, Predicate, Question, Rate, check
 from ..runtime.protocol.errors import RequestError
 from ..runtime.protocol.sampling import AdditionalProperties
 from .choices import BuiltInMethod, Method, method_of, token_length_normalized
-from .expr import RESULT, Concat, Expr, GenExpr, SelectExpr, StringOrMany, parts_of
-from .reasoning import reasoning_format
+from .expr import RESULT, Concat, Expr, GenExpr, RoleBeginExpr, RoleEndExpr, SelectExpr, StringOrMany, parts_of
+from .result_types import reasoning_format
 from .tools import OnError, Tool, tool_set
+
+
+def predicate(instructions: str) -> Predicate:
+    """Is it so? The answer has a `probability`."""
+    return Predicate(instructions=instructions)
+
+
+def pick(instructions: str, choices: Sequence[str | bool] | Mapping[str, str]) -> Pick:
+    """Which is it? The answer has `choice`, `confidence` and `probabilities`. A mapping describes its keys."""
+    return Pick(
+        instructions=instructions, choices=tuple(Option(value, text) for value, text in _described("choices", choices))
+    )
+
+
+def rate(instructions: str, levels: Sequence[str] | Mapping[str, str]) -> Rate:
+    """Where on the scale is it, whose levels count from 0? The answer has `score` (the expected one), `confidence` and
+    `probabilities`. A mapping describes its keys."""
+    return Rate(
+        instructions=instructions, levels=tuple(Level(label, text) for label, text in _described("levels", levels))
+    )
+
+
+def questions_of(given: Mapping[str, Any]) -> tuple[Question, ...]:
+    """By name; a string asks whether it is so. Raises RequestError naming the question that cannot be asked."""
+    asked = []
+    for name, question in given.items():
+        question = predicate(question) if isinstance(question, str) else question
+        if not isinstance(question, Predicate | Pick | Rate):
+            raise RequestError(f"{name} must be a string, predicate, pick or rate, got {question!r}", param=name)
+        try:
+            check([question])
+        except RequestError as error:
+            raise RequestError(f"{name}: {error}", param=name) from None
+        asked.append(type(question)(**{**_fields(question), "name": name}))
+    check(asked)
+    return tuple(asked)
+
+
+def _fields(question: Question) -> dict[str, Any]:
+    return {field: getattr(question, field) for field in question.__struct_fields__}
+
+
+def _described(param: str, given: Sequence[Any] | Mapping[str, str]) -> list[tuple[Any, str | None]]:
+    if isinstance(given, str) or not isinstance(given, Mapping | Sequence):
+        raise RequestError(f"{param} must be a sequence or a mapping, got {given!r}", param=param)
+    return list(given.items()) if isinstance(given, Mapping) else [(value, None) for value in given]
+
+
+def image(path: object) -> NoReturn:
+    """Raises RequestError."""
+    _refuse("image", path)
+
+
+def video(path: object, num_frames: object = None) -> NoReturn:
+    """Raises RequestError."""
+    _refuse("video", path)
+
+
+def _refuse(kind: str, path: object) -> NoReturn:
+    raise RequestError(f"no model reads anything but text here: {kind}({path!r})", param=kind, code="unsupported")
+
+
+def role(name: str, expr: Expr | str | None) -> Concat:
+    """A whole chat message, of any role that the model's chat template knows: "tool", "developer"."""
+    return Concat((RoleBeginExpr(name), *(() if expr is None else parts_of(expr)), RoleEndExpr(name)))
+
+
+def system(expr: Expr | str | None = None) -> Concat:
+    return role("system", expr)
+
+
+def user(expr: Expr | str | None = None) -> Concat:
+    return role("user", expr)
+
+
+def assistant(expr: Expr | str | None = None) -> Concat:
+    return role("assistant", expr)
+
+
+def system_begin() -> RoleBeginExpr:
+    return RoleBeginExpr("system")
+
+
+def system_end() -> RoleEndExpr:
+    return RoleEndExpr("system")
+
+
+def user_begin() -> RoleBeginExpr:
+    return RoleBeginExpr("user")
+
+
+def user_end() -> RoleEndExpr:
+    return RoleEndExpr("user")
+
+
+def assistant_begin() -> RoleBeginExpr:
+    return RoleBeginExpr("assistant")
+
+
+def assistant_end() -> RoleEndExpr:
+    return RoleEndExpr("assistant")
 
 
 def gen(

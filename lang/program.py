@@ -16,10 +16,10 @@ from .backend import Backend, channel_of
 from .batch import run_in_loop, run_in_threads, run_recorded
 from .execution import Execution
 from .expr import GenExpr
+from .lowering import NO_DEFAULTS, RUN_NAMES, defaults_of
 from .plan import Plan
 from .planning import plan_call
 from .runner import ProgramCall, begin, begin_recorded, body, body_async, new_state, play, run_async
-from .sampling import NO_DEFAULTS, RUN_NAMES, defaults_of
 from .state import ProgramState
 from .state_handle import StateHandle
 

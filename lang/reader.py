@@ -2,15 +2,174 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Any
+import contextlib
+import threading
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from ..runtime.protocol.errors import RamiformError, RequestError
-from .background import BackgroundRun
 from .operation_log import OperationLog
 from .state_handle import StateHandle
-from .stream import Span, WaitForChange, text_pieces, until_answered, until_changed
 from .variables import Variable
+
+if TYPE_CHECKING:
+    from asyncio import Task
+
+# Whose operations, from which, to before which; the end may still be unknown: None as long as it is.
+Span = tuple[OperationLog, int, Callable[[], int | None]]
+
+
+@dataclass(frozen=True, slots=True)
+class WaitForChange:
+    """Nothing new in `log` since its `version`."""
+
+    log: OperationLog
+    version: int
+
+
+def text_pieces(spans: Iterable[Span]) -> Iterator[str | WaitForChange]:
+    """The text of the spans in order. Raises the state's error once what came before it has been given."""
+    for log, index, end_of in spans:
+        given = 0  # characters of operation `index` given already
+        while True:
+            with log.changed:
+                end = end_of()
+                if end is not None and index >= end:
+                    break
+                answered = index < len(log.done)
+                text = log.done[index].text if answered else log.partial if index == len(log.done) else ""
+                error, version = log.error, log.version
+                # An error concerns what was recorded; of an open end, only the end tells whether more was to come.
+                expected = index < len(log.operations)
+            new = text[given:]
+            given += len(new)
+            if new:
+                yield new
+            if answered:
+                index, given = index + 1, 0
+            elif not new:
+                if error is not None and expected:
+                    raise error.to_exception()
+                yield WaitForChange(log, version)
+
+
+def drive(steps: Iterator[str | WaitForChange]) -> Iterator[str]:
+    for step in steps:
+        if isinstance(step, WaitForChange):
+            step.log.wait_for_change(step.version)
+        else:
+            yield step
+
+
+async def drive_async(steps: Iterator[str | WaitForChange]) -> AsyncIterator[str]:
+    for step in steps:
+        if isinstance(step, WaitForChange):
+            await until_changed(step.log, step.version)
+        else:
+            yield step
+
+
+async def until_answered(log: OperationLog, end: int) -> None:
+    """Wait until the first `end` operations are answered or will not all be."""
+    import asyncio
+
+    loop = asyncio.get_running_loop()
+    arrived: asyncio.Future[None] = loop.create_future()
+
+    def arrive() -> None:
+        if not arrived.done():
+            arrived.set_result(None)
+
+    def tell() -> None:
+        with contextlib.suppress(RuntimeError):
+            loop.call_soon_threadsafe(arrive)
+
+    with log.changed:
+        if len(log.done) >= end or log.error is not None:
+            return
+        log.about_to_wait(False)
+        log.when(end, tell)
+    await arrived
+
+
+async def until_changed(log: OperationLog, version: int) -> None:
+    """Wait until something is newer than `version`."""
+    import asyncio  # who is here has it loaded; the language alone does without
+
+    loop = asyncio.get_running_loop()
+    news = asyncio.Event()
+
+    def on_change() -> None:
+        with contextlib.suppress(RuntimeError):  # a loop that has closed since waits for nothing
+            loop.call_soon_threadsafe(news.set)
+
+    log.about_to_wait(False)
+    log.watch(on_change)
+    try:
+        if log.version == version:
+            await news.wait()
+    finally:
+        log.unwatch(on_change)
+
+
+_inside: ContextVar[BackgroundRun | None] = ContextVar("ramiform_body", default=None)  # whose body this code is part of
+
+
+class BackgroundRun:
+    """A body that has been started, and `abandon` for what it raises. `log` changes when it is over, so that readers
+    wake. Start it by `in_thread` or `in_loop`."""
+
+    def __init__(self, abandon: Callable[[BaseException], None], log: OperationLog) -> None:
+        self.ended = False
+        self.failure: BaseException | None = None
+        self._abandon: Callable[[BaseException], None] | None = abandon  # holds the state
+        self._log = log
+        self._task: Task[None] | None = None  # held: a loop does not
+
+    @property
+    def is_followed(self) -> bool:
+        """Whether more may come, seen from here. To the body itself, and what it has started, all that will come is
+        there."""
+        return not self.ended and _inside.get() is not self
+
+    def in_thread(self, body: Callable[[], None]) -> None:
+        def run() -> None:
+            _inside.set(self)
+            try:
+                body()
+            except BaseException as error:
+                self._end(error)
+            else:
+                self._end(None)
+
+        threading.Thread(target=run, name="ramiform-program", daemon=True).start()
+
+    def in_loop(self, body: Coroutine[Any, Any, None]) -> None:
+        import asyncio
+
+        async def run() -> None:
+            _inside.set(self)
+            try:
+                await body
+            except BaseException as error:
+                self._end(error)
+                if not isinstance(error, Exception):
+                    raise
+            else:
+                self._end(None)
+
+        self._task = asyncio.get_running_loop().create_task(run())
+
+    def _end(self, failure: BaseException | None) -> None:
+        self.failure = failure  # before anything else fails because of it
+        if failure is not None and self._abandon is not None:
+            self._abandon(failure)
+        self._abandon = None
+        with self._log.changed:
+            self.ended = True
+            self._log.touch()
 
 
 class UndefinedVariable(KeyError):

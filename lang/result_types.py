@@ -6,12 +6,121 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any
+from typing import Any, get_origin
+
+import msgspec
 
 from ..runtime.protocol.errors import RequestError
 from ..runtime.protocol.sampling import Constraint
-from .reasoning import ReasoningFormat
-from .schemas import schema_and_parser
+
+
+@dataclass(frozen=True)
+class ReasoningFormat:
+    """`begins_inside`: the chat template has opened the thought already, so that the text begins with it."""
+
+    start: str
+    end: str
+    begins_inside: bool = False
+
+    def split(self, text: str) -> tuple[str, str]:
+        """The thought and the rest, without the marks and the white space around them."""
+        before, mark, after = text.partition(self.start)
+        if not mark:
+            if not self.begins_inside and self.end not in text:
+                return "", text
+            before, after = "", text
+        thought, _, said = after.partition(self.end)
+        return thought.strip(), (before + said).strip()
+
+
+REASONING_FORMATS = {
+    "deepseek-r1": ReasoningFormat("<think>", "</think>", begins_inside=True),
+    "deepseek-v3": ReasoningFormat("<think>", "</think>"),
+    "qwen3": ReasoningFormat("<think>", "</think>"),
+    "qwen3-thinking": ReasoningFormat("<think>", "</think>", begins_inside=True),
+    "glm45": ReasoningFormat("<think>", "</think>"),
+    "kimi": ReasoningFormat("◁think▷", "◁/think▷"),
+    "mistral": ReasoningFormat("[THINK]", "[/THINK]"),
+}
+
+
+def reasoning_format(model_type: str) -> ReasoningFormat:
+    """Raises RequestError for a model type that is not known."""
+    try:
+        return REASONING_FORMATS[model_type.lower()]
+    except (KeyError, AttributeError):
+        raise RequestError(
+            f"model_type must be one of {', '.join(REASONING_FORMATS)}, got {model_type!r}", param="model_type"
+        ) from None
+
+
+_OF_OPENAPI = ("discriminator",)  # says nothing that the alternatives do not say
+_BESIDE = ("anyOf", "oneOf", "$ref", "if", "not", "dependentSchemas", "dependencies")
+
+
+def closed(schema: Any) -> Any:
+    """The schema with `additionalProperties: false` where an object lists its properties and says nothing of others, as
+    our own runtime reads it. Unchanged where schemas stand beside one another: one would refuse the other's members.
+    """
+    return schema if _has_schemas_beside(schema) else _closed(schema)
+
+
+def _has_schemas_beside(schema: Any) -> bool:
+    if isinstance(schema, list):
+        return any(map(_has_schemas_beside, schema))
+    if not isinstance(schema, Mapping):
+        return False
+    beside = isinstance(schema.get("properties"), Mapping) and any(name in schema for name in _BESIDE)
+    several = isinstance(schema.get("allOf"), list) and ("properties" in schema or len(schema["allOf"]) > 1)
+    return beside or several or any(map(_has_schemas_beside, schema.values()))
+
+
+def _closed(schema: Any) -> Any:
+    if isinstance(schema, Mapping):
+        walked = {key: _closed_at(key, value) for key, value in schema.items() if key not in _OF_OPENAPI}
+        if isinstance(walked.get("properties"), dict) and walked.get("type") == "object":
+            walked.setdefault("additionalProperties", False)
+        return walked
+    return [_closed(part) for part in schema] if isinstance(schema, list) else schema
+
+
+def schema_and_parser(kind: Any) -> tuple[str, Callable[[str], Any]]:
+    """The schema of a type as JSON text, and what makes a validated value of a JSON text.
+
+    The parser raises ValueError. Raises RequestError for a type that has no schema.
+    """
+    if hasattr(kind, "model_json_schema"):
+        return json.dumps(kind.model_json_schema()), kind.model_validate_json
+    try:
+        return json.dumps(msgspec.json.schema(kind)), msgspec.json.Decoder(kind).decode
+    except (TypeError, ValueError, RuntimeError) as error:
+        refusal = error
+    if (adapter := _pydantic_adapter(kind)) is not None:
+        return json.dumps(adapter.json_schema()), adapter.validate_json
+    raise RequestError(
+        f"schema must be a Pydantic model, dataclass, TypedDict, Literal, Enum or another type with a JSON Schema; "
+        f"{kind!r} is none: {refusal}",
+        param="schema",
+    )
+
+
+def _closed_at(key: str, value: Any) -> Any:
+    if key in ("properties", "$defs", "definitions") and isinstance(value, Mapping):
+        return {name: _closed(part) for name, part in value.items()}  # names, not keywords
+    return value if key in ("const", "enum", "default", "examples") else _closed(value)
+
+
+def _pydantic_adapter(kind: Any) -> Any:
+    """Pydantic's, for a type that Pydantic's types are part of (`list[Model]`); None when they are not."""
+    import sys
+
+    pydantic = sys.modules.get("pydantic")  # without it nobody has made such a type
+    if pydantic is None or not (isinstance(kind, type) or get_origin(kind)):
+        return None
+    try:
+        return pydantic.TypeAdapter(kind)
+    except pydantic.errors.PydanticUserError:  # it has no schema for it either
+        return None
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,9 +14,9 @@ from typing import Any
 from ..runtime.protocol.errors import RequestError
 from ..runtime.protocol.session import Budget
 from .backend import Channel
-from .check import check_recorded
 from .execution import Execution, ValueNeeded
 from .expr import GenExpr
+from .planning import check_recorded
 from .recording import Recording, is_recording_all
 from .source_location import traceback_location
 from .state import ProgramState

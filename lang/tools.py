@@ -19,7 +19,7 @@ import msgspec
 from ..runtime.protocol import session
 from ..runtime.protocol.errors import RequestError
 from ..runtime.protocol.sampling import Constraint
-from .schemas import closed
+from .result_types import closed
 
 Tool = Callable[..., Any]
 OnError = Literal["text", "raise"]

@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+from rich.text import Text
+from rich.tree import Tree
 
 from ..runtime.protocol.core import Timings
 from ..runtime.protocol.errors import RequestError
@@ -23,6 +25,122 @@ from .recording import OperationTimes, Recording
 
 if TYPE_CHECKING:
     from rich.tree import Tree
+if TYPE_CHECKING:
+    pass
+if TYPE_CHECKING:
+    pass
+
+
+def chrome_events(trace: Trace, process: int = 0) -> Iterator[dict[str, Any]]:
+    """`process` numbers the run, so that several can stand in one file."""
+
+    def event(phase: str, state: int, name: str, seconds: float, **more: Any) -> dict[str, Any]:
+        return {"ph": phase, "pid": process, "tid": state, "name": name, "ts": round(seconds * 1e6, 3), **more}
+
+    yield event("M", 0, "process_name", 0.0, args={"name": trace.title})
+    begins = {state.number: next((one.start for one in state.events), None) for state in trace.states}
+    ends = {state.number: max((one.end or one.start for one in state.events), default=0.0) for state in trace.states}
+    for state in trace.states:
+        title = "program" if state.parent is None else f"state {state.number}, of {state.parent}"
+        yield event("M", state.number, "thread_name", 0.0, args={"name": title})
+        for index, one in enumerate(state.events):
+            end = one.start if one.end is None else one.end
+            name = one.name or one.kind
+            duration = round((end - one.start) * 1e6, 3)
+            yield event("X", state.number, name, one.start, dur=duration, cat=one.kind, args=_arguments(one))
+            for part, start, until in _phases(one):
+                yield event("X", state.number, part, start, dur=round((until - start) * 1e6, 3), cat="phase")
+            for other in one.states:
+                arrow = {"id": f"{process}.{state.number}.{index}.{other}", "cat": one.kind}
+                if one.kind == "fork" and (begin := begins.get(other)) is not None:
+                    yield event("s", state.number, "fork", end, **arrow)
+                    yield event("f", other, "fork", begin, bp="e", **arrow)
+                elif one.kind in ("join", "gather") and ends[other] <= end:
+                    yield event("s", other, "join", ends[other], **arrow)
+                    yield event("f", state.number, "join", end, bp="e", **arrow)
+
+
+def _phases(event: Event) -> Iterator[tuple[str, float, float]]:
+    """As the core tells them, laid against the end, within the event: what is left before them is the way there.
+    Without them, as the client saw a stream."""
+    if event.end is None:
+        return
+    if (told := event.timings) is not None:
+        until = event.end
+        phases = []
+        for name, seconds in (("decode", told.decode), ("prefill", told.prefill), ("queue", told.queue)):
+            start = max(event.start, until - seconds)
+            phases.append((name, start, until))
+            until = start
+        yield from reversed(phases)
+    elif event.first_text is not None:
+        yield "prefill", event.start, event.first_text
+        yield "decode", event.first_text, event.end
+
+
+def _arguments(event: Event) -> dict[str, Any]:
+    """What is shown of an event when it is selected."""
+    arguments: dict[str, Any] = {"label": event.label, "place": event.place, "text": event.text}
+    if event.tokens is not None:
+        arguments["prompt_tokens"] = event.tokens.prompt
+        arguments["cached_tokens"] = event.tokens.cached
+        arguments["completion_tokens"] = event.tokens.completion
+    arguments |= {"samples": event.samples, "runtime_seconds": event.seconds, "error": event.error}
+    return {name: value for name, value in arguments.items() if value is not None}
+
+
+MAX_SHOWN = 72  # characters of a text
+
+
+def tree_of(trace: Trace) -> Tree:
+    root = Tree(Text(_summary(trace), style="bold"))
+    _grow(root, trace, trace.states[0])
+    return root
+
+
+def _grow(tree: Tree, trace: Trace, state: TracedState) -> None:
+    branches = {child.number: child for child in trace.states if child.parent == state.number}
+    for event in state.events:
+        node = tree.add(Text.assemble(*_line(event)))
+        if event.kind == "fork":
+            for place, number in enumerate(event.states):
+                if number in branches:
+                    _grow(node.add(f"branch {place}"), trace, branches[number])
+
+
+def _summary(trace: Trace) -> str:
+    tokens = trace.tokens
+    counts = f"{tokens.prompt} prompt tokens, {tokens.cached} of them cached, {tokens.completion} generated"
+    return f"{trace.title}: {len(trace.states)} states, {counts}, {trace.seconds * 1000:.1f} ms"
+
+
+def _line(event: Event) -> Iterator[tuple[str, str]]:
+    """Pieces of text with their styles."""
+    yield (event.kind if event.states else f"{event.kind:<6}", "dim")
+    yield (f" {event.name}" if event.name else "", "bold cyan")
+    if event.states:
+        yield (f" x{len(event.states)}", "")
+    for text in event.samples or ([event.text] if event.text else []):
+        yield (f" {_short(text)}", "" if event.tokens is None else "green")
+    if event.tokens is not None:
+        tokens = event.tokens
+        yield (f"  {tokens.prompt} in ({tokens.cached} cached), {tokens.completion} out", "yellow")
+    if event.end is not None and event.tokens is not None:
+        yield (f"  {(event.end - event.start) * 1000:.1f} ms", "magenta")
+    if (timings := event.timings) is not None:
+        parts = ((timings.queue, "queue"), (timings.prefill, "prefill"), (timings.decode, "decode"))
+        yield (f" ({', '.join(f'{name} {seconds * 1000:.1f}' for seconds, name in parts)})", "dim")
+    if event.error is not None:
+        yield (f"  failed: {event.error}", "red")
+    elif event.end is None:
+        yield ("  not answered", "red")
+    yield (f"   ({event.place.rpartition('/')[2]})", "dim")
+
+
+def _short(text: str) -> str:
+    shown = repr(text)
+    return shown if len(shown) <= MAX_SHOWN else f"{shown[: MAX_SHOWN - 4]}...{shown[0]}"
+
 
 WIDTH = 160  # where there is no terminal
 
@@ -93,7 +211,6 @@ class Trace(msgspec.Struct, frozen=True, kw_only=True):
 
     def tree(self) -> Tree:
         """For rich's `Console.print`."""
-        from .trace_tree import tree_of
 
         return tree_of(self)
 
@@ -132,7 +249,6 @@ def trace_of(recording: Recording) -> Trace:
 
 
 def save(traces: list[Trace], path: str | os.PathLike[str]) -> None:
-    from .chrome import chrome_events
 
     events = [event for number, trace in enumerate(traces) for event in chrome_events(trace, number)]
     content = {"traceEvents": events, "displayTimeUnit": "ms", "ramiform": traces}

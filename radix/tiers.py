@@ -7,16 +7,96 @@ it.
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from itertools import count
 from typing import NamedTuple
 
-from .claims import SoftPins
+from .child_index import ParentNode
 from .events import EventLog
 from .eviction import EvictionHeap
-from .pool import PagePool
 from .strategies import EvictionStrategy
 from .tree import RadixTree, TreeNode
+
+
+class PagePool:
+    """Pages [first, first + num_pages), each either free or taken by exactly one owner."""
+
+    def __init__(self, num_pages: int, first: int = 0) -> None:
+        self.num_pages = num_pages
+        self._free = list(range(first + num_pages - 1, first - 1, -1))  # a stack: what is given back last goes first
+        self._taken: set[int] = set()
+
+    @property
+    def num_free(self) -> int:
+        return len(self._free)
+
+    def free_pages(self) -> frozenset[int]:
+        return frozenset(self._free)
+
+    def take(self, num_pages: int) -> list[int]:
+        assert 0 <= num_pages <= len(self._free)
+        at = len(self._free) - num_pages
+        pages = self._free[at:]
+        del self._free[at:]
+        self._taken.update(pages)
+        pages.reverse()
+        return pages
+
+    def give_back(self, pages: Sequence[int]) -> None:
+        num_left = len(self._taken) - len(pages)
+        self._taken.difference_update(pages)
+        assert len(self._taken) == num_left, f"of the pages {list(pages)} some are given back twice"
+        self._free.extend(pages)
+
+
+class SoftPins:
+    def __init__(self) -> None:
+        self._nodes: dict[Hashable, set[TreeNode]] = {}
+
+    def add(self, claimant: Hashable, node: TreeNode, rank: int) -> None:
+        self._nodes[claimant] = {node}
+        self._note(node, claimant, rank)
+
+    def drop(self, claimant: Hashable) -> set[TreeNode]:
+        """Returns the nodes it was noted on; their keys may have fallen."""
+        nodes = self._nodes.pop(claimant, set())
+        for node in nodes:
+            assert node.claims is not None
+            del node.claims[claimant]
+            if not node.claims:
+                node.claims = None
+        return nodes
+
+    def share(self, node: TreeNode, heir: ParentNode[TreeNode]) -> None:
+        """Note the node's claims on `heir` as well, unless that is a root."""
+        if not node.claims or not isinstance(heir, TreeNode):
+            return
+        for claimant, rank in node.claims.items():
+            self._nodes[claimant].add(heir)
+            self._note(heir, claimant, rank)
+
+    def leave(self, node: TreeNode, heir: ParentNode[TreeNode]) -> None:
+        """The node is gone, and `heir` gets its claims. At a root they end."""
+        self.share(node, heir)
+        for claimant in node.claims or ():
+            nodes = self._nodes[claimant]
+            nodes.remove(node)
+            if not nodes:
+                del self._nodes[claimant]
+        node.claims = None
+
+    def of(self, claimant: Hashable) -> frozenset[TreeNode]:
+        return frozenset(self._nodes.get(claimant, ()))
+
+    def claimants(self) -> list[Hashable]:
+        return list(self._nodes)
+
+    @staticmethod
+    def _note(node: TreeNode, claimant: Hashable, rank: int) -> None:
+        if node.claims is None:
+            node.claims = {}
+        node.claims[claimant] = rank
 
 
 class Copy(NamedTuple):

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ..errors import GrammarError
 from ..regex.dfa import START as DFA_START
@@ -249,3 +250,17 @@ class DfaStart:
 
     def expand(self, automaton: Automaton) -> TransitionRow:
         return TransitionRow({}, rest=self.base(automaton) + DFA_START, accepts=bool(self.dfa.accepting[DFA_START]))
+
+
+def class_row(automaton: Automaton, actions: list[int], class_of: NDArray[np.uint8]) -> int:
+    """The number of a filled state in which a byte of class c does actions[c]; for `Row.rest`."""
+    tables = automaton.tables
+    key = ("classes", class_of.tobytes())
+    if key not in automaton.memory:
+        automaton.memory[key] = tables.new_classes(class_of)
+    number = tables.new_states(1)
+    targets = tables.new_targets(np.array(actions, np.int32))
+    tables.states[number, ROW] = targets
+    tables.states[number, CLASSES] = automaton.memory[key]
+    tables.states[number, FILLED] = 1
+    return number

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..byte_kinds import KIND
+from ..regex.dfa import KIND
 
 # Columns of `nodes`. The children of a node are those from FIRST_CHILD on, before LAST_CHILD, sorted by byte.
 # tokens[FIRST_TOKEN:OWN_END] end at the node, tokens[FIRST_TOKEN:LAST_TOKEN] there or in its subtree. KINDS is the set

@@ -14,10 +14,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ..automaton.automaton import Automaton, TransitionRow
+from ..automaton.automaton import Automaton, TransitionRow, class_row
 from ..errors import GrammarError
 from ..regex.dfa import DEAD, START, Dfa
-from ..rows import class_row
 from .cfg import Cfg
 from .earley import EarleySets
 

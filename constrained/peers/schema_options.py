@@ -16,7 +16,7 @@ from ..constraint import JsonSchema, SchemaOptions
 from ..errors import GrammarError
 from ..schema.document import Document, Location, read_schema
 from ..schema.keywords import ALL, KEYWORDS, ONE, SEQUENCE, check_keywords, child
-from ..schema_disjoint import are_disjoint
+from ..schema.quick_checks import are_disjoint
 
 _LISTING = frozenset(("properties", "patternProperties"))
 _ENDS = frozenset(("additionalProperties", "unevaluatedProperties"))

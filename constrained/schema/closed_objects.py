@@ -13,11 +13,10 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ..schema_disjoint import are_disjoint
 from .document import Location
 from .formula import Formula, conj, disj, neg, one
 from .keyword_set import LOCAL, KeywordSet
-from .quick_checks import NUMBER_KEYWORDS
+from .quick_checks import NUMBER_KEYWORDS, are_disjoint
 from .unevaluated import unevaluated
 
 if TYPE_CHECKING:

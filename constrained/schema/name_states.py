@@ -15,10 +15,17 @@ from ..automaton.literals import literal_states
 from ..budget import CompileBudget
 from ..errors import GrammarError
 from ..regex.dfa import DEAD, START, Dfa
-from ..string_products import any_string, combinations, labelled_product, looping_states, plain_states
 from .formula import Formula, atoms, evaluate, has_negation
 from .goals import SchemaCompiler
-from .string_dfas import pattern_chars, pattern_dfa
+from .string_dfas import (
+    any_string,
+    combinations,
+    labelled_product,
+    looping_states,
+    pattern_chars,
+    pattern_dfa,
+    plain_states,
+)
 from .string_parts import StringPart, spellings, string_dfa
 from .string_regions import char_product, chars_of, few_texts
 from .string_states import QUOTE, is_doubtful

@@ -14,10 +14,9 @@ from ..errors import GrammarError
 from ..regex.decimal_ranges import FRACTION, NATURAL, NumberBound, at_least
 from ..regex.dfa import START, Dfa
 from ..regex.expression import Bytes, alternation, optional, sequence
-from ..string_products import combinations, labelled_product
 from .formula import And, ExactlyOne, Formula, Not, Or, atoms, evaluate
 from .number_parts import NumberPart, candidates, number_dfa
-from .string_dfas import expression_dfa
+from .string_dfas import combinations, expression_dfa, labelled_product
 
 AFTER = b",]} \t\n\r"  # what may come after a number
 _Result = Callable[[tuple[bool, ...]], int]

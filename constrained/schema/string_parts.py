@@ -18,10 +18,9 @@ from ..regex.char_dfa import CharDfa, length_char_dfa
 from ..regex.dfa import DEAD, START, Dfa
 from ..regex.expression import alternation, literal
 from ..regex.subset import char_dfa
-from ..string_products import length_dfa
 from . import formula as formulas
 from .formula import Formula
-from .string_dfas import doubtful_chars, format_chars, pattern_chars
+from .string_dfas import doubtful_chars, format_chars, length_dfa, pattern_chars
 
 MAX_UNROLLED = 4000  # states
 FAR = 1 << 30

@@ -13,8 +13,8 @@ from ..automaton.blocks import Block
 from ..automaton.literals import literal_states
 from ..errors import GrammarError
 from ..regex.dfa import DEAD, START, Dfa, free_kinds
-from ..string_products import any_string, labelled_product, looping_states, plain_states
 from .formula import And, ExactlyOne, Formula, Not, Or, atoms, evaluate, has_negation, substitute
+from .string_dfas import any_string, labelled_product, looping_states, plain_states
 from .string_parts import FAR, StringPart, candidates, counted_chars, encoded_chars, spellings, string_dfa
 
 QUOTE = 0x22

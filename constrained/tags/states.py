@@ -11,11 +11,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from ..automaton.automaton import Automaton, ControlState, TransitionRow
+from ..automaton.automaton import Automaton, ControlState, TransitionRow, class_row
 from ..errors import GrammarError
 from ..grammar.states import GrammarState
 from ..regex.dfa import DEAD, START, Dfa
-from ..rows import class_row
 from .spec import TriggeredTagsFormat
 
 

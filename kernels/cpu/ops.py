@@ -18,9 +18,8 @@ from . import layers
 from .attention import AttentionSpans, attend
 from .attention_spans import spans_of_rows
 from .bfloat16 import as_float_array
-from .sampling import sample_rows
+from .sampling import sample_rows, walk_trees
 from .thread_pool import num_threads, share
-from .trees import walk_trees
 
 _PART_NUMBERS = 1 << 17  # that a thread reads at least: some 0.1 ms, twice what waking it takes
 

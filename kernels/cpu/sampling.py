@@ -6,8 +6,19 @@ Legend: R rows, V vocabulary.
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
 from .compiled import Floats, Ints, compiled, exp
+
+
+@compiled("void(int64[::1], int64[::1], int64[::1], boolean[::1])")
+def walk_trees(sampled_O: Ints, guessed_O: Ints, parents_O: Ints, on_way_O: NDArray[np.bool_]) -> None:
+    """Which outputs lie on the way that the samples take. Parents come before their children."""
+    for output in range(len(sampled_O)):
+        parent = parents_O[output]
+        root = parent == output
+        on_way_O[output] = root or (on_way_O[parent] and sampled_O[parent] == guessed_O[output])
+
 
 _LEAST = np.float32(-87)  # logarithm of a weight; what is less, -inf included, is none
 _MIN_TEMPERATURE = np.float32(1e-30)

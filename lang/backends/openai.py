@@ -17,8 +17,7 @@ from . import chatml as roles
 from .channel import LazyChannel, LocalChannel
 from .http_client import HttpClient
 from .model import Method, ModelCall, ModelOutput, OnText
-from .openai_answer import scores_of, sequence_of, sequences_of
-from .openai_format import DIALECTS, Dialect, sampling_body
+from .openai_format import DIALECTS, Dialect, sampling_body, scores_of, sequence_of, sequences_of
 from .speculation import can_take, sampling_without_stop, take
 from .transcript import SpeculatedText, Transcript, TranscriptPart
 

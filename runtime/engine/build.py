@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+import logging
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -9,6 +11,7 @@ from typing import Protocol
 
 import torch
 
+from ...kernels import Ops, for_device
 from ..models.config import ModelConfig, read_config
 from ..models.decoder import Decoder
 from ..models.load import load_model
@@ -20,12 +23,48 @@ from ..parallel.stage import layer_counts
 from ..protocol.config import CoreConfig
 from ..protocol.errors import RequestError
 from ..speculation.draft_source import DraftSource
-from .choose_ops import choose_ops
 from .cpu_threads import CpuThreads
 from .decode_graphs import CudaCapture, DecodeGraphs
 from .engine import Engine
 from .kv_format import choose_kv_dtype, choose_scales
 from .kv_pool import PAGE_SIZE, KvMemory, KvPool, bytes_per_page
+
+logger = logging.getLogger("ramiform.engine")
+
+MAX_DETERMINISTIC_TREE = 64  # tokens that the kernels' masks have bits for
+
+
+def choose_ops(config: CoreConfig, model: ModelConfig, device: torch.device) -> Ops | None:
+    """None: those that suit model and device. Where a token's numbers depend on how its prompt was cut whatever the
+    ops, a warning says so.
+
+    Raises RequestError naming the setting when Triton is not installed or has no such op, or when a tree may be larger
+    than deterministic kernels take.
+    """
+    rotates = model.rope.type == "dynamic"
+    if config.kernels == "triton":
+        if rotates:
+            raise RequestError(
+                "kernels 'triton' do not rotate keys when they are read, as dynamic rotary scaling needs it: use auto",
+                param="kernels",
+            )
+        if importlib.util.find_spec("triton") is None:
+            raise RequestError("kernels 'triton' need the package triton: install ramiform[gpu]", param="kernels")
+    if not config.deterministic:
+        return None if config.kernels == "auto" else for_device(device, config.kernels)
+    if rotates:
+        logger.warning(
+            "with dynamic rotary scaling, deterministic does not cover other batches and chunks, only processes"
+        )
+        return None if config.kernels == "auto" else for_device(device, config.kernels)
+    if config.speculative_num_draft_tokens > MAX_DETERMINISTIC_TREE:
+        raise RequestError(
+            f"deterministic verifies at most {MAX_DETERMINISTIC_TREE} tokens at once, got "
+            f"{config.speculative_num_draft_tokens}",
+            param="speculative_num_draft_tokens",
+        )
+    return for_device(device, config.kernels, deterministic=True)
+
 
 _SMALL = 200_000_000  # parameters; below it a CPU is faster in float32 than in bfloat16
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}

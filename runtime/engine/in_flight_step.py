@@ -22,15 +22,55 @@ from ..models.decoder import Decoder
 from ..parallel.group import Group, is_rank_zero
 from ..protocol.sampling import TokenLogprob
 from ..scheduler.plan import ForwardPlan, ForwardResult, Row, RowResult, RowSampling, SamplingPlan
-from ..speculation.draft_source import DraftSource
+from ..speculation.draft_source import DraftRow, DraftSource, DraftStep
 from .decode_graphs import DecodeGraphs
-from .draft_step import draft_step
 from .kv_pool import KvPool
 from .last_tokens import NO_LAST_TOKENS, LastTokens
 from .logprobs import score
 from .sampled_positions import SampledPositions
 from .sampler import chosen_logprobs, sample
 from .stages import hidden_and_features
+
+
+def draft_step(
+    rows: Sequence[Row], results: Sequence[RowResult], starts_R: Sequence[int], features_TE: torch.Tensor | None
+) -> DraftStep:
+    """`starts_R` says where each row's tokens start in the step; `features_TE` are those of all of them."""
+    if all(row.parents is None for row in rows):
+        return DraftStep(
+            [
+                DraftRow(
+                    row.tokens, row.first_position, row.pages, result.tokens[-1] if result.tokens else None, row.draft
+                )
+                for row, result in zip(rows, results, strict=True)
+            ],
+            features_TE,
+        )
+    kept_rows, indices = [], []
+    for index, row in enumerate(rows):
+        tokens, num_committed = results[index].tokens, row.num_committed
+        kept_rows.append(
+            DraftRow(
+                kept=row.tokens[:num_committed] + tokens[:-1],
+                first_position=row.first_position,
+                pages=row.pages,
+                next_token=tokens[-1] if tokens else None,
+                want=row.draft,
+            )
+        )
+        start = starts_R[index]
+        indices.extend(range(start, start + num_committed))
+        node = -1
+        for token in tokens[:-1]:
+            node = next(
+                child
+                for child, parent in enumerate(row.parents or ())
+                if parent == node and row.tokens[num_committed + child] == token
+            )
+            indices.append(start + num_committed + node)
+    if features_TE is not None and len(indices) < len(features_TE):
+        features_TE = features_TE[torch.tensor(indices, device=features_TE.device)]
+    return DraftStep(kept_rows, features_TE)
 
 
 @dataclass

@@ -15,13 +15,17 @@ from functools import partial
 import torch
 
 from ..parallel.group import SINGLE_RANK, Group
-from ..parallel.layers import ColumnParallelLinear, OutputSection, RowParallelLinear
-from ..parallel.mlp import TensorParallelMixture, TensorParallelMlp
-from ..parallel.vocabulary import VocabParallelEmbedding
+from ..parallel.layers import (
+    ColumnParallelLinear,
+    OutputSection,
+    RowParallelLinear,
+    TensorParallelMixture,
+    TensorParallelMlp,
+    VocabParallelEmbedding,
+)
 from .config import ModelConfig
-from .experts import make_experts
 from .linear import DenseLinear, Destination, Linear, Loadable, stacked_destinations
-from .mixture import ExpertSlice, MixtureMlp, SharedExpert
+from .mixture import ExpertSlice, MixtureMlp, SharedExpert, make_experts
 from .mlp import DenseMlp, Mlp
 from .quantised.factory import make_linear
 

@@ -7,9 +7,8 @@ from collections.abc import Iterator
 from ..models.config import ModelConfig
 from ..parallel.shard import why_indivisible
 from .devices import DeviceSpec
-from .estimate import Estimate, estimate
+from .estimate import Arrangement, Estimate, Workload, estimate
 from .memory import KvFormat, WeightFormat
-from .workload import Arrangement, Workload
 
 WEIGHT_FORMATS: tuple[WeightFormat, ...] = ("bf16", "fp8", "int8", "int4")
 KV_FORMATS: tuple[KvFormat, ...] = ("bf16", "fp8")

@@ -32,8 +32,8 @@ def plan(
     # Reading a model's configuration imports torch, which `--help` must not.
     from ..models.config import read_config
     from .choose import choose
+    from .estimate import Workload
     from .report import estimates_table, model_summary
-    from .workload import Workload
 
     number, _, name = gpus.partition("x")
     if not number.isdecimal() or not 1 <= int(number) <= 1024 or name not in DEVICES:

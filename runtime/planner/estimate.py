@@ -5,14 +5,127 @@ Nothing is measured: a real engine is slower than `efficiency` 1 says, by the pa
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import msgspec
 
 from ..models.config import ModelConfig
-from ..parallel.stage import Stage
+from ..parallel.stage import MIN_MICRO_BATCH_TOKENS, Stage, num_micro_batches
 from .devices import DeviceSpec
-from .memory import kv_bytes, mlp_width, weight_bytes
-from .times import prefill_seconds, step_seconds
-from .workload import Arrangement, Workload
+from .memory import KvFormat, WeightFormat, kv_bytes, mean_kept_tokens, mlp_width, read_bytes, weight_bytes
+
+TRANSFER_LATENCY = 10e-6  # seconds, of a message so small that its bytes do not count
+
+
+@dataclass(frozen=True)
+class StepLoad:
+    """So many tokens at once, and what all of them together meet of the KV."""
+
+    num_tokens: float
+    num_outputs: float  # of which logits are made
+    kv_read: float  # bytes of KV that one device reads for the tokens, in a layer's average
+    attended: float  # pairs of a new and a kept token, in a layer's average
+
+
+def prefill_seconds(
+    config: ModelConfig,
+    device: DeviceSpec,
+    workload: Workload,
+    arrangement: Arrangement,
+    *,
+    efficiency: float,
+    chunk: int,
+) -> float:
+    """Of one prompt by itself, in equal steps of at most `chunk` tokens."""
+    new = workload.prompt - workload.cached
+    # Each new token meets what is cached and, on average, half of the others.
+    met = [
+        new * workload.cached + new * new / 2 if window is None else new * min(window, workload.cached + new / 2)
+        for window in config.windows
+    ]
+    num_steps = -(-new // chunk)
+    step = StepLoad(new / num_steps, 1 / num_steps, 0.0, sum(met) / config.num_layers / num_steps)
+    return num_steps * _forward_seconds(config, device, arrangement, step, efficiency)
+
+
+def step_seconds(
+    config: ModelConfig, device: DeviceSpec, workload: Workload, arrangement: Arrangement, *, efficiency: float
+) -> float:
+    """Between two tokens of a sequence, with all sequences half-way."""
+    batch = workload.concurrency
+    length = mean_kept_tokens(config, round(workload.mean_length))
+    read = batch * length * kv_bytes(config, arrangement.kv, arrangement.tp) / config.num_layers
+    return _forward_seconds(config, device, arrangement, StepLoad(batch, batch, read, 0.0), efficiency)
+
+
+def _forward_seconds(
+    config: ModelConfig, device: DeviceSpec, arrangement: Arrangement, step: StepLoad, efficiency: float
+) -> float:
+    """The first micro-batch goes through all stages, and the others leave the slowest of them one by one; then come
+    the logits, on the first stage."""
+    tp, pp = arrangement.tp, arrangement.pp
+    num_parts = num_micro_batches(int(step.num_tokens), pp, least=MIN_MICRO_BATCH_TOKENS["cuda"])
+    T = step.num_tokens / num_parts
+    rate = _matrix_rate(device, arrangement.weights) * tp
+    stages = []
+    for stage in (Stage(index, pp) for index in range(pp)):
+        size = stage.held(config)
+        num_layers = len(stage.layers(config))
+        layers = read_bytes(size, arrangement.weights, T) - 2 * size.head
+        read = layers / tp + num_layers * step.kv_read / num_parts
+        products = 2 * size.active_linear * T / rate
+        # Twice: for scores and for values.
+        attention = 4 * config.num_heads * config.head_dim * num_layers * step.attended / num_parts / tp / device.bf16
+        stages.append(
+            max(products + attention, read / device.bandwidth) / efficiency
+            + num_layers * _all_reduce_seconds(config, device, arrangement, T)
+            + _transfer_seconds(config, device, arrangement, T)
+        )
+    head = 2 * config.vocab_size * config.hidden_size  # its bytes, and the operations of one token
+    logits = max(head * step.num_outputs / rate, head / tp / device.bandwidth) / efficiency
+    return sum(stages) + (num_parts - 1) * max(stages) + logits
+
+
+def _matrix_rate(device: DeviceSpec, weights: WeightFormat) -> float:
+    """int8 and int4 are formats of storage here: their products are bf16's."""
+    return device.eight_bit if weights == "fp8" else device.bf16
+
+
+def _all_reduce_seconds(config: ModelConfig, device: DeviceSpec, arrangement: Arrangement, num_tokens: float) -> float:
+    """Seconds of a layer's two all-reduces of the hidden states, in rings."""
+    tp = arrangement.tp
+    if tp == 1:
+        return 0.0
+    return 2 * (2 * (tp - 1) / tp * 2 * config.hidden_size * num_tokens / device.link + TRANSFER_LATENCY)
+
+
+def _transfer_seconds(config: ModelConfig, device: DeviceSpec, arrangement: Arrangement, num_tokens: float) -> float:
+    """Seconds until the next stage has the hidden states; after the last that is the first."""
+    return 0.0 if arrangement.pp == 1 else 2 * config.hidden_size * num_tokens / device.link + TRANSFER_LATENCY
+
+
+class Workload(msgspec.Struct, frozen=True, kw_only=True):
+    prompt: int  # tokens
+    context: int  # tokens of a sequence at its longest, the prompt included
+    concurrency: int  # sequences at once
+    cached: int = 0  # tokens of the prompt that are in the prefix cache
+
+    @property
+    def mean_length(self) -> float:
+        """Of a sequence while it is decoded."""
+        return (self.prompt + self.context) / 2
+
+
+class Arrangement(msgspec.Struct, frozen=True, kw_only=True):
+    tp: int = 1
+    pp: int = 1
+    weights: WeightFormat = "bf16"
+    kv: KvFormat = "bf16"
+
+    @property
+    def num_devices(self) -> int:
+        return self.tp * self.pp
+
 
 PAGE_SIZE = 16
 

@@ -13,9 +13,8 @@ from typing import NamedTuple
 import torch
 
 from ..models.config import ModelConfig
-from ..models.experts import ExpertLinear, SeparateExperts
 from ..models.linear import DenseLinear, Destination, Linear
-from ..models.mixture import ExpertSlice, MixtureMlp, SharedExpert
+from ..models.mixture import ExpertLinear, ExpertSlice, MixtureMlp, SeparateExperts, SharedExpert
 from ..models.mlp import DenseMlp, Mlp
 from ..models.packed_linear import PackedLinear
 from ..models.parameters import LayerParameters

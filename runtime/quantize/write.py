@@ -21,7 +21,7 @@ from ..models.config import read_config
 from ..models.errors import CheckpointError
 from ..models.quantised.rounding import GROUP_SIZES, fp8_rows, int4_group_size, int8_rows
 from ..models.weights import INDEX_FILE, Progress, weight_files
-from .calibrated_tensors import CalibratedTensors, calibrate
+from .calibration import CalibratedTensors, calibrate
 from .int4_matrix import packed_tensors, round_to_nearest
 
 Method = Literal["int8", "int4-rtn", "awq", "gptq", "fp8"]

@@ -9,10 +9,10 @@ from ...constrained.errors import GrammarError
 from ..protocol.core import Finish, Tokens
 from ..protocol.errors import RequestError
 from ..protocol.sampling import TokenLogprob
+from .interfaces import VocabularyInfo
 from .plan import Row, RowResult
 from .request import Request
 from .sampling_inputs import grammar_too_complex
-from .vocabulary import VocabularyInfo
 
 BULK_TOKENS = 32  # tokens of a request `in_bulk` that its client gets at a time
 

@@ -2,13 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..protocol.sampling import Constraint
+
+
+@dataclass(frozen=True)
+class VocabularyInfo:
+    """`token_bytes[id]` is what a token adds to the output, None for special tokens, which are no text."""
+
+    vocab_size: int
+    token_bytes: Sequence[bytes | None]
+    eos_ids: frozenset[int]
+
+    def __post_init__(self) -> None:
+        assert len(self.token_bytes) == self.vocab_size
+        assert all(0 <= token < self.vocab_size for token in self.eos_ids)
+
 
 Bitmask = NDArray[np.int32]  # ceil(vocab_size / 32) words: bit t % 32 of word t // 32 is token t
 

@@ -11,6 +11,10 @@ from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from itertools import takewhile
 
+from ...constrained.errors import GrammarError
+from .request import Request
+from .sampling_inputs import grammar_too_complex
+
 CONTEXT_TOKENS = 4  # tokens before the seam that are tokenised along, at most
 
 Retokenise = Callable[[Sequence[int], bytes], list[int]]  # (tokens before, forced bytes) -> ids; sees CONTEXT tokens
@@ -96,3 +100,31 @@ def _decode_or_none(data: bytes) -> str | None:
 
 def _all_equal(ids: tuple[int, ...]) -> bool:
     return len(set(ids)) == 1
+
+
+def jump_forward(request: Request, retokenise: Retokenise) -> int:
+    """Append what must come next, as far as its tokens are settled. Returns the number of tokens; the client gets them
+    with the next one that is sampled. Raises RequestError when the grammar cannot be followed any further."""
+    num_tokens = len(request.tokens)
+    room = request.end - 1 - num_tokens
+    if request.matcher is None or room <= 0:
+        return 0
+    try:
+        forced = request.matcher.forced()
+        for token in retokenise(request.tokens, forced)[:room] if forced else ():
+            if not _may_be_appended(request, token):
+                break
+            # An engine of grammars may be stricter about tokens than about bytes: then the model is asked.
+            if not request.matcher.accept(token):
+                break
+            finish = request.stops.feed(token, request.num_output)
+            assert finish is None
+            request.tokens.append(token)
+    except GrammarError as error:
+        raise grammar_too_complex(error) from None
+    return len(request.tokens) - num_tokens
+
+
+def _may_be_appended(request: Request, token: int) -> bool:
+    stops, num_output = request.stops, request.num_output
+    return token not in stops.avoided(num_output) and not stops.would_end(token, num_output)

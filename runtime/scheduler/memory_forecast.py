@@ -9,7 +9,33 @@ from __future__ import annotations
 
 from bisect import bisect_right, insort
 from collections import deque
-from itertools import accumulate
+from collections.abc import Iterable
+from itertools import accumulate, groupby
+from typing import NamedTuple
+
+
+class MemoryGrowth(NamedTuple):
+    """One request, in slots. Sorted, the ones that end first come first."""
+
+    num_steps: int  # until it ends, a token each
+    num_wanted: int  # slots for the tokens that are there already, beyond those it holds; negative: some to spare
+    num_freed: int  # slots that it holds now and will give back
+
+
+def peak(growths: Iterable[MemoryGrowth], page_size: int) -> int:
+    """Pages needed beyond those held, at the worst moment. `growths` come sorted."""
+    growths = list(growths)
+    running = len(growths)
+    # A page more for each: the last one is seldom full, and lengths are guesses.
+    needed = sum(growth.num_wanted for growth in growths) + running * page_size
+    worst = 0
+    for num_steps, ending in groupby(growths, key=lambda growth: growth.num_steps):
+        worst = max(worst, needed + running * num_steps)
+        for growth in ending:
+            needed -= growth.num_wanted + page_size + growth.num_freed
+            running -= 1
+    return -(-worst // page_size)
+
 
 NUM_RECENT = 256  # outputs that are remembered
 NUM_PRIOR = 2  # so many imagined ones, of a random share of what they might, until real ones are seen

@@ -14,10 +14,10 @@ import msgspec
 from ..protocol.config import CoreConfig
 from ..protocol.core import Abort, EndStates, FlushCache, FromCore, Generate, GetStats, ToCore
 from ..protocol.errors import RequestError
+from .interfaces import VocabularyInfo
 from .jump_forward import CONTEXT_TOKENS, Retokenise
 from .plan import ForwardPlan, ForwardResult, SamplingPlan
 from .scheduler import Scheduler
-from .vocabulary import VocabularyInfo
 
 LOG_VERSION = 2
 MAX_LOG_BYTES = 8 << 30  # a log ends here, lest it fill the disk; what it has can be played

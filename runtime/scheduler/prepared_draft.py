@@ -12,8 +12,7 @@ from ..protocol.errors import RequestError
 from ..speculation.tree import DraftTree
 from .plan import DraftNode
 from .request import Request
-from .sampling_draw import random_bits
-from .sampling_inputs import token_mask
+from .sampling_inputs import random_bits, token_mask
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,7 @@ from __future__ import annotations
 from .batch import ScheduledRequest
 from .plan import PENDING, DraftSpec, Penalties, Row, RowSampling, Sample, Score
 from .request import Request
-from .sampling_draw import random_bits
-from .sampling_inputs import token_mask
+from .sampling_inputs import random_bits, token_mask
 
 
 def build_row(part: ScheduledRequest, vocab_size: int, page_size: int, want: DraftSpec | None) -> Row:

@@ -42,23 +42,19 @@ from ..protocol.errors import BusyError, ErrorInfo, RequestError
 from .admission import Admission
 from .apply_result import abort_answer, apply_result, prompt_answer
 from .batch import Batch, ScheduledRequest
-from .clock import RequestClock
 from .counters import SchedulerCounters
 from .drafting import Drafting
 from .embedding_pooling import EmbeddingPooling
 from .in_flight_plan import InFlightPlan
-from .interfaces import GrammarProvider
-from .jump import jump_forward
-from .jump_forward import Retokenise
-from .limits import length_limit
+from .interfaces import GrammarProvider, VocabularyInfo
+from .jump_forward import Retokenise, jump_forward
 from .memory_forecast import OutputLengthEstimator
 from .plan import ForwardPlan, ForwardResult, PageCopy, Row, SamplingPlan
 from .programs import LivePrograms
 from .queue_policies import QUEUE_POLICIES
-from .request import Request, program_id
+from .request import Request, RequestClock, length_limit, program_id
 from .row_builder import build_following_row, build_row, build_sampling
 from .stops import StopRules
-from .vocabulary import VocabularyInfo
 
 __all__ = ["Scheduler", "VocabularyInfo"]
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from ...constrained.regex.search import Match, Scan, search
 from ..protocol.core import Finish
 from ..protocol.sampling import SamplingParams
-from .vocabulary import VocabularyInfo
+from .interfaces import VocabularyInfo
 
 
 class StopStrings:

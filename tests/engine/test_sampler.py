@@ -14,7 +14,7 @@ from ramiform.kernels import for_device
 from ramiform.runtime.engine.sampler import chosen_logprobs, sample
 from ramiform.runtime.protocol.sampling import TokenLogprob
 from ramiform.runtime.scheduler.plan import Penalties, Sample
-from ramiform.runtime.scheduler.sampling_draw import random_bits, splitmix64
+from ramiform.runtime.scheduler.sampling_inputs import random_bits, splitmix64
 
 VOCAB = 70
 OPS = for_device(torch.device("cpu"))

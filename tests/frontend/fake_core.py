@@ -36,8 +36,8 @@ from ramiform.runtime.protocol.core import (
 )
 from ramiform.runtime.protocol.errors import BusyError, ErrorInfo, RamiformError
 from ramiform.runtime.protocol.sampling import TokenLogprob
+from ramiform.runtime.scheduler.interfaces import VocabularyInfo
 from ramiform.runtime.scheduler.stops import StopRules
-from ramiform.runtime.scheduler.vocabulary import VocabularyInfo
 from ramiform.runtime.tokenizer import Tokenizer
 
 Script = Callable[[Generate], Sequence[int] | RamiformError | None]

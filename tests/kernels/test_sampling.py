@@ -10,7 +10,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from ramiform.kernels import draw_tokens, sampling_weights, token_logprobs
-from ramiform.runtime.scheduler.sampling_draw import random_bits, splitmix64
+from ramiform.runtime.scheduler.sampling_inputs import random_bits, splitmix64
 
 
 def naive_weights(logits: np.ndarray, temperature: float, top_k: int, top_p: float, min_p: float) -> np.ndarray:

@@ -19,8 +19,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ramiform import RequestError, gen
+from ramiform.lang.lowering import NO_DEFAULTS, gen_operation
 from ramiform.lang.result_types import json_schema_text, of_dtype, of_schema
-from ramiform.lang.sampling import NO_DEFAULTS, gen_operation
 from ramiform.lang.tools import ToolSet
 from ramiform.runtime.core.grammar_cache import GrammarCache
 from ramiform.runtime.protocol.sampling import Constraint

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from ramiform import RequestError, select
 from ramiform.lang.expr import GenExpr
+from ramiform.lang.lowering import NO_DEFAULTS, RUN_NAMES, defaults_of, gen_operation, select_operation
 from ramiform.lang.primitives import gen as make_gen
-from ramiform.lang.sampling import NO_DEFAULTS, RUN_NAMES, defaults_of, gen_operation, select_operation
 from ramiform.runtime.protocol import session
 from ramiform.runtime.protocol.sampling import Constraint, LogprobParams, SamplingParams
 

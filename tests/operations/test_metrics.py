@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 import ramiform
-from ramiform.runtime.frontend.http.exposition import ALIASES, exposition
+from ramiform.runtime.frontend.http.native.metrics import ALIASES, exposition
 from ramiform.runtime.protocol.metrics import FrontendMetrics, Histogram, sum_metrics
 
 from .scrape import Scrape, scrape

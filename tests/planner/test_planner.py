@@ -24,9 +24,8 @@ from ramiform.runtime.parallel.shard import Shard
 from ramiform.runtime.parallel.stage import Stage
 from ramiform.runtime.planner.choose import arrangements, choose
 from ramiform.runtime.planner.devices import DEVICES
-from ramiform.runtime.planner.estimate import estimate
+from ramiform.runtime.planner.estimate import Arrangement, Workload, estimate
 from ramiform.runtime.planner.memory import kv_bytes, read_bytes, weight_bytes
-from ramiform.runtime.planner.workload import Arrangement, Workload
 
 LLAMA = {"architectures": ["LlamaForCausalLM"], "hidden_act": "silu", "max_position_embeddings": 131072}
 LLAMA_8B = LLAMA | {

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from ramiform.runtime.protocol.sampling import TokenLogprob
-from ramiform.runtime.scheduler.vocabulary import VocabularyInfo
+from ramiform.runtime.scheduler.interfaces import VocabularyInfo
 
 EOS = 0
 SPECIAL = 1

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from ramiform.runtime.scheduler.headroom import MemoryGrowth
+from ramiform.runtime.scheduler.memory_forecast import MemoryGrowth
 
 from .harness import Runtime, generate
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ramiform.runtime.scheduler.headroom import MemoryGrowth, peak
+from ramiform.runtime.scheduler.memory_forecast import MemoryGrowth, peak
 
 growths = st.builds(MemoryGrowth, st.integers(0, 60), st.integers(-16, 100), st.integers(0, 300))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ramiform.runtime.scheduler.chunks import SHORT_PROMPT_SHARE, PrefillBudget
+from ramiform.runtime.scheduler.batch import SHORT_PROMPT_SHARE, PrefillBudget
 
 from .harness import Runtime, generate
 

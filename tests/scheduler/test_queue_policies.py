@@ -10,7 +10,7 @@ import pytest
 
 from ramiform.runtime.protocol.config import OrderName
 from ramiform.runtime.protocol.core import ProgramProgress
-from ramiform.runtime.scheduler.queue import MAX_ARRANGED, MAX_PASSES, WaitingQueue
+from ramiform.runtime.scheduler.admission import MAX_ARRANGED, MAX_PASSES, WaitingQueue
 from ramiform.runtime.scheduler.queue_policies import QUEUE_POLICIES, QueueContext
 from ramiform.runtime.scheduler.request import Request
 from ramiform.runtime.scheduler.stops import StopRules

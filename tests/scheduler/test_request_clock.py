@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ramiform.runtime.protocol.core import Timings
-from ramiform.runtime.scheduler.clock import RequestClock
+from ramiform.runtime.scheduler.request import RequestClock
 
 
 def test_the_phases_are_what_lies_between_the_moments() -> None:

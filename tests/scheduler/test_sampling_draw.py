@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from ramiform.runtime.scheduler.sampling_draw import random_bits, splitmix64
+from ramiform.runtime.scheduler.sampling_inputs import random_bits, splitmix64
 
 
 def test_splitmix64_gives_its_published_outputs() -> None:

@@ -8,7 +8,7 @@ import pytest
 from ramiform.runtime.protocol.core import CoreReply, CoreStats, Finish, FlushCache, GetStats
 from ramiform.runtime.protocol.errors import RequestError
 from ramiform.runtime.protocol.sampling import Constraint, LogprobParams
-from ramiform.runtime.scheduler.queue import MAX_PASSES
+from ramiform.runtime.scheduler.admission import MAX_PASSES
 
 from .fake_grammars import FakeMatcher
 from .fake_model import EOS
@@ -389,7 +389,7 @@ def test_what_can_never_run_is_refused_by_name() -> None:
 
 
 def test_more_prompt_logprobs_than_a_message_holds_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ramiform.runtime.scheduler.limits.MAX_PROMPT_LOGPROBS", 30)
+    monkeypatch.setattr("ramiform.runtime.scheduler.request.MAX_PROMPT_LOGPROBS", 30)
     runtime = Runtime()
     runtime.add(generate("fits", [2] * 10, logprobs=LogprobParams(num_top=2, prompt_from=0)))
     runtime.add(generate("not", [2] * 11, logprobs=LogprobParams(num_top=2, prompt_from=0)))

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from ramiform.constrained import JsonSchema, Vocabulary, compile_constraint
-from ramiform.constrained.byte_kinds import KIND, NUM_KINDS
-from ramiform.constrained.regex.dfa import DEAD, START, free_kinds
+from ramiform.constrained.regex.dfa import DEAD, KIND, NUM_KINDS, START, free_kinds
 from ramiform.constrained.schema.string_dfas import pattern_dfa
 
 PATTERNS = [

@@ -10,8 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from ...tools.pythonic import read_python_calls
-from .calls import ToolCall, read_arguments, read_json_calls
+from .calls import ToolCall, read_arguments, read_json_calls, read_python_calls
 
 FormatName = Literal["hermes", "llama3_json", "pythonic", "mistral", "mistral_args", "deepseek", "deepseek_v31", "json"]
 

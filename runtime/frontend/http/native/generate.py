@@ -6,7 +6,7 @@ Source: SGLang's native API.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -14,12 +14,14 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from ....protocol.core import Finish
 from ....protocol.errors import RequestError
+from ....protocol.sampling import LogprobParams, TokenLogprob
+from ....tokenizer.interface import Tokenizer
 from ...core.client import new_rid
 from ...core.frontend_peers import FrontendPeers
 from ...text.generation import Generator, Prompt, SampleStream
 from ...text.offload import cooperative_iter
-from ..answers import answer
 from ..bodies import MAX_BATCH, AbortBody, GenerateBody, logprob_params
 from ..errors import name_prompt_field
 from ..middleware.auth import require_admin
@@ -27,6 +29,76 @@ from ..openapi import STREAM_RESPONSES
 from ..transport.body_route import BodyRoute
 from ..transport.merge import merge
 from ..transport.streaming import EventStream, cancel_on_disconnect, json_response
+
+LogprobEntry = list[Any]  # [log-probability, token id, text or null]
+
+
+def answer(
+    tokenizer: Tokenizer, prompt: Prompt, sample: SampleStream, text: str, *, rid: str, texts: bool
+) -> dict[str, Any]:
+    """What there is of `sample`, whose text so far is `text`. `texts`: log-probabilities come with tokens' text."""
+    meta: dict[str, Any] = {
+        "id": rid,
+        "finish_reason": None,
+        "prompt_tokens": len(prompt.tokens),
+        "completion_tokens": len(sample.output_ids),
+        "cached_tokens": sample.num_cached,
+    }
+    if prompt.logprobs is not None:
+        meta |= _logprobs(tokenizer, prompt, prompt.logprobs, sample, texts)
+    if sample.generated is not None:
+        sequence = sample.generated.sequence
+        meta["finish_reason"] = _finish_reason(sequence.finish, sequence.completion_tokens)
+        meta["e2e_latency"] = sequence.seconds
+        meta["num_retractions"] = sequence.num_retractions
+        meta["spec_verify_ct"] = sequence.num_passes
+        meta["spec_accept_length"] = sequence.accept_length
+        meta["spec_accept_histogram"] = sequence.accepted_lengths
+        if (timings := sequence.timings) is not None:
+            meta |= {"queue_time": timings.queue, "prefill_time": timings.prefill, "decode_time": timings.decode}
+    return {"text": text, "output_ids": list(sample.output_ids), "meta_info": meta}
+
+
+def _finish_reason(finish: Finish, num_output: int) -> dict[str, Any]:
+    match finish.type:
+        case "stop":
+            return {"type": "stop", "matched": finish.matched}
+        case "length":
+            return {"type": "length", "length": num_output}
+        case "abort":
+            return {"type": "abort", "message": "the request was aborted"}
+
+
+def _logprobs(
+    tokenizer: Tokenizer, prompt: Prompt, wanted: LogprobParams, sample: SampleStream, texts: bool
+) -> dict[str, list[Any]]:
+    def entry(logprob: float | None, token: int) -> LogprobEntry:
+        return [logprob, token, tokenizer.decode([token], skip_special_tokens=False) if texts else None]
+
+    def tops(values: Sequence[TokenLogprob | None]) -> list[Any]:
+        return [None if value is None else [entry(*top) for top in value.top] for value in values]
+
+    def asked(values: Sequence[TokenLogprob | None]) -> list[Any]:
+        return [
+            None if value is None else [entry(*each) for each in zip(value.of, wanted.of, strict=True)]
+            for value in values
+        ]
+
+    first = 0 if wanted.prompt_from is None else wanted.prompt_from
+    given = sample.prompt_logprobs or []
+    output = sample.logprobs or []
+    meta = {
+        "input_token_logprobs": [
+            entry(None if value is None else value.logprob, token)
+            for value, token in zip(given, prompt.tokens[first : first + len(given)], strict=True)
+        ],
+        "output_token_logprobs": [entry(value.logprob, value.id) for value in output],
+    }
+    if wanted.num_top:
+        meta |= {"input_top_logprobs": tops(given), "output_top_logprobs": tops(output)}
+    if wanted.of:
+        meta |= {"input_token_ids_logprobs": asked(given), "output_token_ids_logprobs": asked(output)}
+    return meta
 
 
 @dataclass(frozen=True)

@@ -2,15 +2,181 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
+from typing import Any
+
 from fastapi import APIRouter
-from prometheus_client.exposition import CONTENT_TYPE_LATEST
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client.registry import CollectorRegistry
 from starlette.responses import PlainTextResponse, Response
 
+from ....protocol.core import CoreStats, ModelInfo
 from ....protocol.errors import RuntimeFailed
+from ....protocol.metrics import CoreMetrics, FrontendMetrics, Histogram
 from ...core.client import CoreClient
 from ...core.frontend_peers import FrontendPeers
-from ..exposition import exposition
 from ..transport.body_route import BodyRoute
+
+# Ours, without "ramiform_" -> the same elsewhere. A counter's name is without "_total".
+ALIASES = {
+    "requests_running": ("vllm:num_requests_running", "sglang:num_running_reqs"),
+    "requests_waiting": ("vllm:num_requests_waiting", "sglang:num_queue_reqs"),
+    "kv_held": ("vllm:kv_cache_usage_perc", "sglang:token_usage"),
+    "cache_hit_rate": ("sglang:cache_hit_rate",),
+    "kv_slots": ("sglang:max_total_num_tokens",),
+    "kv_slots_held": ("sglang:num_used_tokens",),
+    "prompt_tokens": ("vllm:prompt_tokens", "vllm:prefix_cache_queries", "sglang:prompt_tokens"),
+    "cached_tokens": ("vllm:prefix_cache_hits", "sglang:cached_tokens"),
+    "generated_tokens": ("vllm:generation_tokens", "sglang:generation_tokens"),
+    "retractions": ("vllm:num_preemptions", "sglang:num_retracted_requests"),
+    "guessed_tokens": ("vllm:spec_decode_num_draft_tokens",),
+    "accepted_tokens": ("vllm:spec_decode_num_accepted_tokens",),
+    "accepted_length": ("sglang:spec_accept_length",),
+    "step_tokens": ("vllm:iteration_tokens_total",),
+    "time_to_first_token_seconds": ("vllm:time_to_first_token_seconds", "sglang:time_to_first_token_seconds"),
+    "inter_token_latency_seconds": ("vllm:inter_token_latency_seconds", "sglang:inter_token_latency_seconds"),
+    "request_seconds": ("vllm:e2e_request_latency_seconds", "sglang:e2e_request_latency_seconds"),
+    "queue_seconds": ("vllm:request_queue_time_seconds", "sglang:queue_time_seconds"),
+    "prefill_seconds": ("vllm:request_prefill_time_seconds",),
+    "decode_seconds": ("vllm:request_decode_time_seconds",),
+    "request_prompt_tokens": ("vllm:request_prompt_tokens",),
+    "request_generated_tokens": ("vllm:request_generation_tokens",),
+    "requests_finished": ("sglang:num_requests",),
+    "requests_aborted": ("sglang:num_aborted_requests",),
+}
+
+
+def exposition(frontends: FrontendMetrics, core: tuple[ModelInfo, CoreStats, CoreMetrics] | None) -> bytes:
+    """The text that Prometheus scrapes. `core` is None while the model loads."""
+    name = "" if core is None else core[0].name
+    families = _Families(name)
+    families.frontends(frontends)
+    if core is not None:
+        families.core(*core)
+    registry = CollectorRegistry()
+    registry.register(families)
+    return generate_latest(registry)
+
+
+class _Families:
+    """A collector of fixed values, as prometheus_client asks for one."""
+
+    def __init__(self, model: str) -> None:
+        self._model = model
+        self._all: list[Metric] = []
+
+    def describe(self) -> list[Metric]:
+        """Nothing: values and names are made for one scrape."""
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        yield from self._all
+
+    def frontends(self, measures: FrontendMetrics) -> None:
+        histogram, counter, gauge = self._histogram, self._counter, self._gauge
+        histogram("time_to_first_token_seconds", "From a request to its first token", measures.ttft)
+        histogram("inter_token_latency_seconds", "Between a step's tokens of a request and the next's", measures.itl)
+        histogram("request_seconds", "From a request to its end", measures.e2e)
+        histogram("request_prompt_tokens", "Tokens of a prompt", measures.prompt_tokens)
+        histogram("request_generated_tokens", "Tokens of an output", measures.output_tokens)
+        ended = measures.outcomes
+        counter("requests_finished", "Requests that ended, however", sum(ended.values()))
+        counter("requests_aborted", "Requests that were ended early", ended.get("abort", 0))
+        for full in ("ramiform_request_outcomes", "vllm:request_success"):
+            family = CounterMetricFamily(full, "Requests that ended, by how", labels=["model_name", "finished_reason"])
+            for outcome, num in sorted(ended.items()):
+                if full.startswith("ramiform") or outcome != "error":
+                    family.add_metric([self._model, outcome], num)
+            self._all.append(family)
+        self._http(measures)
+        gauge("http_requests_running", "HTTP requests being answered", measures.num_http_running)
+
+    def _http(self, measures: FrontendMetrics) -> None:
+        answers = CounterMetricFamily("ramiform_http_requests", "HTTP answers", labels=["method", "route", "status"])
+        errors = CounterMetricFamily(
+            "ramiform_http_errors", "HTTP answers that are errors", labels=["method", "route", "status"]
+        )
+        for key, num in sorted(measures.http_answers.items()):
+            method, route, status = key.split(" ")
+            answers.add_metric([method, route, status], num)
+            if int(status) >= 400:
+                errors.add_metric([method, route, status], num)
+        spent = HistogramMetricFamily(
+            "ramiform_http_request_seconds", "To the last byte of an HTTP answer", labels=["method", "route"]
+        )
+        for key, seconds in sorted(measures.http_seconds.items()):
+            spent.add_metric(key.split(" "), _buckets(seconds), seconds.sum)
+        self._all += [answers, errors, spent]
+
+    def core(self, info: ModelInfo, stats: CoreStats, measures: CoreMetrics) -> None:
+        histogram, counter, gauge = self._histogram, self._counter, self._gauge
+        gauge("requests_running", "Requests that a step computes", stats.num_running)
+        gauge("requests_waiting", "Requests that wait for a place, or their grammar", stats.num_waiting)
+        gauge("kv_use", "Share of the KV pool's pages in use, cached prefixes included", stats.kv_use)
+        gauge("kv_slots", "Tokens whose KV fits at once", info.num_slots)
+        gauge(
+            "kv_held", "Share of the KV pool's pages that running requests hold", stats.num_held_pages / info.num_pages
+        )
+        gauge("kv_slots_held", "Tokens' places that running requests hold", stats.num_held_pages * info.page_size)
+        gauge("cached_pages", "KV pages that hold prefixes for reuse", stats.num_cached_pages)
+        gauge("host_cached_pages", "Host pages that hold prefixes for reuse", stats.num_host_cached_pages)
+        gauge("cache_hit_rate", "Share of prompt tokens that were not computed, since start", stats.cache_hit_rate)
+        counter("prompt_tokens", "Tokens of the prompts that started", stats.num_prompt_tokens)
+        counter("cached_tokens", "Of those, taken from the cache", stats.num_cached_tokens)
+        counter("generated_tokens", "Tokens put out", stats.num_output_tokens)
+        counter("forced_tokens", "Of those, left no choice about by a grammar", stats.num_forced_tokens)
+        counter("guessed_tokens", "Draft tokens that were verified", stats.num_guessed_tokens)
+        counter("accepted_tokens", "Of those, the ones that proved right", stats.num_accepted_tokens)
+        self._accepted(stats.accepted_lengths)
+        counter("retractions", "Times that a running request gave up its place", stats.num_retractions)
+        counter("evicted_pages", "KV pages that lost what they held", stats.num_evicted_pages)
+        counter("steps", "Forward steps", stats.num_steps)
+        histogram("queue_seconds", "From a request's arrival to its first step", measures.queue)
+        histogram("prefill_seconds", "From a request's first step to its first token", measures.prefill)
+        histogram("decode_seconds", "From a request's first token to its last", measures.decode)
+        histogram("step_seconds", "One step: planning, forward, sampling", measures.step)
+        histogram("step_tokens", "Tokens computed in one step", measures.step_tokens)
+        histogram("grammar_compile_seconds", "Compiling one constraint", measures.grammar_compile)
+        histogram("grammar_mask_seconds", "One mask of the vocabulary", measures.grammar_mask)
+        counter("grammar_errors", "Constraints that could not be compiled", measures.num_bad_grammars)
+
+    def _accepted(self, lengths: Sequence[int]) -> None:
+        """How many verifications accepted 0, 1, 2, ... guesses; each also gave a token of its own."""
+        num, accepted = sum(lengths), sum(index * count for index, count in enumerate(lengths))
+        buckets = [(str(index), float(count)) for index, count in enumerate(accumulate(lengths))]
+        self._add(
+            HistogramMetricFamily,
+            "accepted_guesses",
+            "Guesses of a draft that proved right, of one verification",
+            lambda family: family.add_metric([self._model], [*buckets, ("+Inf", float(num))], accepted),
+        )
+        self._gauge("accepted_length", "Tokens that a verification gave, on average", 1 + accepted / num if num else 0)
+
+    def _counter(self, name: str, meaning: str, value: float) -> None:
+        self._add(CounterMetricFamily, name, meaning, lambda family: family.add_metric([self._model], value))
+
+    def _gauge(self, name: str, meaning: str, value: float) -> None:
+        self._add(GaugeMetricFamily, name, meaning, lambda family: family.add_metric([self._model], value))
+
+    def _histogram(self, name: str, meaning: str, values: Histogram) -> None:
+        buckets = _buckets(values)
+        self._add(
+            HistogramMetricFamily, name, meaning, lambda family: family.add_metric([self._model], buckets, values.sum)
+        )
+
+    def _add(self, kind: Any, name: str, meaning: str, fill: Any) -> None:
+        for full in (f"ramiform_{name}", *ALIASES.get(name, ())):
+            family = kind(full, meaning, labels=["model_name"])
+            fill(family)
+            self._all.append(family)
+
+
+def _buckets(values: Histogram) -> list[tuple[str, float]]:
+    """Cumulative, as Prometheus has them."""
+    bounds = [*(str(float(bound)) for bound in values.bounds), "+Inf"]
+    return list(zip(bounds, (float(count) for count in accumulate(values.counts)), strict=True))
 
 
 class MetricsApi:

@@ -6,9 +6,10 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Request
+from pydantic import Field
 from starlette.responses import Response
 
 from ....protocol.core import ModelInfo
@@ -16,19 +17,48 @@ from ....protocol.errors import RequestError
 from ....protocol.sampling import LogprobParams
 from ....protocol.version import __version__
 from ...core.client import new_rid
-from ...text.generation import Generator, Piece, Prompt, SampleStream
+from ...text.generation import MAX_SAMPLES, Generator, Piece, Prompt, SampleStream
 from ...text.offload import cooperative_iter
-from ..bodies import MAX_BATCH
+from ..bodies import MAX_BATCH, Many, Text, TokenIds, described, example
 from ..openapi import STREAM_RESPONSES
 from ..transport.body_route import BodyRoute
 from ..transport.merge import merge
 from ..transport.streaming import EventStream, cancel_on_disconnect, json_response
 from .chunks import ChunkBuilder
-from .completion_body import CompletionBody
-from .fields import completion_token_limit
+from .fields import GenerationFields, completion_token_limit
 from .finish import finish_reason, name_constraint_field, stop_reason
 from .logprobs import CompletionLogprobs, TokenTexts
 from .usage import Stopwatch, Usage
+
+
+class CompletionBody(GenerationFields):
+    model_config = example({"prompt": "The capital of France is", "max_tokens": 8})
+    prompt: Annotated[Text | Many[Text] | TokenIds | Many[TokenIds], described(minItems=1)]
+    max_tokens: Annotated[int, Field(ge=0)] | None = None
+    best_of: Annotated[int, Field(ge=1, le=MAX_SAMPLES)] | None = None
+    echo: bool = False
+    logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    add_special_tokens: bool = True
+
+    def prompts(self) -> list[str] | list[list[int]]:
+        """Raises RequestError for none, and too many."""
+        given: Any = self.prompt
+        if isinstance(given, str) or (given and isinstance(given[0], int)):
+            given = [given]
+        if not 1 <= len(given) <= MAX_BATCH:
+            raise RequestError(f"give 1 to {MAX_BATCH} prompts, got {len(given)}", param="prompt")
+        prompts: list[str] | list[list[int]] = given
+        return prompts
+
+    def check(self, info: ModelInfo) -> None:
+        super().check(info)
+        if self.max_tokens == 0 and not self.echo:
+            raise RequestError("max_tokens may be 0 with echo only: there is nothing to answer", param="max_tokens")
+        if self.best_of is not None and self.best_of < self.n:
+            raise RequestError(f"best_of must be at least n, {self.n}; got {self.best_of}", param="best_of")
+        if self.best_of is not None and self.stream and self.best_of > self.n:
+            raise RequestError("the best of several cannot be streamed", param="best_of")
+
 
 DEFAULT_COMPLETION_TOKENS = 16
 
