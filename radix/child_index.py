@@ -23,7 +23,7 @@ class IndexedChild(Protocol):
     on_host: bool
 
 
-ChildT = TypeVar("C", bound=IndexedChild)
+ChildT = TypeVar("ChildT", bound=IndexedChild)
 
 
 class ParentNode(Generic[ChildT]):

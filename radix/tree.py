@@ -17,7 +17,7 @@ from .packed_tokens import TOKEN_BYTES, common_prefix_length, pack
 FIRST_PACKED_TOKENS = 128  # tokens that a match looks at, doubled as long as they agree
 
 
-class TreeRoot(ParentNode["Node"]):
+class TreeRoot(ParentNode["TreeNode"]):
     __slots__ = ("namespace",)
 
     def __init__(self, namespace: str) -> None:
@@ -25,7 +25,7 @@ class TreeRoot(ParentNode["Node"]):
         self.namespace = namespace
 
 
-class TreeNode(ParentNode["Node"]):
+class TreeNode(ParentNode["TreeNode"]):
     """A run of pages of a cached prefix, all on one tier, and what the strategies go by."""
 
     __slots__ = (

@@ -29,7 +29,7 @@ def _classes_of_range(class_of: NDArray[np.uint8], first: int, last: int) -> NDA
 @compiled()
 def _all_lead_to(table: Ints, state: int, labels: NDArray[np.int64], wanted: Bools) -> bool:
     """Whether all labels lead from a state to wanted ones."""
-    for label in labels:
+    for label in labels:  # noqa: SIM110
         if not wanted[table[state, label]]:
             return False
     return True

@@ -13,8 +13,8 @@ import httpx
 import pytest
 
 import ramiform
+from ramiform.tests.processes.processes import children
 
-from ..processes.processes import children
 from .scrape import scrape
 from .servers import Server, serving
 

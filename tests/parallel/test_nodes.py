@@ -26,8 +26,7 @@ from ramiform.runtime.processes.launch import make_config
 from ramiform.runtime.protocol.config import CoreConfig, RuntimeConfig, ServeConfig
 from ramiform.runtime.protocol.errors import ErrorInfo, RamiformError, RequestError, RuntimeFailed
 from ramiform.runtime.protocol.keys import make_keys
-
-from ..processes.processes import free_port
+from ramiform.tests.processes.processes import free_port
 
 PATIENCE = 120.0
 RENDEZVOUS = Rendezvous("127.0.0.1", 1234, "prefix")

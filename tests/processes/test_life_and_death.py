@@ -176,7 +176,7 @@ def test_what_a_library_prints_is_no_report(
     with ramiform.Runtime(tp=2, frontends=2, port=0) as runtime:
         assert runtime.info.name == "ramiform-demo"
     said = capfd.readouterr()
-    for module in ("serve", "sibling", "core", "parallel.worker"):
+    for module in ("processes.frontend_main", "processes.frontend_worker", "core.main", "parallel.worker"):
         assert f"ramiform.runtime.{module} says hello" in said.err
     assert said.out == ""
 

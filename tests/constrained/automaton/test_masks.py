@@ -12,8 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ramiform.constrained import Choices, GrammarError, JsonSchema, Regex, Vocabulary, compile_constraint
-
-from ..walks import EOS, TOKENS, allowed, sample, shared_vocabulary
+from ramiform.tests.constrained.walks import EOS, TOKENS, allowed, sample, shared_vocabulary
 
 WORDS = st.lists(st.text(st.sampled_from('ab"é東🙂:'), max_size=5), min_size=1, max_size=6)
 VOCABULARIES = st.lists(

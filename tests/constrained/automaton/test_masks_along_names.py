@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from ramiform.constrained import JsonSchema, Matcher, PropertyOrder, Vocabulary, compile_constraint
-
-from ..walks import EOS, TOKENS, allowed
+from ramiform.tests.constrained.walks import EOS, TOKENS, allowed
 
 PIECES: list[bytes | None] = [
     *TOKENS,

@@ -14,8 +14,8 @@ from ramiform.constrained import CompiledGrammar, Grammar, GrammarError, compile
 from ramiform.constrained.grammar.earley import EarleySets
 from ramiform.constrained.grammar.gbnf import gbnf_grammar
 from ramiform.constrained.grammar.lark import lark_grammar
+from ramiform.tests.constrained.walks import TOKENS, accepts, allowed, shared_vocabulary
 
-from ..walks import TOKENS, accepts, allowed, shared_vocabulary
 from .texts import GBNF, LARK
 
 CASES = [("lark", name) for name in LARK] + [("gbnf", name) for name in GBNF]

@@ -21,8 +21,7 @@ from ramiform.constrained import (
     Vocabulary,
 )
 from ramiform.constrained.backends import Compile, MatcherSource, OutputMatcher, WhitespacePolicy, backend
-
-from ..walks import EOS, shared_vocabulary
+from ramiform.tests.constrained.walks import EOS, shared_vocabulary
 
 CLOSED = SchemaOptions("closed", "digits")  # the backend refuses objects that may have other members
 _backends: dict[WhitespacePolicy, Compile] = {}

@@ -21,8 +21,7 @@ from ramiform.constrained import (
     Vocabulary,
     compile_constraint,
 )
-
-from ..walks import accepts, allowed, compiled_or_none, sample, shared_vocabulary
+from ramiform.tests.constrained.walks import accepts, allowed, compiled_or_none, sample, shared_vocabulary
 
 CLOSED = SchemaOptions("closed", "digits")
 DIGITS = SchemaOptions("schema", "digits")

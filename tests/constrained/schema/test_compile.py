@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from ramiform.constrained import GrammarError, JsonSchema, SchemaOptions, WhitespacePolicy, compile_constraint
 from ramiform.constrained.automaton.automaton import Automaton
 from ramiform.constrained.schema.compile import schema_start
+from ramiform.tests.constrained.walks import accepts, compiled_or_none, sample, shared_vocabulary
 
-from ..walks import accepts, compiled_or_none, sample, shared_vocabulary
 from .schemas import SCHEMAS, instances
 
 CHECKER = jsonschema.Draft202012Validator.FORMAT_CHECKER

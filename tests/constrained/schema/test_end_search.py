@@ -16,8 +16,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ramiform.constrained import CompiledGrammar, JsonSchema, PropertyOrder, Vocabulary
+from ramiform.tests.constrained.walks import allowed, compiled_or_none
 
-from ..walks import allowed, compiled_or_none
 from .oracle_jsonschema import is_valid, judge
 
 LETTERS = '{}[]",:abc01.truefalsn'

@@ -12,8 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ramiform.constrained import GrammarError, JsonSchema, compile_constraint
-
-from ..walks import accepts, allowed, compiled_or_none, shared_vocabulary
+from ramiform.tests.constrained.walks import accepts, allowed, compiled_or_none, shared_vocabulary
 
 NAMES = st.sampled_from(["a", "b", "ab", "c/d", "é", ""])
 SCALARS = st.sampled_from([None, True, False, 0, 1, 2, 3, 1.5, -1, 1.0, "", "a", "b", "ab", "é", "c/d", "1"])

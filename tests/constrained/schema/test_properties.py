@@ -13,8 +13,8 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from ramiform.constrained import CompiledGrammar, GrammarError, JsonSchema, Matcher, compile_constraint, fill_batch
+from ramiform.tests.constrained.walks import EOS, allowed, shared_vocabulary
 
-from ..walks import EOS, allowed, shared_vocabulary
 from .oracle_jsonschema import (
     NAMES,
     Draft,

@@ -11,8 +11,7 @@ import jsonschema
 import pytest
 
 from ramiform.constrained import GrammarError, JsonSchema, compile_constraint
-
-from ..walks import accepts, shared_vocabulary
+from ramiform.tests.constrained.walks import accepts, shared_vocabulary
 
 DRAFT3 = "http://json-schema.org/draft-03/schema#"
 NAMES_LONGER_THAN_OURS = "a" * 10 + "." + "b" * 50

@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 
 from ramiform.constrained import CompiledGrammar, GrammarError, StructuralTag, compile_constraint
 from ramiform.constrained.schema.number_states import AFTER
-
-from ..walks import TOKENS, accepts, allowed, shared_vocabulary
+from ramiform.tests.constrained.walks import TOKENS, accepts, allowed, shared_vocabulary
 
 WEATHER = {
     "type": "object",

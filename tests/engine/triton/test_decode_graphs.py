@@ -15,8 +15,7 @@ from ramiform.runtime.engine.decode_graphs import CudaCapture, DecodeGraphs, For
 from ramiform.runtime.engine.last_tokens import NO_LAST_TOKENS
 from ramiform.runtime.protocol.config import CoreConfig
 from ramiform.runtime.scheduler.plan import ForwardPlan, Row, RowResult, Sample, Score
-
-from ..test_launch import ahead, one_by_one, random_steps
+from ramiform.tests.engine.test_launch import ahead, one_by_one, random_steps
 
 GPU = torch.cuda.is_available()
 NUM_ROWS, NUM_PAGES = 6, 8

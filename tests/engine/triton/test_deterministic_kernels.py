@@ -13,8 +13,7 @@ from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 from ramiform.kernels.triton import paged_attention
 from ramiform.runtime.engine import build_engine
 from ramiform.runtime.protocol.config import CoreConfig
-
-from ..same_bits import check_same_bits
+from ramiform.tests.engine.same_bits import check_same_bits
 
 
 def dot(self: InterpreterBuilder, a: TensorHandle, b: TensorHandle, d: TensorHandle, *_: Any) -> TensorHandle:

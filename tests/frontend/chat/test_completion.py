@@ -14,8 +14,7 @@ from ramiform.runtime.frontend.chat.tools.formats import FORMATS
 from ramiform.runtime.frontend.chat.tools.parser import ToolCallParser
 from ramiform.runtime.protocol.core import Generate
 from ramiform.runtime.protocol.errors import RequestError
-
-from ..harness import House, house, run, shipped_tokenizer
+from ramiform.tests.frontend.harness import House, house, run, shipped_tokenizer
 
 TOKENIZER = shipped_tokenizer()
 CHAT = {"model": "fake", "messages": [{"role": "user", "content": "Hello"}]}

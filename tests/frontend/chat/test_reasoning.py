@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from ramiform.runtime.frontend.chat.reasoning import ReasoningParser, can_reason
 from ramiform.runtime.tokenizer.chat_template import ChatTemplate
+from ramiform.tests.frontend.harness import shipped_tokenizer
 
-from ..harness import shipped_tokenizer
 from .test_tools import cut
 
 

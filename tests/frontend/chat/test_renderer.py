@@ -14,8 +14,7 @@ from ramiform.runtime.frontend.http.openai.chat_messages import with_short_ids
 from ramiform.runtime.frontend.text.encoding import PromptSegment
 from ramiform.runtime.protocol.errors import RequestError
 from ramiform.runtime.tokenizer.chat_template import ChatTemplate
-
-from .. import templates
+from ramiform.tests.frontend import templates
 
 NAMES = ("<s>", "</s>", "<|im_end|>", "<|im_start|>")
 

@@ -10,8 +10,7 @@ from ramiform.runtime.frontend.chat.schema_check import SchemaCheck
 from ramiform.runtime.protocol.core import Generate
 from ramiform.runtime.protocol.errors import RamiformError, RequestError
 from ramiform.runtime.protocol.sampling import Constraint
-
-from ..harness import house, run
+from ramiform.tests.frontend.harness import house, run
 
 BAD = RequestError("invalid json_schema: no", param="json_schema", code="invalid_grammar")
 SCHEMA = Constraint("json_schema", "{}")

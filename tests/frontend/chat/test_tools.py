@@ -14,9 +14,8 @@ from ramiform.runtime.frontend.chat.tools.detect import detect_tool_format
 from ramiform.runtime.frontend.chat.tools.formats import FORMATS
 from ramiform.runtime.frontend.chat.tools.parser import ToolCallParser
 from ramiform.runtime.tokenizer.chat_template import ChatTemplate
-
-from .. import templates
-from ..harness import shipped_tokenizer
+from ramiform.tests.frontend import templates
+from ramiform.tests.frontend.harness import shipped_tokenizer
 
 NAMES = ["get_weather", "add"]
 Written = list[tuple[str, dict[str, Any]]]

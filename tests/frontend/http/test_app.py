@@ -15,9 +15,8 @@ from ramiform.runtime.frontend.http.transport.listener import listen
 from ramiform.runtime.frontend.text.encoding import LONG_TEXT
 from ramiform.runtime.protocol.config import ServeConfig
 from ramiform.runtime.protocol.errors import RamiformError
-
-from ..harness import run, shipped_tokenizer
-from ..served import check_error, served
+from ramiform.tests.frontend.harness import run, shipped_tokenizer
+from ramiform.tests.frontend.served import check_error, served
 
 TOKENIZER = shipped_tokenizer()
 MAX_BODY_BYTES = ServeConfig(socket_dir="").max_body_mib << 20

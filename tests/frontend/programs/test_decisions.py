@@ -25,9 +25,8 @@ from ramiform.runtime.protocol.decisions import (
 from ramiform.runtime.protocol.errors import RequestError
 from ramiform.runtime.protocol.sampling import SamplingParams
 from ramiform.runtime.protocol.session import Decide, Done, Failed, Gen, RoleBegin, RoleEnd, Text
-
-from ..fake_core import logprob
-from ..harness import House, house, run, shipped_tokenizer
+from ramiform.tests.frontend.fake_core import logprob
+from ramiform.tests.frontend.harness import House, house, run, shipped_tokenizer
 
 TOKENIZER = shipped_tokenizer()
 BOS = [TOKENIZER.bos_id] if TOKENIZER.adds_bos and TOKENIZER.bos_id is not None else []

@@ -29,8 +29,7 @@ from ramiform.runtime.protocol.session import (
     Sync,
     Text,
 )
-
-from ..harness import House, house, run, says, shipped_tokenizer
+from ramiform.tests.frontend.harness import House, house, run, says, shipped_tokenizer
 
 SAMPLING = SamplingParams(temperature=0.0, max_new_tokens=8, seed=1)
 GEN = Gen(sampling=SAMPLING)

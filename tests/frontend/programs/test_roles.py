@@ -11,9 +11,8 @@ from ramiform.runtime.frontend.programs.roles import ChatState
 from ramiform.runtime.frontend.text.encoding import Encoder
 from ramiform.runtime.protocol.errors import RequestError
 from ramiform.runtime.tokenizer import ChatTemplate
-
-from .. import templates
-from ..harness import run, shipped_tokenizer
+from ramiform.tests.frontend import templates
+from ramiform.tests.frontend.harness import run, shipped_tokenizer
 
 contents = st.text("ab é{}\n<|[", min_size=1, max_size=12).map(str.strip).filter(bool)
 

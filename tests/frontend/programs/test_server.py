@@ -33,8 +33,7 @@ from ramiform.runtime.protocol.session import (
     Welcome,
 )
 from ramiform.runtime.protocol.version import __version__
-
-from ..harness import House, house, run
+from ramiform.tests.frontend.harness import House, house, run
 
 SAMPLING = SamplingParams(seed=1)
 

@@ -31,9 +31,8 @@ from ramiform.runtime.protocol.session import (
     Sync,
     Text,
 )
-
-from ..fake_core import BUSY, logprob
-from ..harness import House, house, run, says, shipped_tokenizer
+from ramiform.tests.frontend.fake_core import BUSY, logprob
+from ramiform.tests.frontend.harness import House, house, run, says, shipped_tokenizer
 
 TOKENIZER = shipped_tokenizer()
 GREEDY = SamplingParams(temperature=0.0, max_new_tokens=16)

@@ -5,8 +5,7 @@ from __future__ import annotations
 from ramiform.runtime.protocol.core import EndStates, Generate, SoftPin
 from ramiform.runtime.protocol.sampling import SamplingParams
 from ramiform.runtime.protocol.session import Close, Fork, Gen, Open, Select, Sync, Text
-
-from ..harness import House, house, run, says, shipped_tokenizer
+from ramiform.tests.frontend.harness import House, house, run, says, shipped_tokenizer
 
 TOKENIZER = shipped_tokenizer()
 GREEDY = SamplingParams(temperature=0.0, max_new_tokens=16)

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from ramiform.runtime.frontend.text.encoding import Encoder, PromptSegment
 from ramiform.runtime.tokenizer import load_tokenizer
-
-from ..harness import shipped_tokenizer
+from ramiform.tests.frontend.harness import shipped_tokenizer
 
 TOKENIZER = shipped_tokenizer()
 ENCODER = Encoder(TOKENIZER)

@@ -13,9 +13,8 @@ from ramiform.runtime.protocol import wire
 from ramiform.runtime.protocol.core import Finish, Generate
 from ramiform.runtime.protocol.errors import RequestError
 from ramiform.runtime.protocol.sampling import LogprobParams, SamplingParams, TokenLogprob
-
-from ..fake_core import BUSY, entries, logprob
-from ..harness import House, house, run, says, shipped_tokenizer
+from ramiform.tests.frontend.fake_core import BUSY, entries, logprob
+from ramiform.tests.frontend.harness import House, house, run, says, shipped_tokenizer
 
 TOKENIZER = shipped_tokenizer()
 EOS = TOKENIZER.eos_ids[0]

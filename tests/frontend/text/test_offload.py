@@ -17,8 +17,7 @@ from ramiform.runtime.frontend.text.offload import (
     offload,
     offload_if_large,
 )
-
-from ..harness import run
+from ramiform.tests.frontend.harness import run
 
 
 def test_the_caller_gets_the_result_or_the_error() -> None:

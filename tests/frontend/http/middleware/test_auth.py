@@ -12,9 +12,8 @@ import ramiform
 from ramiform import RequestError
 from ramiform.lang.backends.http_runtime import HttpRuntime
 from ramiform.runtime.protocol.core import Generate
-
-from ...harness import House, run, says
-from ...served import check_error, served
+from ramiform.tests.frontend.harness import House, run, says
+from ramiform.tests.frontend.served import check_error, served
 
 ACTIONS: list[tuple[str, str, dict[str, Any] | None]] = [
     ("GET", "/flush_cache", None),

@@ -13,8 +13,7 @@ import pytest
 from ramiform.runtime.frontend.http.middleware import request_limits as limits
 from ramiform.runtime.frontend.http.openai.models import ModelsApi
 from ramiform.runtime.protocol.core import Generate
-
-from ...harness import house, run, shipped_tokenizer
+from ramiform.tests.frontend.harness import house, run, shipped_tokenizer
 
 FINE = shipped_tokenizer().encode(" fine.", continues=True)
 BODY = {"model": "fake", "prompt": "a"}

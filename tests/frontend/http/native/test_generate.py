@@ -14,10 +14,9 @@ from hypothesis import strategies as st
 from ramiform.runtime.protocol.core import Generate
 from ramiform.runtime.protocol.errors import RamiformError, RequestError, RuntimeFailed
 from ramiform.runtime.protocol.sampling import Constraint, LogprobParams
-
-from ...fake_core import BUSY, logprob
-from ...harness import run, says, shipped_tokenizer
-from ...served import check_error, events, served
+from ramiform.tests.frontend.fake_core import BUSY, logprob
+from ramiform.tests.frontend.harness import run, says, shipped_tokenizer
+from ramiform.tests.frontend.served import check_error, events, served
 
 TOKENIZER = shipped_tokenizer()
 EOS = TOKENIZER.eos_ids[0]

@@ -12,9 +12,8 @@ import pytest
 from openai import AsyncOpenAI
 
 from ramiform.runtime.protocol.errors import RamiformError, RequestError, RuntimeFailed
-
-from ...fake_core import BUSY
-from ...harness import House, house, run, says, shipped_tokenizer
+from ramiform.tests.frontend.fake_core import BUSY
+from ramiform.tests.frontend.harness import House, house, run, says, shipped_tokenizer
 
 FINE = shipped_tokenizer().encode(" fine.", continues=True)
 MESSAGES: list[Any] = [{"role": "user", "content": "a"}]

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
-from ...harness import House
+from ramiform.tests.frontend.harness import House
 
 HEAD = b"GET /version HTTP/1.1\r\nHost: a\r\n"
 WHOLE = HEAD + b"\r\n"

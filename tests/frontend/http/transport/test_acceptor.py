@@ -21,8 +21,8 @@ from ramiform.runtime.frontend.http.transport.acceptor import RateLimitedLog
 from ramiform.runtime.frontend.http.transport.listener import listen
 from ramiform.runtime.frontend.http.transport.server import HttpServer
 from ramiform.runtime.protocol.config import ServeConfig
+from ramiform.tests.frontend.harness import house, run
 
-from ...harness import house, run
 from .peers import HEAD, WHOLE, Peer, connected, connections, until
 
 

@@ -12,9 +12,9 @@ import pytest
 import websockets
 
 from ramiform.runtime.frontend.http.transport import http_protocol
+from ramiform.tests.frontend.harness import House, house, run
+from ramiform.tests.frontend.served import check_error, served
 
-from ...harness import House, house, run
-from ...served import check_error, served
 from .peers import HEAD, WHOLE, connected, connections, until
 
 REFUSED = {

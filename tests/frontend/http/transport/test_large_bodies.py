@@ -22,9 +22,8 @@ from ramiform.runtime.protocol.sampling import SamplingParams
 from ramiform.runtime.protocol.session import Failed, Gen, RoleBegin, Select
 from ramiform.runtime.protocol.session import Text as TextOperation
 from ramiform.runtime.tokenizer.base import BaseTokenizer
-
-from ...harness import house, run, says, shipped_tokenizer
-from ...served import check_error, served
+from ramiform.tests.frontend.harness import house, run, says, shipped_tokenizer
+from ramiform.tests.frontend.served import check_error, served
 
 TOKENIZER = shipped_tokenizer()
 TEXT = "a b " * 100_000  # beyond 13 bytes for each token of the context; of each of 65,536 that /tokenize takes

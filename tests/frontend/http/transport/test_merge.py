@@ -6,8 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 
 from ramiform.runtime.frontend.http.transport.merge import merge
-
-from ...harness import run
+from ramiform.tests.frontend.harness import run
 
 
 def test_a_slow_reader_keeps_the_sources_from_running_ahead() -> None:

@@ -14,8 +14,7 @@ from fastapi import FastAPI
 from ramiform.runtime.frontend.http.transport.listener import listen
 from ramiform.runtime.frontend.http.transport.server import HttpServer
 from ramiform.runtime.protocol.config import ServeConfig
-
-from ...harness import run
+from ramiform.tests.frontend.harness import run
 
 
 class Desk:
