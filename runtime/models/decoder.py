@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from ...kernels import Attention, KvCache, Ops, for_device
+from ...kernels import Attention, KvCache, Ops, RopeAndStoreArgs, for_device
 from ..parallel.group import SINGLE_RANK, Group
 from .compiled_layers import CompiledLayers
 from .config import ModelConfig
@@ -127,6 +127,14 @@ class Decoder:
             self._compiled.go_through(residual, inputs.cos_T1D, inputs.sin_T1D, inputs.slots_T, kv, attentions, copies)
             captured |= {self.layers.start + place: copy for place, copy in copies.items()}
             return residual[wanted_O] if is_last and wanted_O is not None and num_layers not in captures else residual
+        rope_args = RopeAndStoreArgs(
+            inputs.cos_T1D,
+            inputs.sin_T1D,
+            inputs.slots_T,
+            num_heads=config.num_heads,
+            eps=eps,
+            rotate_keys=not self.rope.depends_on_length,  # else they are rotated when read
+        )
         x = None
         for place, layer in enumerate(self.parameters.layers):
             index = self.layers.start + place
@@ -136,7 +144,7 @@ class Decoder:
                 x, residual = ops.add_rms_norm(x, residual, layer.input_norm_E, eps)
             if index in captures:
                 captured[index] = residual
-            x = self._attention(x, layer, inputs, kv[place], inputs.attention[config.windows[place]])
+            x = self._attention(x, layer, rope_args, kv[place], inputs.attention[config.windows[place]])
             if index == num_layers - 1 and wanted_O is not None and num_layers not in captures:
                 # Nobody reads the other tokens' hidden states, and their keys and values are all written.
                 if not len(wanted_O):
@@ -169,22 +177,12 @@ class Decoder:
         return self.head(hidden_OE).float()
 
     def _attention(
-        self, x_TE: torch.Tensor, layer: LayerParameters, inputs: DecoderInputs, kv: KvCache, attention: Attention
+        self, x_TE: torch.Tensor, layer: LayerParameters, args: RopeAndStoreArgs, kv: KvCache, attention: Attention
     ) -> torch.Tensor:
         """[T, H * D], before the output projection."""
         T, H, K = x_TE.shape[0], self.config.num_heads, self.config.num_kv_heads
         qkv = layer.qkv(x_TE).view(T, H + 2 * K, self.config.head_dim)
-        q_THD = self.ops.rope_and_store(
-            qkv,
-            inputs.cos_T1D,
-            inputs.sin_T1D,
-            kv,
-            inputs.slots_T,
-            num_heads=H,
-            qk_norm_HD=layer.qk_norm_HD,
-            eps=self.config.norm_eps,
-            rotate_keys=not self.rope.depends_on_length,  # else they are rotated when read
-        )
+        q_THD = self.ops.rope_and_store(qkv, kv, layer.qk_norm_HD, args)
         if self._head_slices is None:
             return attention.attend(q_THD, kv, self._scale).view(T, -1)
         parts = [
