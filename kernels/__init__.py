@@ -1,8 +1,7 @@
-"""Every device op by name: what the model, the sampler and the engine may ask of a device.
+"""Device ops: attention over paged KV, norms, rotary embedding, mixtures of experts, sampling, draft trees.
 
-An op's meaning is plain torch (`reference/`), which runs on every device torch knows; a kernel for one kind of device
-must agree with it. `for_device` makes the set of ops that an engine uses; the functions named here are plain torch.
-Knows tensors and slots; knows nothing of models, requests or plans.
+Plain torch (`reference/`) defines each op and runs on every device that torch knows; a kernel for one kind of device
+must agree with it. `for_device` returns the set of ops that an engine uses. The functions here are plain torch.
 """
 
 from __future__ import annotations

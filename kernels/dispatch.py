@@ -1,4 +1,4 @@
-"""Which set of ops a device gets. A set's kernels are imported when it is first asked for."""
+"""Choice of the set of device ops. A set's kernels are imported when it is first asked for."""
 
 from __future__ import annotations
 
@@ -12,9 +12,11 @@ KernelsName = Literal["auto", "triton", "reference"]
 
 
 def for_device(device: torch.device, name: KernelsName = "auto", *, deterministic: bool = False) -> Ops:
-    """`auto` is Triton on a CUDA device, on a CPU plain torch with compiled loops for small steps. Triton on the CPU
-    needs its interpreter, which is chosen by the environment (TRITON_INTERPRET=1) before the first import, and is for
-    tests."""
+    """Return the op set for `device`.
+
+    `auto` is Triton on a CUDA device, and plain torch with compiled loops on a CPU. Triton on a CPU runs in its
+    interpreter, for tests: TRITON_INTERPRET=1 must stand in the environment before the first import.
+    """
     if name == "triton" or (name == "auto" and device.type == "cuda"):
         from .triton.ops import TritonOps
 

@@ -1,5 +1,4 @@
-"""What a layer remembers: the keys and values of every slot, and what their numbers stand for. Knows no pages, and
-nothing of who computes with them: the plain torch and the kernels of every device share this value.
+"""A layer's KV cache: keys and values by slot, and the scales of quantised ones.
 
 Legend: S slots, K key/value heads, D head size.
 """
@@ -13,8 +12,8 @@ import torch
 
 @dataclass(frozen=True)
 class KvCache:
-    """A layer's keys and values. Quantised ones times their head's scale are the values meant; of others the scales
-    are None."""
+    """Keys and values of one layer. In a quantised cache a code times its head's scale is the number it stands for;
+    other caches have no scales."""
 
     k_SKD: torch.Tensor
     v_SKD: torch.Tensor
@@ -22,7 +21,7 @@ class KvCache:
     v_scale_K: torch.Tensor | None = None
 
     def heads(self, part: slice) -> KvCache:
-        """Some of the heads: views, whose slots are not neighbours."""
+        """Return views of some heads; their slots are not contiguous in memory."""
         k_scale_k, v_scale_k = (
             None if scale_K is None else scale_K[part] for scale_K in (self.k_scale_K, self.v_scale_K)
         )

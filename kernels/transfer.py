@@ -1,5 +1,5 @@
-"""Numbers from the host to a device, several arrays in one copy that nobody waits for, and back, where one waits later.
-Knows no meaning of them."""
+"""Asynchronous copies between host and device: several arrays to a device in one copy, tensors back with a deferred
+wait."""
 
 from __future__ import annotations
 
@@ -10,25 +10,27 @@ import numpy as np
 import torch
 
 T = TypeVar("T")
-Deferred = Callable[[], T]  # what is under way: the call waits for it
+Deferred = Callable[[], T]  # a result under way: the call waits for it
 
-_ALIGNMENT = 16  # bytes; what kernels load at once
+_ALIGNMENT = 16  # bytes that kernels load at once
 
 
 def to_device(arrays: Sequence[np.ndarray], device: torch.device) -> list[torch.Tensor]:
-    """The arrays as tensors on `device`, each of its own dtype and shape, 16-byte aligned. On the CPU they share the
-    arrays' memory."""
+    """Return the arrays as tensors on `device`, with their dtypes and shapes, 16-byte aligned. Nothing waits for the
+    copy. On the CPU the tensors share the arrays' memory."""
     if device.type == "cpu":
         return [torch.from_numpy(array) for array in arrays]
-    # Pinned memory comes from torch's cache, which gives it to nobody else before the copy is done.
+    # Pinned memory comes from torch's cache, which does not reuse it before the copy is done.
     host = torch.empty(packed_size(arrays), dtype=torch.uint8, pin_memory=True)
     pack(arrays, host.numpy())
     return unpack(arrays, host.to(device, non_blocking=True))
 
 
 def to_host(tensors: Sequence[torch.Tensor]) -> Deferred[list[np.ndarray]]:
-    """The tensors, all of one device, as arrays. From a CUDA device they are copied behind what computes them; only the
-    call of the result waits."""
+    """Copy the tensors, all of one device, to the host; the returned call gives them as arrays.
+
+    From a CUDA device the copy is queued behind the kernels that compute the tensors, and only that call waits.
+    """
     device = tensors[0].device
     if device.type == "cpu":
         return lambda: [tensor.numpy() for tensor in tensors]
@@ -46,11 +48,12 @@ def to_host(tensors: Sequence[torch.Tensor]) -> Deferred[list[np.ndarray]]:
 
 
 def packed_size(arrays: Sequence[np.ndarray]) -> int:
+    """Return the bytes that `pack` writes."""
     return sum(_padded(array.nbytes) for array in arrays)
 
 
 def pack(arrays: Sequence[np.ndarray], host: np.ndarray) -> None:
-    """The arrays' bytes into uint8 `host` of `packed_size`."""
+    """Write the arrays' bytes into uint8 `host` of `packed_size` bytes, each array aligned."""
     at = 0
     for array in arrays:
         host[at : at + array.nbytes] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
@@ -58,7 +61,7 @@ def pack(arrays: Sequence[np.ndarray], host: np.ndarray) -> None:
 
 
 def unpack(arrays: Sequence[np.ndarray], packed: torch.Tensor) -> list[torch.Tensor]:
-    """Views of what `pack` made, with the arrays' dtypes and shapes."""
+    """Return views of a buffer that `pack` filled, with the arrays' dtypes and shapes."""
     tensors: list[torch.Tensor] = []
     at = 0
     for array in arrays:

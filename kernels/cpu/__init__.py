@@ -1,1 +1,1 @@
-"""What torch leaves slow on a CPU, compiled by numba. Import its files where they are needed: they import numba."""
+"""Device ops of CPUs: loops compiled by numba. Modules here import numba, so import them only where they are needed."""

@@ -1,6 +1,6 @@
-"""bfloat16 in compiled loops, which have no such type: its sixteen bits, widened when read and rounded when written.
+"""bfloat16 in compiled loops: numba lacks the type, so loops widen its sixteen bits on reading and round on writing.
 
-A loop that reads with `widen` and writes with `narrow` serves float32 too, which passes through both as it is.
+A loop that reads with `widen` and writes with `narrow` takes float32 arrays too: both leave a float32 unchanged.
 """
 
 from __future__ import annotations
@@ -19,60 +19,60 @@ FloatArray = NDArray[np.float32] | NDArray[np.uint16]  # uint16: the bits of bfl
 
 
 def for_float32_and_bfloat16(signature: str) -> tuple[str, str]:
-    """The signature for float32 and for bfloat16, which it spells {}."""
+    """Return a loop's signatures for float32 and for bfloat16 arrays; `signature` spells the element type {}."""
     return signature.replace("{}", "float32"), signature.replace("{}", "uint16")
 
 
 def as_float_array(x: torch.Tensor) -> FloatArray:
-    """A float32 or bfloat16 tensor on the CPU as loops take it, in its own memory."""
+    """Return a float32 or bfloat16 CPU tensor as an array that shares its memory."""
     array: FloatArray = (x.view(torch.uint16) if x.dtype == torch.bfloat16 else x).numpy()
     return array
 
 
 def widen(number: Any) -> Any:
-    """The float32 that a number is. Within compiled loops."""
-    return _wide(number) if isinstance(number, np.uint16) else number
+    """Return a number read from a FloatArray as float32. For compiled loops."""
+    return _bfloat16_to_float32(number) if isinstance(number, np.uint16) else number
 
 
 def narrow(value: Any, kind: Any) -> Any:
-    """A float32 as a number of the kind of `kind`, rounded to the nearest, ties to even. Within compiled loops."""
-    return _rounded(value) if isinstance(kind, np.uint16) else value
+    """Round a float32 to the type of `kind`, to the nearest, ties to even. For compiled loops."""
+    return _float32_to_bfloat16(value) if isinstance(kind, np.uint16) else value
 
 
 @compiled("float32(uint16)")
-def _wide(number: np.uint16) -> np.float32:
+def _bfloat16_to_float32(number: np.uint16) -> np.float32:
     return np.uint32(np.uint32(number) << np.uint32(16)).view(np.float32)  # type: ignore[no-any-return]
 
 
 @compiled("uint16(float32)")
-def _rounded(value: np.float32) -> np.uint16:
+def _float32_to_bfloat16(value: np.float32) -> np.uint16:
     bits = np.float32(value).view(np.uint32)
-    if (bits & np.uint32(0x7FFFFFFF)) > np.uint32(0x7F800000):  # not a number, and stays none
+    if (bits & np.uint32(0x7FFFFFFF)) > np.uint32(0x7F800000):  # NaN stays NaN
         return np.uint16((bits | np.uint32(0x400000)) >> np.uint32(16))
     return np.uint16((bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16))
 
 
-def _widened(number: Any) -> Any:
-    return _wide(number)
+def _widen_bfloat16(number: Any) -> Any:
+    return _bfloat16_to_float32(number)
 
 
-def _narrowed(value: Any, kind: Any) -> Any:
-    return _rounded(value)
+def _narrow_to_bfloat16(value: Any, kind: Any) -> Any:
+    return _float32_to_bfloat16(value)
 
 
-def _as_it_is(number: Any) -> Any:
+def _keep(number: Any) -> Any:
     return number
 
 
-def _as_it_comes(value: Any, kind: Any) -> Any:
+def _keep_value(value: Any, kind: Any) -> Any:
     return value
 
 
 @overload(widen)
-def _widen(number: Any) -> Any:
-    return _widened if number == types.uint16 else _as_it_is
+def _overload_widen(number: Any) -> Any:
+    return _widen_bfloat16 if number == types.uint16 else _keep
 
 
 @overload(narrow)
-def _narrow(value: Any, kind: Any) -> Any:
-    return _narrowed if kind == types.uint16 else _as_it_comes
+def _overload_narrow(value: Any, kind: Any) -> Any:
+    return _narrow_to_bfloat16 if kind == types.uint16 else _keep_value

@@ -1,4 +1,4 @@
-"""How loops are compiled here, and what numba has no vectorised form of."""
+"""Settings of compiled loops (`compiled`), array types, and a vectorisable `exp`."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from ... import loops
 Floats = NDArray[np.float32]
 Ints = NDArray[np.int64]
 
-# Sums may be taken in any order: that is what lets them be vectorised. What is not a number stays none.
-_FREEDOMS = {"reassoc", "contract", "arcp", "nsz"}
+# Sums may be taken in any order, so that they are vectorised. NaNs and infinities propagate.
+_FASTMATH = {"reassoc", "contract", "arcp", "nsz"}
 _LOG2_E = np.float32(1.4426950408889634)
 _LN_2 = np.float32(0.6931471805599453)
 
-compiled = partial(loops.compiled, fastmath=_FREEDOMS, error_model="numpy")
+compiled = partial(loops.compiled, fastmath=_FASTMATH, error_model="numpy")
 
 
 @compiled("float32(float32)")
 def exp(x: np.float32) -> np.float32:
-    """e^x for x <= 0, to 2e-7 of itself down to e^-87, which is what all below it get.
+    """Return e^x for x <= 0 with a relative error of 2e-7; e^-87 for all x below -87.
 
-    Halves and doubles by the exponent's bits, the rest by the series (Cephes' expf has the same range reduction).
+    The power of two is set in the exponent's bits, the rest is a Taylor series (Cephes' expf reduces the range alike).
     """
     x = max(x, np.float32(-87))
     n = np.floor(x * _LOG2_E + np.float32(0.5))

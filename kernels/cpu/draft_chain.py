@@ -1,7 +1,7 @@
-"""A chain of guesses by a draft head of one layer, all its rounds in one compiled loop: at a tenth of a millisecond a
-round, whatever is called from Python costs more than it computes. Float32, lying row by row.
+"""Compiled drafting of a token chain by an EAGLE head of one layer, all rounds in one loop.
 
-What the head computes is said in `runtime.speculation.eagle.head`. Knows slots; knows no requests.
+A round takes a tenth of a millisecond, so calls from Python would cost more than they compute. Arrays are float32 and
+contiguous. `runtime.speculation.eagle.head` defines the head.
 
 Legend: P positions before the last new token, W new tokens, R rounds, S slots, E hidden size, J inputs of the first
 product, N heads of queries, keys and values, H of queries, K of keys, D head size, I intermediate size, V vocabulary.
@@ -24,7 +24,7 @@ def draft_chain(
     ids_W: Ints,
     slots_P: Ints,
     scratch: int,
-    heat: float,
+    temperature: float,
     feature_SE: Floats,
     k_SKD: Floats,
     v_SKD: Floats,
@@ -53,20 +53,20 @@ def draft_chain(
     tokens_R: Ints,
     scores_R: Floats,
 ) -> None:
-    """Guesses `tokens_R` after the tokens `ids_W` at the positions P - W + 1 to P, each the likeliest after the one
-    before, and `scores_R`, the logarithm of its probability, its logits divided by `heat`.
+    """Write the draft tokens `tokens_R` that follow `ids_W`, and `scores_R`, their log-probabilities at
+    `temperature`. Each is the likeliest after the one before. `ids_W` stand at the positions P - W + 1 to P.
 
-    `slots_P` are those of the positions 0 to P - 1; the slot of position j holds the target's feature of its token, and
-    gets the head's key and value of it. The last new token and the guesses have none: theirs go to the slots from
-    `scratch` on, R of them. With norms `hidden_norm_E`, `input_norm_E` and `norm_E` the head is EAGLE-3's, else they
-    have no numbers, nor has `token_ids_V` where the head's vocabulary is the target's.
+    `slots_P` are the slots of the positions 0 to P - 1. The slot of position j holds the target's feature of its token,
+    and receives the head's key and value of it. The last new token and the draft tokens have no slots of their own;
+    their keys and values go to R slots from `scratch` on. An EAGLE-3 head has the norms `hidden_norm_E`, `input_norm_E`
+    and `norm_E`; for another head they are empty. `token_ids_V` is empty if the head's vocabulary is the target's.
     """
     W, P, E = len(ids_W), len(slots_P), feature_SE.shape[1]
     K, D = k_SKD.shape[1:]
     N = len(qkv_bias) // D
     H = N - 2 * K
-    third = len(hidden_norm_E) > 0
-    # Where keys lie by their place, which is the position less one.
+    is_eagle3 = len(hidden_norm_E) > 0
+    # Slots by place; a key's place is its position less one.
     places_1L = np.empty((1, P + len(tokens_R) - 1), dtype=np.int64)
     for place in range(places_1L.shape[1]):
         places_1L[0, place] = slots_P[place + 1] if place + 1 < P else scratch + place + 1 - P
@@ -92,18 +92,18 @@ def draft_chain(
         for t in range(T):
             embedded_TE[t] = embedding_VE[ids_W[t] if r == 0 else token]
         residual_TE = before_TE
-        if third:
+        if is_eagle3:
             residual_TE = before_TE.copy()
             rms_norm(embedded_TE, input_norm_E, eps, embedded_TE)
             rms_norm(before_TE, hidden_norm_E, eps, before_TE)
         joined_TJ[:, :E] = embedded_TE
         joined_TJ[:, E:] = before_TE
-        if not third:
+        if not is_eagle3:
             residual_TE = np.empty((T, E), dtype=np.float32)
             multiply(fc_PCW, fc_bias, joined_TJ, residual_TE)
         qkv_TN = np.empty((T, N * D), dtype=np.float32)
         q_THD = np.empty((T, H, D), dtype=np.float32)
-        multiply(qkv_PCW, qkv_bias, joined_TJ if third else residual_TE, qkv_TN)
+        multiply(qkv_PCW, qkv_bias, joined_TJ if is_eagle3 else residual_TE, qkv_TN)
         own = slice(first, first + T)
         rope_and_store(qkv_TN.reshape((T, N, D)), cos_PD[own], sin_PD[own], places_1L[0, own], k_SKD, v_SKD, q_THD)
         end_1[0] = first + T
@@ -118,15 +118,15 @@ def draft_chain(
         multiply(down_PCW, down_bias, gated_1I, y_1E)
         for e in range(E):
             feature_1E[0, e] += y_1E[0, e]
-        if third:
+        if is_eagle3:
             rms_norm(feature_1E, norm_E, eps, normed_1E)
-        multiply(lm_head_PCW, lm_head_bias, normed_1E if third else feature_1E, logits_1V)
+        multiply(lm_head_PCW, lm_head_bias, normed_1E if is_eagle3 else feature_1E, logits_1V)
 
         logits_V = logits_1V[0]
         index = np.argmax(logits_V)
         total = np.float32(0)
         for v in range(len(logits_V)):
-            total += exp((logits_V[v] - logits_V[index]) / np.float32(heat))
+            total += exp((logits_V[v] - logits_V[index]) / np.float32(temperature))
         token = token_ids_V[index] if len(token_ids_V) else index
         tokens_R[r], scores_R[r] = token, -np.log(total)
         first, T = first + T, 1

@@ -1,24 +1,23 @@
-"""The ops between a decoder's products, each in one pass: of a step of few tokens torch takes longer to begin them than
-they take, of one of many it goes through memory several times. Their meaning is `reference.layers`; float32, or
-bfloat16 that is computed in float32 and rounded once, lying row by row.
+"""Compiled norms, rotary embedding and gated activation, each in one pass, and a whole decoder layer of few tokens.
 
-And a whole layer of few tokens, in float32: Python takes longer to call its parts one by one than they take.
+For a small step torch's dispatch costs more than the compute; for a large one its operators go through memory several
+times. `reference.layers` defines the ops. Arrays are contiguous, float32 or bfloat16; bfloat16 is computed in float32
+and rounded once. The whole layer is float32: calling its parts from Python would cost more than they do.
 
 Legend: T tokens, E hidden size, N heads of queries, keys and values, H of queries, K of keys, D head size,
-I intermediate size, S slots of the cache; R, L as in `attention`, P, C, W as in `panels`.
+I intermediate size, S slots of the cache; R, L as in `attention`, P, C, W as in `packed_weights`.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from . import packed_weights as panels
 from .attention import attend
 from .attention_spans import Bits
 from .bfloat16 import FloatArray, for_float32_and_bfloat16, narrow, widen
 from .compiled import Floats, Ints, compiled, exp
 from .matmul import multiply
-from .packed_weights import PackedWeights
+from .packed_weights import PackedWeights, for_both_weight_dtypes
 
 
 @compiled(*for_float32_and_bfloat16("void({}[:,::1], {}[::1], float32, {}[:,::1])"))
@@ -81,7 +80,7 @@ def rope_and_store(
     v_SKD: FloatArray,
     out_THD: FloatArray,
 ) -> None:
-    """Rotated queries go to `out_THD`, rotated keys and values to the tokens' slots. The first half of the sines is
+    """Write rotated queries to `out_THD`, rotated keys and values to the tokens' slots. The first half of the sines is
     negated already."""
     T, H, D = out_THD.shape
     K, half = k_SKD.shape[1], D // 2
@@ -100,7 +99,7 @@ def rope_and_store(
 
 
 @compiled(
-    *panels.for_both_weight_dtypes(
+    *for_both_weight_dtypes(
         "void(float32[:,::1], float32[::1], {}, float32[::1], {}, float32[::1],"
         " float32[::1], {}, float32[::1], {}, float32[::1], float32,"
         " float32[:,::1], float32[:,::1], int64[::1], float32[:,:,::1], float32[:,:,::1], float32,"
@@ -133,8 +132,10 @@ def decoder_layer(
     tree_T: Ints,
     ancestors_T: Bits,
 ) -> None:
-    """A pre-norm layer's attention and gated MLP, added to `x_TE` in place; keys and values go to `slots_T`. What each
-    token sees is said as in `attention.Sight`."""
+    """Add a pre-norm layer's attention and gated MLP to `x_TE` in place; keys and values go to `slots_T`.
+
+    The arrays from `slots_RL` on are those of `AttentionSpans`.
+    """
     T, E = x_TE.shape
     K, D = k_SKD.shape[1:]
     N = len(qkv_bias) // D

@@ -1,8 +1,8 @@
-"""A few rows times a matrix: what decoding a small model, and verifying guesses with it, consists of.
+"""Compiled products of a few float32 rows with packed weights, for decoding and verification with a small model.
 
-torch's float32 product uses half of some processors, and oneDNN's needs many rows to pay for its beginning; these
-compute from two rows on near what a core can. Numbers that came as bfloat16 are held as their sixteen bits, and widened
-when read: the same float32 products from half the memory, which is what one row waits for.
+torch's float32 product uses half of some processors, and oneDNN's has a fixed cost that only many rows repay. From two
+rows on, these loops come near a core's peak. bfloat16 weights are kept as sixteen bits and widened when read: a product
+of one row is bound by memory, and they take half of it.
 
 Legend: P panels, C inputs, W outputs of a panel, T rows, N outputs.
 """
@@ -20,7 +20,8 @@ _one, _two, _three, _four, _five, _six = (panel_matmul(rows) for rows in range(1
 
 @compiled(*for_both_weight_dtypes("void({}, int64, float32[::1], float32[:,::1], float32[:,::1], int64)"))
 def _multiply_panel(w_PCW: PackedWeights, panel: int, bias: Floats, x_TC: Floats, y_TN: Floats, n: int) -> None:
-    """Into the columns from `n` on. The rows in blocks of nearly the same size, while the panel is near."""
+    """Multiply all rows by one panel, into the columns from `n` on. Rows go in blocks of nearly one size, while the
+    panel stays in the cache."""
     t, T = 0, x_TC.shape[0]
     for blocks in range(-(-T // MAX_ROWS), 0, -1):
         rows = -(-(T - t) // blocks)
@@ -41,7 +42,7 @@ def _multiply_panel(w_PCW: PackedWeights, panel: int, bias: Floats, x_TC: Floats
 
 @compiled(*for_both_weight_dtypes("void({}, float32[::1], float32[:,::1], float32[:,::1])"))
 def multiply(w_PCW: PackedWeights, bias_N: Floats, x_TC: Floats, y_TN: Floats) -> None:
-    """`y = x w^T + bias`."""
+    """Write `y = x w^T + bias`."""
     N, whole = len(bias_N), len(bias_N) // WIDTH
     for panel in range(whole):
         _multiply_panel(w_PCW, panel, bias_N, x_TC, y_TN, panel * WIDTH)
@@ -54,7 +55,7 @@ def multiply(w_PCW: PackedWeights, bias_N: Floats, x_TC: Floats, y_TN: Floats) -
 
 
 def packed_matmul(x_TC: torch.Tensor, w_PCW: PackedWeights, bias_N: Floats) -> torch.Tensor:
-    """`x w^T + bias` as [T, N], float32 on the CPU."""
+    """Return `x w^T + bias` as [T, N], float32 on the CPU."""
     y_TN = x_TC.new_empty((len(x_TC), len(bias_N)))
     multiply(w_PCW, bias_N, x_TC.contiguous().numpy(), y_TN.numpy())
     return y_TN

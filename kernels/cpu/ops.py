@@ -21,7 +21,7 @@ from .attention import attend
 from .attention_spans import AttentionSpans, spans_of_rows
 from .bfloat16 import as_float_array
 from .sampling import sample_unfiltered, walk_trees
-from .thread_pool import num_threads, share
+from .thread_pool import num_threads, run_tasks
 
 _MIN_NUMBERS = 1 << 17  # for each thread: reading them takes 0.1 ms, twice what waking the thread takes
 
@@ -130,7 +130,7 @@ def _by_rows(x: torch.Tensor, compute: Callable[[slice], object]) -> None:
     if count < 2:
         compute(slice(0, T))
     else:
-        share([partial(compute, slice(T * part // count, T * (part + 1) // count)) for part in range(count)])
+        run_tasks([partial(compute, slice(T * part // count, T * (part + 1) // count)) for part in range(count)])
 
 
 def is_unscaled_float32(kv: KvCache) -> bool:

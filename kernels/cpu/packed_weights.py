@@ -1,11 +1,10 @@
-"""How weights lie in memory for products of few rows, and the innermost part of these: some rows times one panel of
-outputs, every sum of it in a register.
+"""Weights packed in panels for products of few rows, and the inner kernel: some rows times one panel of outputs.
 
-A panel holds the weights of WIDTH outputs side by side, input by input. So a vector's lanes are outputs: nothing is
-added up across lanes, and an output's sum runs over the inputs in their order however many rows there are, which makes
-a row's numbers the same, bit for bit, alone and among others.
+A panel holds the weights of WIDTH outputs side by side, input by input. So a vector's lanes are outputs, and nothing is
+added up across lanes. An output's sum runs over the inputs in their order, however many rows there are, so a row's
+numbers are the same, bit for bit, alone and in a batch.
 
-Compilers do not keep a block of sums in registers by themselves, so it is spelled in LLVM's own terms.
+All sums of the inner kernel stay in registers. Compilers do not do that by themselves, so it is written in LLVM IR.
 
 Legend: P panels, C inputs, W outputs of a panel, T rows, N outputs.
 """
@@ -23,21 +22,19 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
-PackedWeights = (
-    NDArray[np.float32] | NDArray[np.uint16]
-)  # [P, C, W]; uint16: the upper halves of float32s that are zero below
+# [P, C, W]; uint16: the upper sixteen bits of float32s whose lower sixteen are zero.
+PackedWeights = NDArray[np.float32] | NDArray[np.uint16]
 
 _features = binding.get_host_cpu_features()
-# Lanes of a vector, vectors of a panel, and the most rows: their product with the vectors is the sums, which leave a
-# few of the 32 or 16 registers for weights and inputs.
+# Lanes of a vector, vectors of a panel, and the most rows at once. Rows times vectors is the number of sums; they leave
+# a few of the 32 or 16 registers for weights and inputs.
 LANES, VECTORS = (16, 4) if _features.get("avx512f") else (8, 2) if _features.get("avx2") else (4, 2)
 WIDTH = LANES * VECTORS
 MAX_ROWS = 6
 
 
 def pack_weights(weight: torch.Tensor) -> PackedWeights:
-    """A float32 matrix [N, C] as the products here take it, the last panel filled up with zeros: in half of the memory,
-    where no bit is lost by that."""
+    """Pack a float32 matrix [N, C]; zeros fill the last panel. Numbers that are bfloat16s take half of the memory."""
     N, C = weight.shape
     bits = np.zeros((-(-N // WIDTH) * WIDTH, C), dtype=np.uint32)
     bits[:N] = weight.detach().contiguous().numpy().view(np.uint32)
@@ -48,7 +45,7 @@ def pack_weights(weight: torch.Tensor) -> PackedWeights:
 
 
 def with_same_dtype(weights: Sequence[PackedWeights]) -> list[PackedWeights]:
-    """The same matrices, all held in one way."""
+    """Widen the matrices to float32 if their dtypes differ, because a compiled loop takes one dtype for all."""
     if len({weight.dtype for weight in weights}) == 1:
         return list(weights)
     return [
@@ -57,7 +54,7 @@ def with_same_dtype(weights: Sequence[PackedWeights]) -> list[PackedWeights]:
 
 
 def for_both_weight_dtypes(signature: str) -> tuple[str, str]:
-    """The signature for either kind of weights, whose type it spells {}."""
+    """Return a loop's signatures for either dtype of packed weights; `signature` spells their type {}."""
     return signature.replace("{}", "float32[:,:,::1]"), signature.replace("{}", "uint16[:,:,::1]")
 
 
@@ -66,25 +63,28 @@ _FLOATS = ir.VectorType(_FLOAT, LANES)
 
 
 def panel_matmul(num_rows: int) -> Callable[..., None]:
-    """A function for compiled loops: (weights [P, C, W], panel, bias [N], x [T, C], first row, y [T, N], first output),
-    all contiguous. `y = x w^T + bias` for `num_rows` rows and the panel's outputs, which `bias` and `y` have all."""
+    """Return a function for compiled loops that writes `y = x w^T + bias` for `num_rows` rows and one panel's outputs.
+
+    Its arguments are weights [P, C, W], panel, bias [N], x [T, C], first row, y [T, N] and first output. Arrays are
+    contiguous; `bias` and `y` have all outputs of the panel.
+    """
 
     def generate(context: Any, builder: Any, signature: Any, args: Sequence[Any]) -> Any:
         def array(index: int) -> Any:
             return context.make_array(signature.args[index])(context, builder, args[index])
 
-        def vector_at(data: Any, index: int, of: Any) -> Any:
+        def vector_at(data: Any, index: int, element: Any) -> Any:
             place = builder.gep(data, [_INDEX(index * LANES)])
-            return builder.bitcast(place, ir.VectorType(of, LANES).as_pointer())
+            return builder.bitcast(place, ir.VectorType(element, LANES).as_pointer())
 
-        def read(data: Any, index: int, of: Any) -> Any:
-            found = builder.load(vector_at(data, index, of))
-            found.align = 2 if of is not _FLOAT else 4
+        def read(data: Any, index: int, element: Any) -> Any:
+            found = builder.load(vector_at(data, index, element))
+            found.align = 2 if element is not _FLOAT else 4
             return found
 
         weights, bias, x, y = array(0), array(2), array(3), array(5)
         _, panel, _, _, first_row, _, first_output = args
-        num_inputs, x_stride, y_stride = (builder.extract_value(of.shape, 1) for of in (weights, x, y))
+        num_inputs, x_stride, y_stride = (builder.extract_value(operand.shape, 1) for operand in (weights, x, y))
         rows = [builder.add(first_row, _INDEX(row)) for row in range(num_rows)]
         panel_data = builder.gep(weights.data, [builder.mul(panel, builder.mul(num_inputs, _INDEX(WIDTH)))])
         x_data = [builder.gep(x.data, [builder.mul(row, x_stride)]) for row in rows]
@@ -105,15 +105,15 @@ def panel_matmul(num_rows: int) -> Callable[..., None]:
 
         input_data = builder.gep(panel_data, [builder.mul(c, _INDEX(WIDTH))])
         if signature.args[0].dtype == types.uint16:
-            halves = [read(input_data, index, ir.IntType(16)) for index in range(VECTORS)]
-            w = [_widen(builder, half) for half in halves]
+            bits = [read(input_data, index, ir.IntType(16)) for index in range(VECTORS)]
+            w = [_widen(builder, half) for half in bits]
         else:
             w = [read(input_data, index, _FLOAT) for index in range(VECTORS)]
         new_sums = []
         for row, data in enumerate(x_data):
-            everywhere = _broadcast(builder, builder.load(builder.gep(data, [c])))
+            broadcast = _broadcast(builder, builder.load(builder.gep(data, [c])))
             for index in range(VECTORS):
-                new_sums.append(builder.call(add_product, [w[index], everywhere, sums[row * VECTORS + index]]))
+                new_sums.append(builder.call(add_product, [w[index], broadcast, sums[row * VECTORS + index]]))
 
         next_c = builder.add(c, _INDEX(1))
         c.add_incoming(next_c, loop)
@@ -129,20 +129,20 @@ def panel_matmul(num_rows: int) -> Callable[..., None]:
         return context.get_dummy_value()
 
     @intrinsic  # type: ignore[untyped-decorator]
-    def of_panel(_: Any, weights: Any, panel: Any, bias: Any, x: Any, row: Any, y: Any, output: Any) -> Any:
+    def multiply_panel(_: Any, weights: Any, panel: Any, bias: Any, x: Any, row: Any, y: Any, output: Any) -> Any:
         return types.void(weights, types.int64, bias, x, types.int64, y, types.int64), generate
 
-    return of_panel  # type: ignore[no-any-return]
+    return multiply_panel  # type: ignore[no-any-return]
 
 
-def _widen(builder: Any, halves: Any) -> Any:
-    """Float32s of their upper halves."""
+def _widen(builder: Any, bits: Any) -> Any:
+    """Return float32 lanes from their upper sixteen bits."""
     wide = ir.VectorType(_LANE, LANES)
-    return builder.bitcast(builder.shl(builder.zext(halves, wide), ir.Constant(wide, [16] * LANES)), _FLOATS)
+    return builder.bitcast(builder.shl(builder.zext(bits, wide), ir.Constant(wide, [16] * LANES)), _FLOATS)
 
 
 def _broadcast(builder: Any, value: Any) -> Any:
-    """The value in every lane."""
+    """Return a vector with the value in every lane."""
     nothing = ir.Constant(_FLOATS, ir.Undefined)
     lanes = ir.Constant(ir.VectorType(_LANE, LANES), [0] * LANES)
     return builder.shuffle_vector(builder.insert_element(nothing, value, _LANE(0)), nothing, lanes)

@@ -1,8 +1,8 @@
-"""Threads that take parts of a step's compiled loops, so that every processor computes.
+"""Thread pool for a step's compiled loops, in which the calling thread works too.
 
-The loops let others run while they compute; what a part does in Python should be little. Handing parts out takes some
-fifty microseconds, most of which is waking a thread, and whoever calls takes parts too: where no other processor is
-idle he does it all himself, and waits for what another thread has begun, not for those that never came.
+The loops release the GIL; what a task does in Python should be little. Handing tasks out takes some fifty microseconds,
+most of which is waking a thread. Where no other processor is idle, the caller runs all tasks itself, and waits only for
+those that another thread has begun.
 """
 
 from __future__ import annotations
@@ -16,62 +16,65 @@ Task = Callable[[], object]
 
 
 class _TaskBatch:
-    """Parts that nobody has taken yet, and what became of those that somebody took."""
+    """Tasks of one `run_tasks` call that no thread has taken yet, and the outcomes of the others."""
 
-    def __init__(self, parts: Sequence[Task]) -> None:
-        self._left = deque(parts)
-        self.done: SimpleQueue[BaseException | None] = SimpleQueue()
+    def __init__(self, tasks: Sequence[Task]) -> None:
+        self._waiting = deque(tasks)
+        self.outcomes: SimpleQueue[BaseException | None] = SimpleQueue()  # None: the task succeeded
 
     def work(self) -> None:
-        """Until no part is left to take."""
+        """Run tasks until none is left to take."""
         while True:
             try:
-                part = self._left.popleft()
+                task = self._waiting.popleft()
             except IndexError:
                 return
             try:
-                part()
-            except BaseException as error:  # whoever shared the parts raises it
-                self.done.put(error)
+                task()
+            except BaseException as error:  # `run_tasks` raises it
+                self.outcomes.put(error)
             else:
-                self.done.put(None)
+                self.outcomes.put(None)
 
 
 _batches: SimpleQueue[_TaskBatch] = SimpleQueue()
-_helpers: list[threading.Thread] = []
+_workers: list[threading.Thread] = []
 _num_threads = 1
 
 
 def set_num_threads(num_threads: int) -> None:
-    """How many threads of this process share parts from now on, callers included. None is ever ended: they sleep."""
+    """Set how many threads of this process share tasks from now on, callers included. Surplus threads sleep; none
+    ends."""
     global _num_threads
     _num_threads = num_threads
-    while len(_helpers) < num_threads - 1:
-        _helpers.append(threading.Thread(target=_help, name=f"worker-{len(_helpers)}", daemon=True))
-        _helpers[-1].start()
+    while len(_workers) < num_threads - 1:
+        _workers.append(threading.Thread(target=_work, name=f"worker-{len(_workers)}", daemon=True))
+        _workers[-1].start()
 
 
 def num_threads() -> int:
     return _num_threads
 
 
-def share(parts: Sequence[Task]) -> None:
-    """Does all of them, in no order, and returns when they are done. They must not share parts themselves. What the
-    first that failed raised, it raises."""
-    helpers = min(len(parts), _num_threads) - 1
-    if helpers <= 0:
-        for part in parts:
-            part()
+def run_tasks(tasks: Sequence[Task]) -> None:
+    """Run all tasks, in any order, and return when they are done; raise the error of the first that failed.
+
+    A task must not call `run_tasks` itself.
+    """
+    num_workers = min(len(tasks), _num_threads) - 1
+    if num_workers <= 0:
+        for task in tasks:
+            task()
         return
-    batch = _TaskBatch(parts)
-    for _ in range(helpers):
+    batch = _TaskBatch(tasks)
+    for _ in range(num_workers):
         _batches.put(batch)
     batch.work()
-    errors = [error for error in [batch.done.get() for _ in parts] if error is not None]
+    errors = [error for error in [batch.outcomes.get() for _ in tasks] if error is not None]
     if errors:
         raise errors[0]
 
 
-def _help() -> None:
+def _work() -> None:
     while True:
         _batches.get().work()

@@ -1,1 +1,1 @@
-"""What each op means, in plain torch. It is also the path that runs on CPU."""
+"""Plain torch definition of each device op."""

@@ -1,9 +1,10 @@
-"""Attention over a paged KV cache: write the step's keys and values to their slots, read each row's back.
+"""Attention over a paged KV cache: store the step's keys and values, and attend to each row's.
 
-A cache may hold another dtype than the queries', eight-bit codes with scales included. Scales are never applied to what
-is gathered: the queries take the keys' and the outputs the values', which is less by the length of the row.
+A cache may have another dtype than the queries, eight-bit codes with scales included. The keys' scales multiply the
+queries and the values' scales the outputs, which are fewer numbers than the gathered keys and values.
 
-Legend: T tokens of the step, S slots of the cache, H query heads, K key/value heads, D head size, B rows of a group.
+Legend: T tokens of the step, S slots of the cache, L keys, H query heads, K key/value heads, G = H / K, D head size,
+B rows of a group; in `attend_chunk` B queries of a block, N key/value heads at a time, R = B * G rows of a product.
 """
 
 from __future__ import annotations
@@ -16,53 +17,13 @@ from .attention_layout import AttentionLayout, PaddedRows
 from .quantise import E4M3, expand_e4m3, quantise
 
 _HAS_ONEDNN: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
-# Of a key head's product: rows that are worth a call, and bytes of scores that stay in a processor's cache.
+# Rows of a key head's product that repay a call, and bytes of its scores that stay in a processor's cache.
 _ROWS, _SCORES = 512, 2 << 20
 
 
-def attend_chunk(q_THD: torch.Tensor, k_LKD: torch.Tensor, v_LKD: torch.Tensor, scale: float) -> torch.Tensor:
-    """`softmax(scale * q k^T) v`, [T, H, D], of queries that are the last T of L positions; each sees the keys up to
-    its own. The softmax adds up in float32 at least, whatever the type of its scores."""
-    T, H, D = q_THD.shape
-    L, K = k_LKD.shape[:2]
-    G = H // K
-    size = max(16, min(_ROWS, _SCORES // (L * q_THD.element_size())) // G)
-    by_onednn = q_THD.dtype == torch.float32 and q_THD.device.type == "cpu" and _HAS_ONEDNN
-    # Key heads in one call: with one for each thread, calls are as few as can be, and what a thread has written it
-    # reads itself.
-    at_once = 1 if by_onednn or q_THD.device.type != "cpu" else torch.get_num_threads()
-    out_TKGD = q_THD.new_empty((T, K, G, D))
-    q_KTGD = (q_THD * scale).view(T, K, G, D).transpose(0, 1)
-    k_KLD, v_KLD = (x_LKD.transpose(0, 1).contiguous() for x_LKD in (k_LKD, v_LKD))
-    v_KDL = v_KLD.transpose(1, 2).contiguous() if by_onednn else v_KLD.transpose(1, 2)
-    hidden_BB = q_THD.new_full((size, size), float("-inf")).triu_(1)
-    for first in range(0, K, at_once):
-        heads = slice(first, first + at_once)
-        for start in range(0, T, size):
-            end = min(start + size, T)
-            num_keys = L - T + end
-            q_NRD = q_KTGD[heads, start:end].flatten(1, 2)
-            scores = _products(q_NRD, k_KLD[heads, :num_keys], by_onednn)
-            diagonal_NBGB = scores.unflatten(1, (end - start, G))[..., L - T + start :]
-            diagonal_NBGB += hidden_BB[: end - start, None, : end - start]
-            weights = torch.softmax(scores, dim=-1)
-            out_NRD = _products(weights, v_KDL[heads, :, :num_keys], by_onednn)
-            out_TKGD[start:end, heads] = out_NRD.unflatten(1, (end - start, G)).transpose(0, 1)
-    return out_TKGD.view(T, H, D)
-
-
-def _products(x: torch.Tensor, y: torch.Tensor, by_onednn: bool) -> torch.Tensor:
-    """x y^T of each head."""
-    if by_onednn:
-        # torch's own goes to MKL, which takes twice the time where the processor is not Intel's.
-        product: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x[0], y[0].contiguous(), None, "none", [], "")
-        return product[None]
-    return torch.bmm(x, y.transpose(1, 2))
-
-
 def store_kv(k_TKD: torch.Tensor, v_TKD: torch.Tensor, kv: KvCache, slots_T: torch.Tensor) -> None:
-    """Write token t's key and value to slot `slots_T[t]` of the cache, in place; quantised, where the cache is. Slots
-    are distinct."""
+    """Write token t's key and value to slot `slots_T[t]` of the cache, in place, as codes if it is quantised. Slots are
+    distinct."""
     _store(k_TKD, kv.k_SKD, kv.k_scale_K, slots_T)
     _store(v_TKD, kv.v_SKD, kv.v_scale_K, slots_T)
 
@@ -75,12 +36,12 @@ def _store(x_TKD: torch.Tensor, cache_SKD: torch.Tensor, scale_K: torch.Tensor |
 
 
 def _bits(cache: torch.Tensor) -> torch.Tensor:
-    """e4m3 as int8 of the same bits: not every op of torch's takes it on every device."""
+    """View e4m3 as int8 of the same bits, because some torch ops lack it on some devices."""
     return cache.view(torch.int8) if cache.dtype == E4M3 else cache
 
 
 def paged_attention(q_THD: torch.Tensor, kv: KvCache, layout: AttentionLayout, scale: float) -> torch.Tensor:
-    """`softmax(scale * q k^T) v` of each query over the keys that `layout` shows it, as [T, H, D].
+    """Return `softmax(scale * q k^T) v` of each query over the keys that `layout` shows it, as [T, H, D].
 
     Query head h reads key/value head `h // (H // K)` (Ainslie et al. 2023, grouped-query attention).
     """
@@ -94,7 +55,7 @@ def paged_attention(q_THD: torch.Tensor, kv: KvCache, layout: AttentionLayout, s
 
 
 def scale_heads(x_THD: torch.Tensor, scale_K: torch.Tensor) -> torch.Tensor:
-    """Each head times the scale of its key/value head."""
+    """Multiply each head by the scale of its key/value head."""
     T, H, D = x_THD.shape
     K = len(scale_K)
     return (x_THD.reshape(T, K, H // K, D) * scale_K.to(x_THD.dtype)[:, None, None]).view(T, H, D)
@@ -119,6 +80,49 @@ def _attend(q_THD: torch.Tensor, kv: KvCache, group: PaddedRows, scale: float) -
 
 
 def gather_slots(cache_SKD: torch.Tensor, slots: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """What the slots hold as `dtype`, without scales."""
+    """Return the contents of the slots as `dtype`, without scales."""
     found = _bits(cache_SKD).view(cache_SKD.shape[0], -1).index_select(0, slots)
     return expand_e4m3(found, dtype) if cache_SKD.dtype == E4M3 else found.to(dtype)
+
+
+def attend_chunk(q_THD: torch.Tensor, k_LKD: torch.Tensor, v_LKD: torch.Tensor, scale: float) -> torch.Tensor:
+    """Return causal `softmax(scale * q k^T) v`, [T, H, D], of one row's chunk: the last T of L positions.
+
+    torch's fused attention on a CPU multiplies each query head by itself, and with a mask reads every key for every
+    query. Here the heads that share a key head are rows of one product. A block of queries meets the keys up to its own
+    last one, and only the square on the diagonal is masked. The softmax adds up in float32 at least.
+    """
+    T, H, D = q_THD.shape
+    L, K = k_LKD.shape[:2]
+    G = H // K
+    size = max(16, min(_ROWS, _SCORES // (L * q_THD.element_size())) // G)
+    by_onednn = q_THD.dtype == torch.float32 and q_THD.device.type == "cpu" and _HAS_ONEDNN
+    # Key heads in one call. One for each thread makes the fewest calls in which a thread reads what it wrote itself.
+    at_once = 1 if by_onednn or q_THD.device.type != "cpu" else torch.get_num_threads()
+    out_TKGD = q_THD.new_empty((T, K, G, D))
+    q_KTGD = (q_THD * scale).view(T, K, G, D).transpose(0, 1)
+    k_KLD, v_KLD = (x_LKD.transpose(0, 1).contiguous() for x_LKD in (k_LKD, v_LKD))
+    v_KDL = v_KLD.transpose(1, 2).contiguous() if by_onednn else v_KLD.transpose(1, 2)
+    hidden_BB = q_THD.new_full((size, size), float("-inf")).triu_(1)
+    for first in range(0, K, at_once):
+        heads = slice(first, first + at_once)
+        for start in range(0, T, size):
+            end = min(start + size, T)
+            num_keys = L - T + end
+            q_NRD = q_KTGD[heads, start:end].flatten(1, 2)
+            scores = _products(q_NRD, k_KLD[heads, :num_keys], by_onednn)
+            diagonal_NBGB = scores.unflatten(1, (end - start, G))[..., L - T + start :]
+            diagonal_NBGB += hidden_BB[: end - start, None, : end - start]
+            weights = torch.softmax(scores, dim=-1)
+            out_NRD = _products(weights, v_KDL[heads, :, :num_keys], by_onednn)
+            out_TKGD[start:end, heads] = out_NRD.unflatten(1, (end - start, G)).transpose(0, 1)
+    return out_TKGD.view(T, H, D)
+
+
+def _products(x: torch.Tensor, y: torch.Tensor, by_onednn: bool) -> torch.Tensor:
+    """Return x y^T of each head."""
+    if by_onednn:
+        # torch's own product uses MKL, which takes twice the time on processors that are not Intel's.
+        product: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x[0], y[0].contiguous(), None, "none", [], "")
+        return product[None]
+    return torch.bmm(x, y.transpose(1, 2))

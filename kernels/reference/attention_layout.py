@@ -1,9 +1,9 @@
-"""Which queries meet which keys in a step, as index tensors and masks, computed once and used by every layer.
+"""Layout of a step's attention in plain torch: index tensors and masks, computed once and used by every layer.
 
 Rows of one step differ in queries (a decode row has one, a prefill chunk many) and in keys. Rows of like size are
 padded to one size and computed together; sizes within a factor of two share a group, so at most half of the work is
-padding in either direction. Padding repeats the row's *own* last query and last key: whatever another sequence's
-memory holds, NaN included, never enters a row's sums.
+padding in either direction. Padding repeats the row's *own* last query and last key, so nothing of another sequence's
+memory, NaN included, enters a row's sums.
 
 Legend: R rows, B rows of a group, T queries of a row, L keys of a row, D head size.
 """
@@ -22,7 +22,7 @@ from .layers import apply_rope
 _MIN_KEYS = 256  # rows with fewer keys than this are cheap enough to be padded together
 _MIN_CHUNK = 32  # queries from which on a row is computed by itself, block by block
 _ALONE = 128  # queries from which on a row is not padded to share its products with others
-_MAX_KEYS = 2048  # of a group: what is gathered should still be in a core's cache when it is used
+_MAX_KEYS = 2048  # of a group: gathered keys should still be in a core's cache when they are used
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class PaddedRows:
 
 @dataclass(frozen=True)
 class AttentionLayout:
-    """The groups, and where each token's output lies in their concatenation (None: already in order)."""
+    """Groups of rows, and the index of each token's output in their concatenation (None: already in order)."""
 
     groups: tuple[PaddedRows, ...]
     order: torch.Tensor | None  # [tokens] int64
@@ -59,7 +59,7 @@ def attention_layout(
     device: torch.device,
     key_rope: KeyRope | None = None,
 ) -> AttentionLayout:
-    """The layout of causal attention over `rows`, whose tokens are concatenated in order.
+    """Return the layout of causal attention over `rows`, whose tokens are concatenated in order.
 
     With a `window` W, position i sees the positions (i - W, i]. `dtype` is the queries'.
     """
@@ -73,7 +73,7 @@ def attention_layout(
     order = np.empty(int(num_R.sum()), dtype=np.int64)
     in_order = True
     offset = 0
-    for rows_B in _alike(num_R, num_keys_R):
+    for rows_B in _groups_of_like_size(num_R, num_keys_R):
         num_B, first_B, begin_B = num_R[rows_B, None], first_R[rows_B, None], begin_R[rows_B, None]
         T, L = int(num_B.max()), int(num_keys_R[rows_B].max())
         last_B = first_B + num_B - 1
@@ -111,8 +111,8 @@ def attention_layout(
     return AttentionLayout(tuple(groups), None if in_order else torch.from_numpy(order).to(device))
 
 
-def _alike(num_R: np.ndarray, num_keys_R: np.ndarray) -> list[np.ndarray]:
-    """Rows grouped by like size: indices, in order within a group."""
+def _groups_of_like_size(num_R: np.ndarray, num_keys_R: np.ndarray) -> list[np.ndarray]:
+    """Return the indices of the rows of each group, in order."""
     if len(num_R) == 1:
         return [np.zeros(1, dtype=np.int64)]
     size_R = 64 * _size_class(num_R) + _size_class(np.maximum(num_keys_R, _MIN_KEYS))
@@ -126,7 +126,7 @@ def _alike(num_R: np.ndarray, num_keys_R: np.ndarray) -> list[np.ndarray]:
 
 
 def _size_class(n: np.ndarray) -> np.ndarray:
-    """The least c with n <= 2**c."""
+    """Return the least c with n <= 2**c."""
     return np.asarray(np.ceil(np.log2(n)), dtype=np.int64)
 
 
@@ -159,13 +159,13 @@ def _tree_bias(
     dtype: torch.dtype,
     device: torch.device,
 ) -> torch.Tensor:
-    """The bias of a group with trees in some of its rows. Queries and keys come by place."""
+    """Return the bias of a group with trees in some of its rows. Queries and keys are given by place."""
     hidden_BTL = key_BL[:, None, :] > query_BT[:, :, None]
     query_position_BT, key_position_BL = query_BT.copy(), np.broadcast_to(key_BL, hidden_BTL.shape[::2]).copy()
     for b, row in trees.items():
         first_node = row.first_position + row.num_tokens - len(row.tree)
         visible_NN, depth_N = ancestors(row.tree)
-        nodes_T, nodes_L = query_BT[b] - first_node, key_BL[b] - first_node  # which node; negative: none
+        nodes_T, nodes_L = query_BT[b] - first_node, key_BL[b] - first_node  # index of the node; negative: none
         own_T, own_L = nodes_T >= 0, (nodes_L >= 0) & (nodes_L < len(row.tree))
         hidden_BTL[b][np.ix_(own_T, own_L)] = ~visible_NN[np.ix_(nodes_T[own_T], nodes_L[own_L])]
         query_position_BT[b, own_T] = first_node - 1 + depth_N[nodes_T[own_T]]
@@ -177,7 +177,7 @@ def _tree_bias(
 
 
 def ancestors(tree: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
-    """Which nodes each node sees, bool [N, N], and how deep it is, 1 for the children of -1."""
+    """Return which nodes each node sees, bool [N, N], and its depth, 1 for the children of -1."""
     visible_NN = np.eye(len(tree), dtype=np.bool_)
     for node, parent in enumerate(tree):
         if parent >= 0:

@@ -1,8 +1,7 @@
-"""Attention in which a query's numbers do not depend on who else is in the step, nor on how a prompt was cut into
-chunks: all products have one shape, and sums run over blocks of keys that begin where the sequence does.
+"""Batch-invariant attention: a query's bits do not depend on the other rows, nor on how its prompt was chunked.
 
-Libraries choose how they add up a product by its shape, so equal shapes are what makes equal bits. Online softmax as in
-Milakov and Gimelshein 2018, section 3.
+Libraries choose the order of a product's sums by its shape. So all products have one shape, and sums run over blocks of
+keys that begin where the sequence does. Online softmax as in Milakov and Gimelshein 2018, section 3.
 
 Legend: T tokens of the step, B blocks of Q queries of one row, L keys, N keys of a block, H query heads, K key/value
 heads, G = H / K, D head size.
@@ -28,6 +27,8 @@ _KEYS = 64
 
 @dataclass(frozen=True)
 class DeterministicAttention:
+    """Blocks of queries and blocks of keys of one step and window."""
+
     queries_BQ: torch.Tensor  # indices into the step's tokens; a short block repeats its last one
     blocks_BN: tuple[tuple[torch.Tensor, torch.Tensor], ...]  # slots [B, N], and [B, Q, N] bool: hidden
 
@@ -60,14 +61,14 @@ class DeterministicAttention:
             largest = new
         out_BQHD = (acc / total).view(B, K, Q, G, D).transpose(1, 2).reshape(B * Q, H, D).to(q_THD.dtype)
         out_THD = torch.empty_like(q_THD)
-        out_THD[self.queries_BQ.flatten()] = out_BQHD  # a query that is repeated is so with the same numbers
+        out_THD[self.queries_BQ.flatten()] = out_BQHD  # a repeated query has the same output
         return out_THD if kv.v_scale_K is None else scale_heads(out_THD, kv.v_scale_K)
 
 
 def deterministic_attention(
     rows: Sequence[RowSpan], *, page_size: int, window: int | None, device: torch.device
 ) -> DeterministicAttention:
-    """Causal attention over `rows`; the arguments as `attention_layout` has them."""
+    """Prepare causal attention over `rows`; the arguments are those of `attention_layout`."""
     most = max(row.first_position + row.num_tokens for row in rows)
     num_keys = -(-most // _KEYS) * _KEYS
     queries: list[np.ndarray] = []
@@ -93,7 +94,7 @@ def deterministic_attention(
 
 
 def _hidden(row: RowSpan, num_keys: int, window: int | None) -> np.ndarray:
-    """Which keys [T, L] the row's tokens do not see."""
+    """Return bool [T, L]: True for the keys that the row's tokens do not see."""
     place_T, place_L = row.first_position + np.arange(row.num_tokens), np.arange(num_keys)
     hidden_TL = place_L > place_T[:, None]
     position_T, position_L = place_T.copy(), place_L.copy()

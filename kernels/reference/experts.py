@@ -1,4 +1,4 @@
-"""A mixture of experts' ops: who goes where, one product for each expert, and the weighted sum.
+"""Mixture-of-experts ops: routing, one product per expert, and the weighted sum.
 
 Legend: T tokens, N experts, K experts of a token, P = T * K pairs of a token and one of its experts, O outputs,
 C inputs, E hidden size.
@@ -15,8 +15,10 @@ from .fixed_rows import FIXED_ROWS, in_fixed_rows
 
 
 def choose_experts(scores_TN: torch.Tensor, num_chosen: int, normalised: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """Each token's experts, int64 [T, K], and their weights, float32 [T, K]: the highest shares of the scores'
-    softmax. `normalised`: over their sum, which is the softmax of the chosen scores alone."""
+    """Return each token's weights, float32 [T, K], and experts, int64 [T, K]: the top K of the scores' softmax.
+
+    `normalised` divides the weights by their sum, which gives the softmax of the chosen scores alone.
+    """
     shares_TN = scores_TN.softmax(-1, dtype=torch.float32)
     weights_TK, experts_TK = shares_TN.topk(num_chosen, dim=-1)
     if normalised:
@@ -25,8 +27,10 @@ def choose_experts(scores_TN: torch.Tensor, num_chosen: int, normalised: bool) -
 
 
 def group_by_expert(experts_TK: torch.Tensor, num_experts: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Pair p = t * K + k is token t's with its k-th expert. int64 [P]: the pairs, those of expert 0 first, each
-    expert's in order; and int64 [N]: where each expert's end. Nothing is read back from the device."""
+    """Return the pairs sorted by expert, int64 [P], and where each expert's pairs end, int64 [N].
+
+    Pair p = t * K + k is token t with its k-th expert. The sort is stable; nothing is read back from the device.
+    """
     experts_P = experts_TK.flatten()
     order_P = experts_P.argsort(stable=True)
     counts_N = torch.zeros(num_experts, dtype=torch.int64, device=experts_P.device)
@@ -34,7 +38,7 @@ def group_by_expert(experts_TK: torch.Tensor, num_experts: int) -> tuple[torch.T
 
 
 def expert_ranges(ends_N: torch.Tensor) -> Iterator[tuple[int, int, int]]:
-    """(expert, start, end) of each expert that has rows, in order. Reads `ends_N` back from its device."""
+    """Yield (expert, start, end) of each expert that has rows, in order. Reads `ends_N` back from its device."""
     start = 0
     for expert, end in enumerate(ends_N.tolist()):
         if end > start:
@@ -45,8 +49,10 @@ def expert_ranges(ends_N: torch.Tensor) -> Iterator[tuple[int, int, int]]:
 def grouped_matmul(
     x: torch.Tensor, weight_NOC: torch.Tensor, ends_N: torch.Tensor, rows_P: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """[P, O]: row p is `weight_NOC[n]` times `x[rows_P[p]]`, n the expert whose rows are the [ends_N[n - 1], ends_N[n])
-    that hold p; times `x[p]` when `rows_P` is None. The last end is P."""
+    """Return [P, O]: row p is `weight_NOC[n]` times `x[rows_P[p]]`, or times `x[p]` when `rows_P` is None.
+
+    Expert n has the rows [ends_N[n - 1], ends_N[n]); the last end is P.
+    """
     x_PC = x if rows_P is None else x[rows_P]
     out_PO = x.new_empty((len(x_PC), weight_NOC.shape[1]))
     for expert, start, end in expert_ranges(ends_N):
@@ -57,7 +63,7 @@ def grouped_matmul(
 def deterministic_grouped_matmul(
     x: torch.Tensor, weight_NOC: torch.Tensor, ends_N: torch.Tensor, rows_P: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """The same, each product of FIXED_ROWS rows: a row's bits do not depend on how many others its expert has."""
+    """Compute `grouped_matmul` with products of FIXED_ROWS rows: a row's bits do not depend on its expert's others."""
     x_PC = x if rows_P is None else x[rows_P]
     out_PO = x.new_empty((len(x_PC), weight_NOC.shape[1]))
     for expert, start, end in expert_ranges(ends_N):
@@ -67,8 +73,10 @@ def deterministic_grouped_matmul(
 
 
 def combine_experts(y_PE: torch.Tensor, order_P: torch.Tensor, weights_TK: torch.Tensor) -> torch.Tensor:
-    """[T, E]: the weighted sum of each token's rows, which `order_P` says the pairs of; added up in float32 and in the
-    order of its experts, so that a token's bits do not depend on who else is there."""
+    """Return [T, E], the weighted sum of each token's rows; row p of `y_PE` belongs to pair `order_P[p]`.
+
+    Sums are float32 and in the order of the token's experts, so a token's bits do not depend on the other tokens.
+    """
     T, K = weights_TK.shape
     y_TKE = torch.empty_like(y_PE).index_copy_(0, order_P, y_PE).view(T, K, y_PE.shape[1])
     sum_TE = y_TKE[:, 0] * weights_TK[:, 0, None]

@@ -1,5 +1,7 @@
-"""Work on rows, always on the same number of them at a time, so that a row's bits do not depend on how many there are:
-libraries choose by shapes how they add up a product, and which instructions compute the end of a vector."""
+"""Computation on a fixed number of rows at a time, so that a row's bits do not depend on the number of rows.
+
+Libraries choose by shape the order of a product's sums, and the instructions for the end of a vector.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +10,12 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F
 
-FIXED_ROWS = 16  # of the ops that have to choose a number
+FIXED_ROWS = 16  # of ops that choose the number themselves
 
 
 def in_fixed_rows(work: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor, num_rows: int) -> torch.Tensor:
-    """What `work`, which treats every row by itself, makes of [T, in]: [T, out]. It gets [num_rows, in] each time, the
-    last rows zeros."""
+    """Apply `work`, which maps each row by itself, to `x` [T, in] and return [T, out]. Each call gets [num_rows, in],
+    filled up with rows of zeros."""
     T = x.shape[0]
     x = F.pad(x, (0, 0, 0, -T % num_rows))
     parts = [work(x[start : start + num_rows]) for start in range(0, max(T, 1), num_rows)]

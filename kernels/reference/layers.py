@@ -1,4 +1,4 @@
-"""The element-wise ops between a decoder's matrix products: norms, rotary embedding, gated activation.
+"""Element-wise ops between a decoder's matrix products: norms, rotary embedding, gated activation.
 
 Legend: T tokens, E hidden size, H heads, D head size, I intermediate size.
 """
@@ -12,7 +12,7 @@ from .fixed_rows import FIXED_ROWS, in_fixed_rows
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """`x / rms(x) * weight`, the rms taken over the last dimension (Zhang & Sennrich 2019, eq. 4).
+    """Return `x / rms(x) * weight`, the rms taken over the last dimension (Zhang & Sennrich 2019, eq. 4).
 
     `weight` is `[E]`, or `[H, D]` when each head of `x` [T, H, D] has its own.
     """
@@ -24,7 +24,7 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
 def add_rms_norm(
     x_TE: torch.Tensor, residual_TE: torch.Tensor, weight_E: torch.Tensor, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The next residual `x + residual`, normed and as it is."""
+    """Return the norm of `x + residual`, and `x + residual`, the next residual."""
     residual_TE = residual_TE + x_TE
     return rms_norm(residual_TE, weight_E, eps), residual_TE
 
@@ -39,11 +39,11 @@ def apply_rope(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.T
 
 
 def silu_and_mul(gate_up: torch.Tensor) -> torch.Tensor:
-    """`silu(gate) * up` of `gate_up` [..., 2I], whose first half is the gate (Shazeer 2020, SwiGLU)."""
+    """Return `silu(gate) * up` of `gate_up` [..., 2I], whose first half is the gate (Shazeer 2020, SwiGLU)."""
     gate, up = gate_up.chunk(2, dim=-1)
     return F.silu(gate) * up
 
 
 def deterministic_silu_and_mul(gate_up: torch.Tensor) -> torch.Tensor:
-    """The same of [T, 2I]; a row's bits do not depend on how many there are."""
+    """Compute `silu_and_mul` of [T, 2I] so that a row's bits do not depend on the number of rows."""
     return in_fixed_rows(silu_and_mul, gate_up, FIXED_ROWS)

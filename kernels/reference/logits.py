@@ -1,4 +1,4 @@
-"""Changes to logits before a token is chosen: penalties for what was said, the mask of what may be said.
+"""Logit processing before sampling: penalties for tokens already used, and the mask of allowed tokens.
 
 Legend: R rows, V vocabulary, W mask words (32 tokens each), N penalised (row, token) pairs.
 """
@@ -24,7 +24,7 @@ def apply_penalties(logits_RV: torch.Tensor, penalties: PenaltyTensors) -> torch
 
 
 def apply_token_bitmask(logits_RV: torch.Tensor, bitmask_RW: torch.Tensor) -> torch.Tensor:
-    """-inf where bit `t % 32` of int32 word `t // 32` is clear. W is `ceil(V / 32)`."""
+    """Return the logits with -inf where bit `t % 32` of int32 word `t // 32` is clear. W is `ceil(V / 32)`."""
     bits_32 = torch.arange(32, dtype=torch.int32, device=bitmask_RW.device)
     allowed_RV = ((bitmask_RW[:, :, None] >> bits_32) & 1).flatten(1)[:, : logits_RV.shape[1]].bool()
     return logits_RV.masked_fill(~allowed_RV, float("-inf"))

@@ -1,6 +1,6 @@
-"""Eight-bit keys and values: how numbers become codes, and codes numbers. Knows tensors; knows no caches.
+"""Quantisation of keys and values to eight bits, and back.
 
-A code times its head's scale is the number meant. Formats: int8, symmetric; e4m3, eight bits of floating point
+A code times its head's scale is the number it stands for. Formats: int8, symmetric; e4m3, eight bits of floating point
 (Micikevicius et al. 2022, "FP8 formats for deep learning", table 1).
 
 Legend: T tokens, K key/value heads, D head size.
@@ -11,10 +11,13 @@ from __future__ import annotations
 import torch
 
 E4M3 = torch.float8_e4m3fn
-QUANTISED_MAX = {torch.int8: 127.0, E4M3: 448.0}  # of the formats; quantised caches have one of these dtypes
+QUANTISED_MAX = {
+    torch.int8: 127.0,
+    E4M3: 448.0,
+}  # largest code of each format; quantised caches have one of these dtypes
 
-# An e4m3 code, shifted, is the same number in a wider format but for the bias of its exponent, subnormals included:
-# the integer to do it in, the shift, the bits to keep (sign, exponent, mantissa), and what makes up for the bias.
+# An e4m3 code, shifted, is the same number in a wider format, subnormals included, except for the bias of its exponent.
+# By dtype: the integer to shift in, the shift, the bits to keep (sign, exponent, mantissa), the factor for the bias.
 _WIDER = {
     torch.float64: (torch.int64, 49, -0x7F02000000000000, 2.0**1016),
     torch.float32: (torch.int32, 20, -0x78100000, 2.0**120),
@@ -24,7 +27,7 @@ _WIDER = {
 
 
 def quantise(x_TKD: torch.Tensor, scale_K: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """The nearest codes of `dtype` (ties to even); what is out of range becomes the largest there is. `scale_K` is
+    """Return the nearest codes of `dtype`, ties to even; numbers out of range become the largest code. `scale_K` is
     float32."""
     scaled = x_TKD.float() / scale_K[:, None]
     if dtype == torch.int8:
@@ -33,8 +36,7 @@ def quantise(x_TKD: torch.Tensor, scale_K: torch.Tensor, dtype: torch.dtype) -> 
 
 
 def expand_e4m3(codes: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """The numbers that e4m3 `codes`, as the int8 of the same bits, stand for, without a scale; exact. NaN is not told
-    from 480.
+    """Convert e4m3 `codes`, given as int8 of the same bits, to `dtype` exactly, without a scale. NaN becomes 480.
 
     On CPUs torch converts e4m3 one number after the other, eight times slower than these three passes.
     """

@@ -1,7 +1,7 @@
-"""From logits to a token: temperature and filters, the draw, log-probabilities.
+"""Sampling: temperature and filters, the draw, log-probabilities.
 
-Filters apply one after the other, each to the renormalised rest of the one before: temperature, top-k, top-p, min-p.
-Tokens are ranked by logit; of equal ones the lower id is the likelier. So `top_k = 1` is exactly the greedy choice.
+Temperature, top-k, top-p and min-p apply in this order, each to the renormalised result of the one before.
+Tokens are ranked by logit; of equal ones the lower id ranks first. So `top_k = 1` is exactly the greedy choice.
 
 Legend: R rows, V vocabulary, N candidates, M alternatives listed, B tokens of a block.
 """
@@ -12,8 +12,8 @@ import torch
 
 from ..arguments import SamplingTensors
 
-_NUM_CANDIDATES = 256  # the likeliest tokens, among which top-k and top-p mostly end
-_BLOCK = 1 << 16  # weights drawn from at a time
+_NUM_CANDIDATES = 256  # likeliest tokens; top-k and top-p mostly end among them
+_BLOCK = 1 << 16  # weights of a draw's block
 _MIN_TEMPERATURE = 1e-30  # in float32; keeps 0 / temperature a zero
 
 
@@ -63,7 +63,7 @@ def _keep_likeliest(
         ids_RN, by_id_RN = ids_RN.sort(dim=-1)
         logits_RN, by_logit_RN = logits_RN.gather(1, by_id_RN).sort(dim=-1, descending=True, stable=True)
         ids_RN = ids_RN.gather(1, by_logit_RN)
-        # topk cuts anywhere among tokens equal to the last one: a row whose filters reach them is not decided here.
+        # topk cuts anywhere among tokens equal to the last one: a row whose filters reach them is undecided here.
         safe_R = (logits_RN > logits_RN[:, -1:]).sum(dim=-1)
     else:
         logits_RN, ids_RN = logits_RV.sort(dim=-1, descending=True, stable=True)
@@ -79,7 +79,7 @@ def _keep_likeliest(
     ranks_N = torch.arange(N, device=logits_RV.device)
     # A token stays while the mass before it is short of top_p.
     keep_RN = (ranks_N < top_k_R[:, None]) & (sums_RN - weights_RN < (top_p_R * total_R)[:, None])
-    keep_RN |= (top_p_R == 1)[:, None] & (ranks_N < top_k_R[:, None])  # whatever the sums' rounding
+    keep_RN |= (top_p_R == 1)[:, None] & (ranks_N < top_k_R[:, None])  # independent of the sums' rounding
     keep_RN &= weights_RN > 0  # or a row with few allowed tokens would seem undecided below
     undecided = (keep_RN.sum(dim=-1) > safe_R) | ((top_k_R > N) & (top_k_R < V))
     kept_RV = torch.zeros_like(weights_RV).scatter_(1, ids_RN, weights_RN * keep_RN)
@@ -91,12 +91,12 @@ def _keep_likeliest(
 
 
 def draw_tokens(weights_RV: torch.Tensor, draw_R: torch.Tensor) -> torch.Tensor:
-    """A token of each row with the probability of its share of the weights; int64 [R]. `draw_R` int64 is the row's
-    randomness. A token of weight 0 is never drawn.
+    """Draw a token of each row with a probability proportional to its weight; int64 [R]. `draw_R` int64 seeds the
+    counter-based generator of the row. A token of weight 0 is never drawn.
 
     A race: token t arrives after a time of rate `weights[t]`, and the first one wins (Maddison, Tarlow, Minka: A*
-    sampling, NIPS 2014, section 2, as exponentials). Each token's luck is its own, so rounding in the others' logits
-    changes the winner only where two arrive within that rounding of each other; a cumulative sum would be moved by all.
+    sampling, NIPS 2014, section 2, as exponentials). Each token has its own random number, so rounding in other logits
+    changes the winner only if two arrive within that rounding of each other. In a cumulative sum all would shift it.
     """
     R, V = weights_RV.shape
     first_R = torch.zeros(R, dtype=torch.int64, device=weights_RV.device)
@@ -106,9 +106,9 @@ def draw_tokens(weights_RV: torch.Tensor, draw_R: torch.Tensor) -> torch.Tensor:
     for start in range(0, V, num_columns):
         weights_RB = weights_RV[:, start : start + num_columns]
         tokens_B = torch.arange(start, start + weights_RB.shape[1], device=weights_RV.device)
-        luck_RB = _splitmix64(draw_R[:, None], tokens_B)
+        random_RB = _splitmix64(draw_R[:, None], tokens_B)
         # 52 bits and a half: neither 0 nor 1, exactly.
-        times_RB = _shift_right(luck_RB, 12).double().add_(0.5).mul_(2.0**-52).log_().neg_()
+        times_RB = _shift_right(random_RB, 12).double().add_(0.5).mul_(2.0**-52).log_().neg_()
         speed_R, token_R = (weights_RB / times_RB).max(dim=-1)
         faster_R = speed_R > best_R
         best_R = torch.where(faster_R, speed_R, best_R)
@@ -117,7 +117,7 @@ def draw_tokens(weights_RV: torch.Tensor, draw_R: torch.Tensor) -> torch.Tensor:
 
 
 def _splitmix64(seed: torch.Tensor, n: torch.Tensor) -> torch.Tensor:
-    """The n-th outputs of the generators that start at `seed` (Steele, Lea, Flood, OOPSLA 2014), as int64."""
+    """Return the n-th outputs of the generators that start at `seed` (Steele, Lea, Flood, OOPSLA 2014), as int64."""
     z = seed + (n + 1) * _signed(0x9E3779B97F4A7C15)
     z.bitwise_xor_(_shift_right(z, 30)).mul_(_signed(0xBF58476D1CE4E5B9))
     z.bitwise_xor_(_shift_right(z, 27)).mul_(_signed(0x94D049BB133111EB))
@@ -125,19 +125,19 @@ def _splitmix64(seed: torch.Tensor, n: torch.Tensor) -> torch.Tensor:
 
 
 def _signed(word: int) -> int:
-    """The same 64 bits as a signed number."""
+    """Reinterpret 64 bits as a signed number."""
     return word - (1 << 64) if word >> 63 else word
 
 
 def _shift_right(z: torch.Tensor, num_bits: int) -> torch.Tensor:
-    """Of unsigned numbers: torch's own repeats the sign."""
+    """Shift right as unsigned numbers; torch's own shift repeats the sign."""
     return (z >> num_bits).bitwise_and_((1 << (64 - num_bits)) - 1)
 
 
 def token_logprobs(
     logits_RV: torch.Tensor, tokens_R: torch.Tensor, num_top: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """log p(token) [R], the `num_top` best log-probabilities [R, M] and their ids, best first. Natural log, float32."""
+    """Return log p(token) [R], the `num_top` best log-probabilities [R, M] and their ids, best first; float32."""
     logits_RV = logits_RV.float()
     normaliser_R1 = logits_RV.logsumexp(dim=-1, keepdim=True)
     logprob_R = (logits_RV.gather(1, tokens_R[:, None]) - normaliser_R1).squeeze(1)

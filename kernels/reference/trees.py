@@ -1,4 +1,4 @@
-"""Verifying trees of guesses: which nodes the samples confirm, and where their keys and values go.
+"""Verification of draft trees: which nodes the samples confirm, and the compaction of their keys and values.
 
 Legend: O outputs of the step's rows with trees (of each row its root, then its nodes), N nodes, M moves, S slots.
 """
@@ -13,12 +13,12 @@ import torch
 def walk_trees(
     sampled_O: torch.Tensor, guessed_O: torch.Tensor, parents_O: torch.Tensor, *, max_depth: int
 ) -> torch.Tensor:
-    """Which outputs lie on the way that the samples take, bool [O].
+    """Return bool [O]: True for the outputs on the path that the samples confirm.
 
     `sampled_O[o]` is the token sampled after output o, `guessed_O[o]` the token of the node itself, `parents_O[o]` the
-    output of its parent; a root's is itself. A root is on the way; a node is if its parent is, and the sample after
-    the parent is its token. Siblings carry different tokens, so at most one node of a depth is. No tree is deeper than
-    `max_depth`.
+    output of its parent; a root's is itself. A root is on the path. A node is on it if its parent is, and the sample
+    after the parent is the node's token. Siblings carry different tokens, so at most one node of a depth is on it. No
+    tree is deeper than `max_depth`.
     """
     root_O = parents_O == torch.arange(len(parents_O), device=parents_O.device)
     follows_O = root_O | (sampled_O[parents_O] == guessed_O)
@@ -35,14 +35,14 @@ def compact_kv(
     moves_N: torch.Tensor,
     targets_M: torch.Tensor,
 ) -> None:
-    """Move what the nodes that are on the way have in `slots_N` to the slots `targets_M[moves_N]`, in place, in every
-    one of `memories` [L, S, ...]. A target that no such node wants keeps what it has.
+    """Copy slot `slots_N[n]` of each node on the path to slot `targets_M[moves_N[n]]`, in place, in each of `memories`
+    [L, S, ...]. Targets of no such node keep their contents.
 
-    All moves are made at once: a target may be another move's source.
+    All copies happen at once: a target may be another copy's source.
     """
     M = len(targets_M)
     sources_M = torch.cat((targets_M, targets_M.new_zeros(1)))
-    moves_N = torch.where(on_way_N, moves_N, M)  # the others' go to the last place, which nobody reads
+    moves_N = torch.where(on_way_N, moves_N, M)  # those of other nodes go to the last entry, which is not read
     sources_M = sources_M.index_copy(0, moves_N, slots_N)[:M]
     for memory_LS in memories:
         memory_LS[:, targets_M] = memory_LS[:, sources_M]

@@ -1,1 +1,1 @@
-"""The device ops as Triton kernels. Each agrees with the plain torch of its name in `reference`."""
+"""Device ops as Triton kernels; each agrees with the plain torch of its name in `reference`."""

@@ -1,5 +1,4 @@
-"""Attention of rows with many tokens, prefill chunks, over what came before them and themselves: a program per tile of
-queries and key head.
+"""Attention of prefill chunks over their prefix and themselves: one program per tile of queries and key head.
 
 Legend: T tokens, R rows, H query heads, K key/value heads, D head size, M queries of a tile, I tiles.
 """
@@ -22,7 +21,7 @@ from .paged_rows import PagedRows, product_dtype
 
 
 class QueryTiles(NamedTuple):
-    """Tile i is of row `row_I[i]` and begins with its token `first_I[i]`; the longest first."""
+    """Tiles of queries. Tile i begins with token `first_I[i]` of row `row_I[i]`; tiles with most keys come first."""
 
     row_I: torch.Tensor  # int32
     first_I: torch.Tensor  # int32
@@ -33,7 +32,7 @@ class QueryTiles(NamedTuple):
 def query_tiles(
     num_tokens_R: Sequence[int], num_keys_R: Sequence[int], *, group: int, tile: AttentionTile, device: torch.device
 ) -> QueryTiles:
-    """Tiles of all rows. `group` query heads share a key head."""
+    """Return the tiles of all rows, moved to `device`. `group` query heads share a key head."""
     row_I, first_I = to_device(tile_table(num_tokens_R, num_keys_R, group=group, tile=tile), device)
     return QueryTiles(row_I, first_I, tokens_of_tile(tile, group), tile)
 
@@ -45,14 +44,14 @@ def tokens_of_tile(tile: AttentionTile, group: int) -> int:
 def tile_table(
     num_tokens_R: Sequence[int], num_keys_R: Sequence[int], *, group: int, tile: AttentionTile
 ) -> tuple[np.ndarray, np.ndarray]:
-    """`row_I` and `first_I` of `QueryTiles`."""
+    """Return `row_I` and `first_I` of `QueryTiles`, int32 each."""
     step = tokens_of_tile(tile, group)
     tiles = [
         (keys - num + min(first + step, num), row, first)
         for row, (num, keys) in enumerate(zip(num_tokens_R, num_keys_R, strict=True))
         for first in range(0, num, step)
     ]
-    tiles.sort(reverse=True)  # the tiles with most keys begin first, so that none of them is alone at the end
+    tiles.sort(reverse=True)  # tiles with most keys begin first, so that none of them runs alone at the end
     _, row_I, first_I = np.array(tiles, dtype=np.int32).T
     return row_I.copy(), first_I.copy()
 
@@ -166,18 +165,18 @@ def _attend_chunk(
     kv_offset = head_k * D
     acc_MD, max_M, sum_M = start(BLOCK_M, BLOCK_D)
     if WINDOW:
-        everyone = tl.maximum(prefix + first_own - WINDOW + 1, 0)
+        unmasked_end = tl.maximum(prefix + first_own - WINDOW + 1, 0)
     else:
-        everyone = (prefix + first_own + 1) // TILE * TILE  # the tile's first token sees them, and so all do
+        unmasked_end = (prefix + first_own + 1) // TILE * TILE  # the first query sees these keys, so all queries do
         acc_MD, max_M, sum_M = attend(
-            acc_MD, max_M, sum_M, q_MD, 0, everyone, k_SKD, v_SKD, kv_offset, stride_slot, pages, position_M,
+            acc_MD, max_M, sum_M, q_MD, 0, unmasked_end, k_SKD, v_SKD, kv_offset, stride_slot, pages, position_M,
             prefix, position_M, scale, cap, "none", WINDOW, CAP, PAGE, TILE, D, BLOCK_D,
         )  # fmt: skip
     acc_MD, max_M, sum_M = attend(
-        acc_MD, max_M, sum_M, q_MD, everyone, end, k_SKD, v_SKD, kv_offset, stride_slot, pages, position_M,
+        acc_MD, max_M, sum_M, q_MD, unmasked_end, end, k_SKD, v_SKD, kv_offset, stride_slot, pages, position_M,
         prefix, position_M, scale, cap, "causal", WINDOW, CAP, PAGE, TILE, D, BLOCK_D,
     )  # fmt: skip
-    acc_MD /= tl.where(sum_M == 0.0, 1.0, sum_M)[:, None]  # rows of the tile that stand for no token may see nothing
+    acc_MD /= tl.where(sum_M == 0.0, 1.0, sum_M)[:, None]  # padding queries of the tile may see nothing
     if v_scale_K is not None:
         acc_MD *= tl.load(v_scale_K + head_k)
     at_MD = (token_M[:, None] * H + head_M[:, None]) * D + d[None, :]

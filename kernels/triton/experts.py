@@ -1,5 +1,4 @@
-"""One matrix product for each expert of a mixture, all in one launch, whoever has how many rows; and the weighted sum
-of what comes out.
+"""Mixture-of-experts kernels: the products of all experts in one launch, and the weighted sum of their outputs.
 
 Legend: T tokens, N experts, K experts of a token, P = T * K pairs of the two, grouped by expert, O outputs, C inputs,
 E hidden size; M, O, C blocks.
@@ -11,7 +10,7 @@ import torch
 import triton
 import triton.language as tl
 
-from . import launch_configs as tables
+from . import launch_configs
 
 
 def grouped_matmul(
@@ -22,12 +21,14 @@ def grouped_matmul(
     *,
     fixed: bool = False,
 ) -> torch.Tensor:
-    """[P, O]: row p is expert n's product of `x[rows_P[p]]`, or of `x[p]`; expert n has [ends_N[n - 1], ends_N[n]).
-    `fixed`: in tiles of one shape whatever P is, so that a row's bits do not depend on the others.
+    """Return [P, O]: row p is the product of expert n's weight and `x[rows_P[p]]`, or `x[p]` when `rows_P` is None.
 
-    The grid has as many programs as tiles there can be at most, so that nothing is read back from the device: each
-    expert's last tile may be short, so they are at most the tiles of P rows and one more for each expert, and no more
-    than there are rows. A program finds its expert by counting those whose tiles end before it.
+    Expert n has the rows [ends_N[n - 1], ends_N[n]). `fixed` uses tiles of one shape for any P, so that a row's bits do
+    not depend on the other rows.
+
+    Nothing is read back from the device, so the grid has a program for each tile that there can be: the tiles of P rows
+    and one more for each expert, whose last tile may be short, but no more than P. A program finds its expert by
+    counting those whose tiles end before it.
     """
     N, O, C = weight_NOC.shape  # noqa: E741
     P = x.shape[0] if rows_P is None else rows_P.shape[0]
@@ -36,7 +37,9 @@ def grouped_matmul(
         return out_PO
     assert x.stride(-1) == 1
     assert weight_NOC.is_contiguous()
-    tile = tables.expert_tile(x.device, tables.FIXED_MEAN if fixed else -(-P // N), x.dtype)
+    tile = launch_configs.expert_tile(
+        x.device, launch_configs.DETERMINISTIC_MEAN_ROWS if fixed else -(-P // N), x.dtype
+    )
     tiles = min(P, triton.cdiv(P, tile.rows) + N)
     _grouped_matmul[(triton.cdiv(O, tile.outputs), tiles)](
         x,
@@ -59,7 +62,8 @@ def grouped_matmul(
 
 
 def combine_experts(y_PE: torch.Tensor, order_P: torch.Tensor, weights_TK: torch.Tensor) -> torch.Tensor:
-    """[T, E]: the weighted sum of each token's rows, which `order_P` says the pairs of, in the order of its experts."""
+    """Return [T, E], the weighted sum of each token's rows in the order of its experts. Row p is of pair
+    `order_P[p]`."""
     T, K = weights_TK.shape
     E = y_PE.shape[1]
     out_TE = torch.empty((T, E), dtype=y_PE.dtype, device=y_PE.device)
@@ -94,7 +98,7 @@ def _grouped_matmul(
     tiles_N = tl.where(n < N, (end_N - start_N + BLOCK_M - 1) // BLOCK_M, 0)
     last_N = tl.cumsum(tiles_N, 0)
     tile = tl.program_id(1)
-    expert = tl.sum((last_N <= tile).to(tl.int32))  # whose tiles hold this one; BLOCK_N: there are not so many
+    expert = tl.sum((last_N <= tile).to(tl.int32))  # the expert of this tile; BLOCK_N: the program has no tile
     if expert >= N:
         return
     mine = n == expert

@@ -1,7 +1,8 @@
-"""The inner loop of attention: some queries over a range of one sequence's keys, in tiles, with a running softmax.
+"""Inner loop of attention (FlashAttention): some queries over a range of one sequence's keys, in tiles, with an online
+softmax.
 
-Used by the kernels for splits and for chunks, which differ in who attends to what. Milakov and Gimelshein 2018
-(online softmax), section 3; Dao 2023 (FlashAttention-2), section 3.1.
+The kernels for splits and for chunks share it. Milakov and Gimelshein 2018 (online softmax), section 3; Dao 2023
+(FlashAttention-2), section 3.1.
 
 Legend: M queries of a tile (tokens of one row times the query heads that share a key head), N keys of a tile, D head
 size.
@@ -17,7 +18,7 @@ LOG2E = tl.constexpr(1.4426950408889634)
 
 @triton.jit
 def start(BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr):
-    """Nothing attended to yet: sum of values, largest score in base 2, sum of weights."""
+    """Return the empty accumulators: sum of values, largest score in base 2, sum of weights."""
     return (
         tl.zeros([BLOCK_M, BLOCK_D], dtype=tl.float32),
         tl.full([BLOCK_M], float("-inf"), dtype=tl.float32),
@@ -43,7 +44,7 @@ def attend(
     bits_M,  # the row's own tokens that each query sees
     scale,
     cap,
-    MASK: tl.constexpr,  # "none": whole tiles that everyone sees; "causal"; "bits"
+    MASK: tl.constexpr,  # "none": whole tiles that all queries see; "causal"; "bits"
     WINDOW: tl.constexpr,  # 0: none
     CAP: tl.constexpr,
     PAGE: tl.constexpr,
@@ -51,21 +52,21 @@ def attend(
     D: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):
-    """Attend to the keys at positions [first, end) as well."""
+    """Add the keys at positions [first, end) to the accumulators and return these."""
     d = tl.arange(0, BLOCK_D)
     for begin in range(first, end, TILE):
         at_N = begin + tl.arange(0, TILE)
-        there_N = at_N < end
+        valid_N = at_N < end
         if MASK == "none":
             page_N = tl.load(pages + at_N // PAGE)
         else:
-            page_N = tl.load(pages + at_N // PAGE, mask=there_N, other=0)
+            page_N = tl.load(pages + at_N // PAGE, mask=valid_N, other=0)
         offset_N = (page_N.to(tl.int64) * PAGE + at_N % PAGE) * stride_slot + kv_offset
         if MASK == "none" and D == BLOCK_D:
             k_ND = tl.load(k_SKD + offset_N[:, None] + d[None, :])
             v_ND = tl.load(v_SKD + offset_N[:, None] + d[None, :])
         else:
-            valid_ND = there_N[:, None] & (d < D)[None, :]
+            valid_ND = valid_N[:, None] & (d < D)[None, :]
             k_ND = tl.load(k_SKD + offset_N[:, None] + d[None, :], mask=valid_ND, other=0.0)
             v_ND = tl.load(v_SKD + offset_N[:, None] + d[None, :], mask=valid_ND, other=0.0)
         score_MN = tl.dot(q_MD, tl.trans(k_ND.to(q_MD.dtype)), input_precision="ieee") * scale
@@ -83,9 +84,9 @@ def attend(
             if WINDOW:
                 near_MN = at_N[None, :] > positions_M[:, None] - WINDOW
                 if MASK == "bits":
-                    near_MN |= (at_N >= prefix)[None, :]  # a node's index is not its position; a tree fits any window
+                    near_MN |= (at_N >= prefix)[None, :]  # a node's index is no position, and a tree fits the window
                 seen_MN &= near_MN
-            score_MN = tl.where(seen_MN & there_N[None, :], score_MN, float("-inf"))
+            score_MN = tl.where(seen_MN & valid_N[None, :], score_MN, float("-inf"))
         new_M = tl.maximum(max_M, tl.max(score_MN, 1))
         base_M = tl.where(new_M == float("-inf"), 0.0, new_M)  # a query may see nothing of this range
         weight_MN = tl.exp2(score_MN - base_M[:, None])

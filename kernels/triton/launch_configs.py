@@ -1,6 +1,6 @@
-"""Launch settings by device, found offline: what the shape of a tile is and how many warps share it. Knows no data.
+"""Launch configurations by device, found offline: tile shapes, warps and pipeline stages.
 
-Triton's own autotuner would measure at the first request; a table can be read, and compiled without a device.
+Triton's autotuner would measure at the first request. A table can be reviewed, and compiled without a device.
 """
 
 from __future__ import annotations
@@ -10,12 +10,14 @@ from typing import NamedTuple
 
 import torch
 
-# Of kernels that run in the interpreter or are compiled for a device that is not there:
-ASSUMED = (9, 0)
+# For kernels that run in the interpreter or are compiled without a device:
+ASSUMED_CAPABILITY = (9, 0)
 ASSUMED_MULTIPROCESSORS = 132
 
 
 class AttentionTile(NamedTuple):
+    """Launch configuration of an attention kernel."""
+
     queries: int  # times the heads that share a key head, at most
     keys: int
     num_warps: int
@@ -23,14 +25,14 @@ class AttentionTile(NamedTuple):
 
 
 def split_tile(device: torch.device, head_dim: int) -> AttentionTile:
-    """Of rows with few tokens: memory is what limits, so as many loads in flight as there is room for."""
+    """Return the tile for rows of few tokens. They are bound by memory, so many loads are kept in flight."""
     if head_dim > 128:
         return AttentionTile(32, 32, 4, 3) if capability(device) >= (9, 0) else AttentionTile(16, 16, 4, 3)
     return AttentionTile(64 if capability(device) >= (9, 0) else 32, 64, 4, 3)
 
 
 def chunk_tile(device: torch.device, head_dim: int, stored: torch.dtype) -> AttentionTile:
-    """Of rows with many tokens: products are what limits. `stored` is the cache's dtype."""
+    """Return the tile for rows of many tokens, which are bound by compute. `stored` is the cache's dtype."""
     if stored == torch.float32 or head_dim > 128:
         return AttentionTile(64, 32, 8, 2) if stored.itemsize > 1 else AttentionTile(32, 32, 8, 2)
     # Small heads need the wide tile on Ampere too: with 32 keys, Triton 3.7 spills registers.
@@ -40,6 +42,8 @@ def chunk_tile(device: torch.device, head_dim: int, stored: torch.dtype) -> Atte
 
 
 class MatmulTile(NamedTuple):
+    """Launch configuration of a matrix product."""
+
     rows: int
     outputs: int
     inputs: int
@@ -47,11 +51,11 @@ class MatmulTile(NamedTuple):
     num_stages: int
 
 
-FIXED_MEAN = 32  # rows that an expert is taken to have, where its tile must not depend on them
+DETERMINISTIC_MEAN_ROWS = 32  # assumed rows of an expert where its tile must not depend on their number
 
 
 def expert_tile(device: torch.device, mean_rows: int, dtype: torch.dtype) -> MatmulTile:
-    """Of experts with so many rows each, were they the same. With few, the weights' bytes are what limits."""
+    """Return the tile for experts of `mean_rows` rows on average. With few rows the weights' bytes are the bound."""
     if dtype == torch.float32:
         return MatmulTile(16 if mean_rows <= 16 else 32, 64, 32, 4, 2)
     stages = 4 if capability(device) >= (9, 0) else 3
@@ -61,21 +65,21 @@ def expert_tile(device: torch.device, mean_rows: int, dtype: torch.dtype) -> Mat
 
 
 def num_splits_wanted(device: torch.device, num_kv_heads: int) -> int:
-    """Four programs for each multiprocessor, over all key heads."""
+    """Return a number of splits that gives each multiprocessor four programs, over all key heads."""
     return max(1, 4 * _num_multiprocessors(device) // num_kv_heads)
 
 
-FIXED_SPLIT = 1024  # keys, where a row's sums must not depend on the batch
+DETERMINISTIC_SPLIT_KEYS = 1024  # keys of a split where a row's sums must not depend on the batch
 
 
 def reads_fp8(device: torch.device) -> bool:
-    """Whether e4m3 can be converted: Ada, Hopper and later."""
+    """Return True if the device converts e4m3: Ada, Hopper and later."""
     return capability(device) >= (8, 9)
 
 
 @cache
 def capability(device: torch.device) -> tuple[int, int]:
-    return torch.cuda.get_device_capability(device) if device.type == "cuda" else ASSUMED
+    return torch.cuda.get_device_capability(device) if device.type == "cuda" else ASSUMED_CAPABILITY
 
 
 @cache

@@ -11,8 +11,8 @@ import triton.language as tl
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """`x / rms(x) * weight` over the last dimension. `weight` is [E], or [H, E] when each head of `x` [T, H, E] has its
-    own."""
+    """Return `x / rms(x) * weight` over the last dimension. `weight` is [E], or [H, E] when each head of `x` [T, H, E]
+    has its own."""
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     _launch_norm(x, None, weight, out, None, eps)
     return out
@@ -21,7 +21,7 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
 def add_rms_norm(
     x_TE: torch.Tensor, residual_TE: torch.Tensor, weight_E: torch.Tensor, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The next residual `x + residual`, normed and as it is."""
+    """Return the norm of `x + residual`, and `x + residual`, the next residual."""
     out_TE = torch.empty(x_TE.shape, dtype=x_TE.dtype, device=x_TE.device)
     sum_TE = torch.empty(x_TE.shape, dtype=x_TE.dtype, device=x_TE.device)
     _launch_norm(x_TE, residual_TE, weight_E, out_TE, sum_TE, eps)
@@ -29,7 +29,7 @@ def add_rms_norm(
 
 
 def silu_and_mul(gate_up_TJ: torch.Tensor) -> torch.Tensor:
-    """`silu(gate) * up` of [T, 2I], whose first half is the gate."""
+    """Return `silu(gate) * up` of [T, 2I], whose first half is the gate."""
     T, width = gate_up_TJ.shape
     out_TI = torch.empty((T, width // 2), dtype=gate_up_TJ.dtype, device=gate_up_TJ.device)
     block = min(1024, triton.next_power_of_2(width // 2))
@@ -76,7 +76,7 @@ def _rms_norm(
     valid = e < E
     x = tl.load(x_THE + token * stride_t + head * E + e, mask=valid, other=0.0)
     if residual_TE is not None:
-        x += tl.load(residual_TE + token * E + e, mask=valid, other=0.0)  # rounded, as the residual that is kept is
+        x += tl.load(residual_TE + token * E + e, mask=valid, other=0.0)  # rounded, as the stored residual is
         tl.store(sum_TE + token * E + e, x, mask=valid)
     x = x.to(tl.float32)
     inverse = tl.rsqrt(tl.sum(x * x) / E + eps)

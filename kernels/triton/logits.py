@@ -1,4 +1,4 @@
-"""The token mask on logits. Legend: R rows, V vocabulary, W mask words of 32 tokens."""
+"""Token mask on logits. Legend: R rows, V vocabulary, W mask words of 32 tokens."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _BLOCK = 4096
 
 
 def apply_token_bitmask(logits_RV: torch.Tensor, bitmask_RW: torch.Tensor) -> torch.Tensor:
-    """-inf where bit `t % 32` of int32 word `t // 32` is clear."""
+    """Return the logits with -inf where bit `t % 32` of int32 word `t // 32` is clear."""
     R, V = logits_RV.shape
     out_RV = torch.empty((R, V), dtype=logits_RV.dtype, device=logits_RV.device)
     _mask[(R, triton.cdiv(V, _BLOCK))](

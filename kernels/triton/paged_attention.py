@@ -1,4 +1,4 @@
-"""A step's attention as launches of the kernels: what every layer of one window shares, and what each layer runs.
+"""A step's attention on Triton: the tables that all layers of one window share, and the kernel launches of a layer.
 
 Legend: T tokens of the step, R rows, H query heads, K key/value heads, D head size.
 """
@@ -18,7 +18,7 @@ from ..reference.attention import paged_attention
 from ..reference.attention_layout import AttentionLayout, attention_layout
 from ..transfer import to_device
 from .chunk_attention import QueryTiles, chunk_attention
-from .launch_configs import FIXED_SPLIT, chunk_tile, num_splits_wanted, split_tile
+from .launch_configs import DETERMINISTIC_SPLIT_KEYS, chunk_tile, num_splits_wanted, split_tile
 from .paged_rows import PagedRows
 from .row_segments import RowSegment, kernel_inputs, segments_by_kernel
 from .split_attention import num_seen, split_attention
@@ -26,7 +26,7 @@ from .splits import Splits, fixed_splits, make_splits
 
 
 class ReferenceRows(NamedTuple):
-    """What no kernel takes: the tokens, and their layout for plain torch."""
+    """Tokens that no kernel takes, and their layout for plain torch."""
 
     tokens_n: torch.Tensor
     layout: AttentionLayout
@@ -34,11 +34,13 @@ class ReferenceRows(NamedTuple):
 
 @dataclass(frozen=True)
 class TritonAttention:
+    """Launches of one step and window: rows of few tokens by splits, of many by tiles, the rest by plain torch."""
+
     few: tuple[tuple[PagedRows, Splits], ...]
     many: tuple[PagedRows, QueryTiles] | None
     plain: ReferenceRows | None
     deterministic: bool
-    padded: bool = False  # some rows may stand for none: their outputs are zeros, not whatever memory held
+    padded: bool = False  # some rows may be padding: their outputs are zeros, not uninitialised memory
 
     def attend(self, q_THD: torch.Tensor, kv: KvCache, scale: float) -> torch.Tensor:
         make = torch.zeros if self.padded else torch.empty
@@ -96,7 +98,7 @@ def decode_attention(args: DecodeAttentionArgs, *, deterministic: bool) -> Trito
 
 def _splits(rows: PagedRows, kv: KvCache, most_keys: int, deterministic: bool) -> Splits:
     if deterministic:
-        return fixed_splits(rows.num_keys_R, size=FIXED_SPLIT, max_keys=most_keys)
+        return fixed_splits(rows.num_keys_R, size=DETERMINISTIC_SPLIT_KEYS, max_keys=most_keys)
     device = kv.k_SKD.device
     return make_splits(
         num_seen(rows.num_keys_R, rows.num_queries_R, rows.window),

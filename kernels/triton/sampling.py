@@ -1,9 +1,9 @@
-"""From logits to a token without sorting: the race of `reference.draw_tokens` is run among all tokens, and again among
-those likelier than its winner as long as the filters do not let the winner through.
+"""Sampling without a sort: the race of `reference.sampling.draw_tokens` among all tokens, repeated among the likelier
+ones until the filters keep its winner.
 
-Whatever a filter drops is less likely than what it keeps, so a winner that is dropped rules out everything behind it:
-each round begins where the last one's winner ranks, and few are needed. The outcome is that of filtering first.
-(FlashInfer's samplers without a sort narrow a pivot in the same manner, but draw anew each round.)
+A filter keeps the likelier tokens. So a winner that is dropped rules out all tokens ranked behind it, the next round
+runs among those before it, and few rounds are needed. The result is that of filtering first. (FlashInfer's samplers
+without a sort narrow a pivot alike, but draw anew each round.)
 
 Legend: R rows, V vocabulary, B tokens of a block.
 """
@@ -48,7 +48,7 @@ def sample_tokens(logits_RV: torch.Tensor, sampling: SamplingTensors) -> torch.T
 
 
 def logprobs(logits_RV: torch.Tensor, tokens_R: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """log p(token) and the logarithm of the sum of exponentials, float32 [R] each."""
+    """Return log p(token) and the logarithm of the sum of exponentials, float32 [R] each."""
     R, V = logits_RV.shape
     found_R = torch.empty(R, dtype=torch.float32, device=logits_RV.device)
     normaliser_R = torch.empty_like(found_R)
@@ -66,8 +66,9 @@ def logprobs(logits_RV: torch.Tensor, tokens_R: torch.Tensor) -> tuple[torch.Ten
 
 
 @triton.jit
-def _luck(draw, token_B):
-    """The token's number in (0, 1), 52 bits and a half: the token-th output of SplitMix64 begun at `draw`."""
+def _random(draw, token_B):
+    """Return the token's random number in (0, 1): the token-th output of SplitMix64 seeded with `draw`, 52 bits plus a
+    half."""
     z_B = draw.to(tl.uint64) + (token_B + 1).to(tl.uint64) * 0x9E3779B97F4A7C15
     z_B = (z_B ^ (z_B >> 30)) * 0xBF58476D1CE4E5B9
     z_B = (z_B ^ (z_B >> 27)) * 0x94D049BB133111EB
@@ -113,7 +114,7 @@ def _sample(
     min_p = tl.load(min_p_R + row)
     draw = tl.load(draw_R + row)
 
-    # The mass that top-p takes its share of: all, or that of the k likeliest.
+    # Mass that top-p takes its share of: all, or that of the k likeliest.
     total = 0.0
     total = total.to(tl.float64)
     if top_p < 1.0:
@@ -132,7 +133,7 @@ def _sample(
                 logit_B = tl.load(logits + v_B, mask=v_B < V, other=float("-inf"))
                 total += tl.sum(tl.exp((logit_B - best) / temperature).to(tl.float64), 0)
 
-    # Only tokens that rank before the pivot run; the first pivot is behind all of them.
+    # Only tokens that rank before the pivot take part; the first pivot ranks behind all of them.
     pivot = float("-inf")
     pivot_token = V
     winner = greedy
@@ -147,7 +148,7 @@ def _sample(
             weight_B = tl.exp((logit_B - best) / temperature)
             runs_B = (logit_B > pivot) | ((logit_B == pivot) & (v_B < pivot_token))
             runs_B &= (weight_B >= min_p) & (v_B < V)
-            time_B = -tl.log(_luck(draw, v_B))
+            time_B = -tl.log(_random(draw, v_B))
             speed_B = tl.where(runs_B, weight_B.to(tl.float64) / time_B, 0.0)
             speed = tl.max(speed_B, 0)
             if speed > fastest:

@@ -1,8 +1,8 @@
-"""Attention of rows with few tokens, decode steps and draft trees, over many keys: a program per split and key head.
+"""Attention of rows with few tokens, decode steps and draft trees, over many keys: one program per split and key head.
 
-The query heads that share a key head, for all of the row's tokens, are one tile of queries: a key is read once for all
-of them. Splits (flash-decoding: Dao, Haziza, Massa, Sizov 2023) let a single row fill the device. A tree's tokens see
-their ancestors by a bitmask each; a decode row is a tree of one node.
+The query heads that share a key head, for all tokens of the row, are one tile of queries: a key is read once for all.
+Splits (flash-decoding: Dao, Haziza, Massa, Sizov 2023) let a single row fill the device. A tree's tokens see their
+ancestors by a bitmask each; a decode row is a tree of one node.
 
 Legend: T tokens, R rows, H query heads, K key/value heads, D head size, M queries of a tile, I splits, Q tokens of a
 row.
@@ -34,9 +34,9 @@ def split_attention(
 ) -> None:
     """Write `softmax(scale * q k^T) v` of the rows' tokens to `out_THD`, which is contiguous.
 
-    `splits` are those of each row's keys that a window leaves: `num_seen`. With `soft_cap` c scores become
-    `c * tanh(score / c)` first. `fixed` computes each row as in any other batch: with tiles of one size, and with
-    splits (`fixed_splits`, of all of a row's keys) that begin where the sequence does, whatever its window.
+    `splits` cut the keys that a window leaves to each row (`num_seen`). With `soft_cap` c scores become
+    `c * tanh(score / c)` first. `fixed` makes a row's bits independent of the batch: tiles of one size, and splits
+    (`fixed_splits`, of all of a row's keys) that begin where the sequence does, for any window.
     """
     H, D = q_THD.shape[1:]
     K = kv.k_SKD.shape[1]
@@ -108,7 +108,7 @@ def split_attention(
 
 
 def num_seen(num_keys_R: torch.Tensor, num_queries_R: torch.Tensor, window: int | None) -> torch.Tensor:
-    """How many of its keys a row's tokens see between them; the last ones."""
+    """Return how many of its last keys a row's tokens see together."""
     if window is None:
         return num_keys_R
     return torch.minimum(num_keys_R, num_queries_R + (window - 1))
@@ -196,16 +196,16 @@ def _attend_split(
     pages = page_table_RP + row.to(tl.int64) * stride_pages
     kv_offset = head_k * D
     if WINDOW:
-        everyone = first
+        unmasked_end = first
     else:
         # Whole tiles before the row's own tokens need no mask.
-        everyone = first + tl.maximum(tl.minimum(end, prefix) - first, 0) // TILE * TILE
+        unmasked_end = first + tl.maximum(tl.minimum(end, prefix) - first, 0) // TILE * TILE
         acc_MD, max_M, sum_M = attend(
-            acc_MD, max_M, sum_M, q_MD, first, everyone, k_SKD, v_SKD, kv_offset, stride_slot, pages, position_M,
+            acc_MD, max_M, sum_M, q_MD, first, unmasked_end, k_SKD, v_SKD, kv_offset, stride_slot, pages, position_M,
             prefix, bits_M, scale, cap, "none", WINDOW, CAP, PAGE, TILE, D, BLOCK_D,
         )  # fmt: skip
     acc_MD, max_M, sum_M = attend(
-        acc_MD, max_M, sum_M, q_MD, everyone, end, k_SKD, v_SKD, kv_offset, stride_slot, pages, position_M,
+        acc_MD, max_M, sum_M, q_MD, unmasked_end, end, k_SKD, v_SKD, kv_offset, stride_slot, pages, position_M,
         prefix, bits_M, scale, cap, "bits", WINDOW, CAP, PAGE, TILE, D, BLOCK_D,
     )  # fmt: skip
 
@@ -257,7 +257,7 @@ def _combine(
             partial_IQHD + at_I[:, None] * D + d[None, :], mask=(i < end)[:, None] & (d < D)[None, :], other=0.0
         )
         new = tl.maximum(largest, tl.max(weight_I, 0))
-        base = tl.where(new == float("-inf"), 0.0, new)  # a window may leave nothing in a split
+        base = tl.where(new == float("-inf"), 0.0, new)  # a window may leave no key in a split
         share_I = tl.exp2(weight_I - base)
         shrink = tl.exp2(largest - base)
         acc_D = acc_D * shrink + tl.sum(share_I[:, None] * partial_ID, 0)

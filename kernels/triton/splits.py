@@ -1,8 +1,8 @@
-"""How the keys of a step's rows are cut into pieces that are attended to side by side. Knows lengths only.
+"""Cutting of rows' keys into splits that are attended to in parallel (flash-decoding).
 
-One row's keys are read one after another by one program unless they are split, and at batch 1 most of the device then
-idles. So rows are cut into splits of one size, chosen on the device from the rows' lengths: a captured graph serves
-all of them.
+Without splits one program reads a row's keys one after another, and at batch 1 most of the device idles. A step's
+splits have one size, which is computed on the device from the rows' lengths, so that one captured graph serves any
+lengths.
 
 Legend: R rows.
 """
@@ -17,9 +17,10 @@ import triton.language as tl
 
 
 class Splits(NamedTuple):
-    """Split i belongs to the row r with `first[r] <= i < first[r + 1]`; it holds `size` keys, the row's last one fewer.
+    """Splits of a step. Split i belongs to the row r with `first[r] <= i < first[r + 1]`; it holds `size` keys, the
+    row's last one fewer.
 
-    `num_max` bounds their number: that many programs are launched for each key head, those beyond the last do nothing.
+    `num_max` bounds their number: so many programs are launched for each key head; those beyond the last do nothing.
     """
 
     first: torch.Tensor  # int32 [R + 1]
@@ -28,8 +29,8 @@ class Splits(NamedTuple):
 
 
 def make_splits(num_keys_R: torch.Tensor, *, num_wanted: int, tile: int) -> Splits:
-    """About `num_wanted` splits of at least `tile` keys. `num_keys_R` is int32 on the device; a row without keys, as
-    padding has, gets none."""
+    """Make about `num_wanted` splits of at least `tile` keys. `num_keys_R` is int32 on the device; a row without keys,
+    as padding has, gets none."""
     num_rows = num_keys_R.shape[0]
     first = torch.empty(num_rows + 1, dtype=torch.int32, device=num_keys_R.device)
     size = torch.empty(1, dtype=torch.int32, device=num_keys_R.device)
@@ -40,7 +41,7 @@ def make_splits(num_keys_R: torch.Tensor, *, num_wanted: int, tile: int) -> Spli
 
 
 def fixed_splits(num_keys_R: torch.Tensor, *, size: int, max_keys: int) -> Splits:
-    """Splits of `size` keys whatever the other rows are: a row's sums are then added in the same order in any batch."""
+    """Make splits of `size` keys, so that a row's sums are added in the same order in any batch."""
     num_rows = num_keys_R.shape[0]
     counts_R = (num_keys_R + (size - 1)) // size
     first = torch.zeros(num_rows + 1, dtype=torch.int32, device=num_keys_R.device)

@@ -1,4 +1,4 @@
-"""From the projections' output to rotated queries and stored keys and values, in one pass over them.
+"""Rotary embedding of queries and keys, and storing of keys and values, in one pass over the projections' output.
 
 Legend: T tokens, H query heads, K key/value heads, D head size, S slots, N heads of a block.
 """
@@ -13,7 +13,7 @@ from ..arguments import RopeAndStoreArgs
 from ..kv_cache import KvCache
 
 _FP8_MAX = 448.0  # e4m3
-# 1.5 * 2**23, whose float32 neighbours are integers: what is added to it is rounded to the nearest one, ties to even.
+# 1.5 * 2**23, whose float32 neighbours are integers: adding it rounds a number to the nearest integer, ties to even.
 ROUNDER = tl.constexpr(12582912.0)
 
 
@@ -103,28 +103,30 @@ def _rope_and_store(
         weight_ND = tl.load(qk_norm_HD + n[:, None] * D + d[None, :], mask=normed, other=1.0).to(tl.float32)
         swapped_weight_ND = tl.load(qk_norm_HD + n[:, None] * D + other_D[None, :], mask=normed, other=1.0)
         inverse_N = tl.where(n < H + K, tl.rsqrt(tl.sum(x_ND * x_ND, 1) / D + eps), 1.0)[:, None]
-        # Rounded between the two, as where they are two ops.
+        # Rounded between norm and rotation, as two separate ops would.
         dtype_in: tl.constexpr = qkv_TND.dtype.element_ty
         x_ND = (x_ND * inverse_N * weight_ND).to(dtype_in).to(tl.float32)
         swapped_ND = (swapped_ND * inverse_N * swapped_weight_ND.to(tl.float32)).to(dtype_in).to(tl.float32)
     cos_D = tl.load(cos_TD + token * D + d, mask=valid_D, other=0.0).to(tl.float32)
     sin_D = tl.load(sin_TD + token * D + d, mask=valid_D, other=0.0).to(tl.float32)
-    turned_ND = x_ND * cos_D[None, :] + swapped_ND * sin_D[None, :]
+    rotated_ND = x_ND * cos_D[None, :] + swapped_ND * sin_D[None, :]
 
-    at_q = (token * H + n)[:, None] * D + d[None, :]
-    tl.store(q_THD + at_q, turned_ND.to(q_THD.dtype.element_ty), mask=is_q[:, None] & valid_D[None, :])
+    index_q = (token * H + n)[:, None] * D + d[None, :]
+    tl.store(q_THD + index_q, rotated_ND.to(q_THD.dtype.element_ty), mask=is_q[:, None] & valid_D[None, :])
     slot = tl.load(slots_T + token).to(tl.int64) * stride_slot
     if slot < 0:
         return
-    at_k = slot + (n - H)[:, None] * D + d[None, :]
-    at_v = slot + (n - H - K)[:, None] * D + d[None, :]
+    index_k = slot + (n - H)[:, None] * D + d[None, :]
+    index_v = slot + (n - H - K)[:, None] * D + d[None, :]
     dtype: tl.constexpr = k_SKD.dtype.element_ty
     if k_scale_K is not None:
         k_scale_N = tl.load(k_scale_K + n - H, mask=is_k, other=1.0)
         v_scale_N = tl.load(v_scale_K + n - H - K, mask=is_v, other=1.0)
-        turned_ND = turned_ND.to(qkv_TND.dtype.element_ty).to(tl.float32)
-        tl.store(k_SKD + at_k, _quantise(turned_ND, k_scale_N[:, None], LIMIT, dtype), mask=is_k[:, None] & valid_ND)
-        tl.store(v_SKD + at_v, _quantise(x_ND, v_scale_N[:, None], LIMIT, dtype), mask=is_v[:, None] & valid_ND)
+        rotated_ND = rotated_ND.to(qkv_TND.dtype.element_ty).to(tl.float32)
+        tl.store(
+            k_SKD + index_k, _quantise(rotated_ND, k_scale_N[:, None], LIMIT, dtype), mask=is_k[:, None] & valid_ND
+        )
+        tl.store(v_SKD + index_v, _quantise(x_ND, v_scale_N[:, None], LIMIT, dtype), mask=is_v[:, None] & valid_ND)
     else:
-        tl.store(k_SKD + at_k, turned_ND.to(dtype), mask=is_k[:, None] & valid_ND)
-        tl.store(v_SKD + at_v, x_ND.to(dtype), mask=is_v[:, None] & valid_ND)
+        tl.store(k_SKD + index_k, rotated_ND.to(dtype), mask=is_k[:, None] & valid_ND)
+        tl.store(v_SKD + index_v, x_ND.to(dtype), mask=is_v[:, None] & valid_ND)

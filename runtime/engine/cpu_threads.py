@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import torch
 
-from ...kernels.cpu import thread_pool as workers
+from ...kernels.cpu import thread_pool
 
 _MIN_WORK = 400_000_000  # products of a step (tokens times parameters) from which on every thread helps: some 10 ms
 _SMALL = 50_000_000  # parameters; below it few steps are large
@@ -23,7 +23,7 @@ class CpuThreads:
         self._now = torch.get_num_threads()
         self._most = 1 if fixed and num_parameters < _SMALL else self._now
         self._min_tokens = 0 if fixed else -(-_MIN_WORK // num_parameters)
-        workers.set_num_threads(self._most)
+        thread_pool.set_num_threads(self._most)
 
     def choose(self, num_tokens: int) -> None:
         """For a step of `num_tokens`."""

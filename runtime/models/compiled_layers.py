@@ -22,7 +22,7 @@ from ...kernels.cpu.compiled import Floats, Ints
 from ...kernels.cpu.layers import decoder_layer
 from ...kernels.cpu.ops import CompiledAttention, is_unscaled_float32
 from ...kernels.cpu.packed_weights import PackedWeights, with_same_dtype
-from ...kernels.cpu.thread_pool import num_threads, share
+from ...kernels.cpu.thread_pool import num_threads, run_tasks
 from .linear import Linear
 from .mlp import DenseMlp
 from .packed_linear import PackedLinear
@@ -92,7 +92,7 @@ class CompiledLayers:
                     own_x, *layer, self._eps, own_cos, own_sin, own_slots, *memory, self._scale, *sight.for_tokens(own)
                 )
 
-        share([partial(compute, own) for own in self._parts(sights[0].row_T)])
+        run_tasks([partial(compute, own) for own in self._parts(sights[0].row_T)])
 
     def _parts(self, row_T: Ints) -> list[slice]:
         """The step's tokens in parts that go through all layers by themselves, each of whole rows: a row's tokens read

@@ -10,8 +10,7 @@ import pytest
 import torch
 
 from ramiform.kernels import AttentionArgs, KvCache, RopeAndStoreArgs, RowSpan, SamplingTensors, for_device
-from ramiform.kernels.cpu import ops
-from ramiform.kernels.cpu import thread_pool as workers
+from ramiform.kernels.cpu import ops, thread_pool
 from ramiform.kernels.cpu.compiled import exp
 from ramiform.kernels.cpu.matmul import packed_matmul
 from ramiform.kernels.cpu.ops import CompiledAttention, CpuOps
@@ -202,10 +201,10 @@ def test_other_types_are_left_to_torch() -> None:
 @pytest.fixture(params=[1, 3], ids=["one thread", "three threads"])
 def _threads(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(ops, "_MIN_NUMBERS", 1)  # even the smallest is shared
-    before = workers.num_threads()
-    workers.set_num_threads(request.param)
+    before = thread_pool.num_threads()
+    thread_pool.set_num_threads(request.param)
     yield
-    workers.set_num_threads(before)
+    thread_pool.set_num_threads(before)
 
 
 @pytest.mark.usefixtures("_threads")

@@ -9,35 +9,35 @@ from functools import partial
 
 import pytest
 
-from ramiform.kernels.cpu import thread_pool as workers
+from ramiform.kernels.cpu import thread_pool
 
 
 @pytest.fixture(autouse=True, params=[1, 2, 3], ids=["alone", "two threads", "three threads"])
 def _threads(request: pytest.FixtureRequest) -> Iterator[None]:
-    before = workers.num_threads()
-    workers.set_num_threads(request.param)
+    before = thread_pool.num_threads()
+    thread_pool.set_num_threads(request.param)
     yield
-    workers.set_num_threads(before)
+    thread_pool.set_num_threads(before)
 
 
 def test_every_part_is_done_once_when_it_returns() -> None:
     for count in (0, 1, 2, 7, 40):
         done: list[int] = []
-        workers.share([partial(done.append, part) for part in range(count)])
+        thread_pool.run_tasks([partial(done.append, part) for part in range(count)])
         assert sorted(done) == list(range(count))
 
 
 def test_parts_run_beside_each_other() -> None:
-    count = workers.num_threads()
+    count = thread_pool.num_threads()
     meeting = threading.Barrier(count, timeout=60)
-    workers.share([meeting.wait] * count)  # each waits for all others
+    thread_pool.run_tasks([meeting.wait] * count)  # each waits for all others
 
 
 def test_several_callers_get_their_own_parts_done() -> None:
     def call(_: int) -> list[tuple[int, int]]:
         done: list[tuple[int, int]] = []
         for part in range(20):
-            workers.share([partial(done.append, (part, half)) for half in range(2)])
+            thread_pool.run_tasks([partial(done.append, (part, half)) for half in range(2)])
         return done
 
     with ThreadPoolExecutor(4) as callers:
@@ -51,7 +51,7 @@ def test_what_a_part_raises_reaches_the_caller_and_the_threads_live_on() -> None
 
     for _ in range(5):
         with pytest.raises(ValueError, match="part"):
-            workers.share([fail, fail, fail])
+            thread_pool.run_tasks([fail, fail, fail])
     done: list[int] = []
-    workers.share([partial(done.append, part) for part in range(3)])
+    thread_pool.run_tasks([partial(done.append, part) for part in range(3)])
     assert sorted(done) == [0, 1, 2]

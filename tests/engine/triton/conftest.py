@@ -17,9 +17,9 @@ pytest.importorskip("triton", reason="the extra 'gpu' is not installed")
 @pytest.fixture(autouse=True)
 def few_multiprocessors(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Each program of the interpreter takes milliseconds, those that find nothing to do included."""
-    from ramiform.kernels.triton import launch_configs as tables
+    from ramiform.kernels.triton import launch_configs
 
-    monkeypatch.setattr(tables, "ASSUMED_MULTIPROCESSORS", 1)
-    tables._num_multiprocessors.cache_clear()
+    monkeypatch.setattr(launch_configs, "ASSUMED_MULTIPROCESSORS", 1)
+    launch_configs._num_multiprocessors.cache_clear()
     yield
-    tables._num_multiprocessors.cache_clear()
+    launch_configs._num_multiprocessors.cache_clear()

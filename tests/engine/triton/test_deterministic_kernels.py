@@ -23,7 +23,7 @@ def dot(self: InterpreterBuilder, a: TensorHandle, b: TensorHandle, d: TensorHan
 
 
 def test_a_request_has_the_same_bits_in_any_company(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(paged_attention, "FIXED_SPLIT", 32)  # so that there is something to combine
+    monkeypatch.setattr(paged_attention, "DETERMINISTIC_SPLIT_KEYS", 32)  # so that there is something to combine
     monkeypatch.setattr(InterpreterBuilder, "create_dot", dot)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     config = CoreConfig(device=device, dtype="float32", num_pages=40, kernels="triton", deterministic=True)

@@ -10,8 +10,7 @@ from collections.abc import Iterator
 import torch
 
 from ramiform.kernels import KvCache, RopeAndStoreArgs, SamplingTensors
-from ramiform.kernels.triton import experts, layers, logits, sampling, store
-from ramiform.kernels.triton import launch_configs as tables
+from ramiform.kernels.triton import experts, launch_configs, layers, logits, sampling, store
 from ramiform.kernels.triton.chunk_attention import chunk_attention, query_tiles
 from ramiform.kernels.triton.paged_rows import PagedRows
 from ramiform.kernels.triton.split_attention import split_attention
@@ -38,7 +37,7 @@ def rows(num_rows: int, queries: int, *, tree: bool, window: int | None = None) 
 
 def attention() -> Iterator[tuple[str, Launch]]:
     """Every dtype and size of row for one set of heads; of the others what differs by them: trees and chunks."""
-    eight_bits = [torch.int8] + ([torch.float8_e4m3fn] if tables.reads_fp8(CPU) else [])
+    eight_bits = [torch.int8] + ([torch.float8_e4m3fn] if launch_configs.reads_fp8(CPU) else [])
     for heads, kv_heads, head_dim in HEADS:
         first = (heads, kv_heads, head_dim) == HEADS[0]
         for dtype in [torch.bfloat16, *(eight_bits if first else [])]:
@@ -50,7 +49,7 @@ def attention() -> Iterator[tuple[str, Launch]]:
                     splits = make_splits(torch.zeros(4, dtype=torch.int32), num_wanted=66, tile=64)
                     split_attention(q, kv, rows(4, queries, tree=queries > 1), splits, q, 0.1, fixed=fixed)
                 yield from ((f"{name}-Q{queries}{'-fixed' * fixed}", launch) for launch in launches)
-            tile = tables.chunk_tile(CPU, head_dim, dtype)
+            tile = launch_configs.chunk_tile(CPU, head_dim, dtype)
             tiles = query_tiles([100], [200], group=heads // kv_heads, tile=tile, device=CPU)
             q = torch.empty(100, heads, head_dim, dtype=torch.bfloat16)
             for window in (None, 4096) if first and dtype == torch.bfloat16 else (None,):
@@ -122,6 +121,6 @@ def distinct(launches: list[tuple[str, Launch]]) -> Iterator[tuple[str, Launch]]
 
 if __name__ == "__main__":
     wanted = int(sys.argv[1])
-    tables.ASSUMED = (wanted // 10, wanted % 10)
+    launch_configs.ASSUMED_CAPABILITY = (wanted // 10, wanted % 10)
     for name, launch in distinct([*attention(), *others()]):
         print(json.dumps({"case": name, **compile_launch(launch, wanted)._asdict()}), flush=True)
