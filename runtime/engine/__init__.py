@@ -1,4 +1,4 @@
-"""Runs forward plans on a device: the model, its KV pool and the sampler. Knows no requests, queues or sockets."""
+"""Engine: runs forward plans on a device with the model, its KV pool and the sampler."""
 
 from __future__ import annotations
 

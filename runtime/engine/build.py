@@ -1,4 +1,4 @@
-"""From a CoreConfig to an engine: where to compute, in which type, with how much KV memory."""
+"""Construction of an engine from a CoreConfig: device, dtypes, op set, KV memory, CUDA graphs."""
 
 from __future__ import annotations
 
@@ -31,15 +31,16 @@ from .kv_pool import PAGE_SIZE, KvMemory, KvPool, bytes_per_page
 
 logger = logging.getLogger("ramiform.engine")
 
-MAX_DETERMINISTIC_TREE = 64  # tokens that the kernels' masks have bits for
+MAX_DETERMINISTIC_TREE = 64  # tokens: bits of the kernels' masks
+_SMALL = 200_000_000  # parameters; below it a CPU is faster in float32 than in bfloat16
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 def choose_ops(config: CoreConfig, model: ModelConfig, device: torch.device) -> Ops | None:
-    """None: those that suit model and device. Where a token's numbers depend on how its prompt was cut whatever the
-    ops, a warning says so.
+    """Return the op set that the settings ask for; None: the decoder chooses by model and device.
 
-    Raises RequestError naming the setting when Triton is not installed or has no such op, or when a tree may be larger
-    than deterministic kernels take.
+    Raises RequestError naming the setting when Triton is not installed or has no such op, or when a draft tree may be
+    larger than deterministic kernels take.
     """
     rotates = model.rope.type == "dynamic"
     if config.kernels == "triton":
@@ -50,12 +51,12 @@ def choose_ops(config: CoreConfig, model: ModelConfig, device: torch.device) -> 
             )
         if importlib.util.find_spec("triton") is None:
             raise RequestError("kernels 'triton' need the package triton: install ramiform[gpu]", param="kernels")
-    if not config.deterministic:
-        return None if config.kernels == "auto" else for_device(device, config.kernels)
-    if rotates:
+    if rotates and config.deterministic:
+        # A token's numbers depend on the length at which it was computed, with any op set.
         logger.warning(
             "with dynamic rotary scaling, deterministic does not cover other batches and chunks, only processes"
         )
+    if rotates or not config.deterministic:
         return None if config.kernels == "auto" else for_device(device, config.kernels)
     if config.speculative_num_draft_tokens > MAX_DETERMINISTIC_TREE:
         raise RequestError(
@@ -66,16 +67,14 @@ def choose_ops(config: CoreConfig, model: ModelConfig, device: torch.device) -> 
     return for_device(device, config.kernels, deterministic=True)
 
 
-_SMALL = 200_000_000  # parameters; below it a CPU is faster in float32 than in bfloat16
-_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-
-
 class DraftSourceFactory(Protocol):
+    """Constructor of a draft source."""
+
     def __call__(self, target: Decoder, *, num_pages: int, num_host_pages: int) -> DraftSource | None:
-        """The draft source for a target with a pool of so many pages."""
+        """Return the draft source for a target whose pool has so many pages; None: there is none."""
 
 
-# Bytes that a draft source for a target takes for each of the target's pages, of weights and KV in this dtype.
+# Bytes that a draft source takes for each page of its target, by the target's config and the dtype of weights and KV.
 DraftPageBytes = Callable[[ModelConfig, torch.dtype], int]
 
 
@@ -87,12 +86,13 @@ def build_engine(
     group: Group = SINGLE_RANK,
     draft_page_bytes: DraftPageBytes | None = None,
 ) -> Engine:
-    """The engine of the checkpoint in directory `path`, its weights loaded, and the draft source beside it, if any. Of
-    `group`'s rank the part of the model, with its part of the KV.
+    """Load the checkpoint in directory `path`, and the draft source beside it if any, and return the engine.
 
-    Raises CheckpointError when the checkpoint cannot be served, RequestError naming the setting when the device does
-    not exist or has no numbers of the KV's dtype, the context is longer than the model's, or the KV memory holds no
-    sequence or is more than there is.
+    With several ranks it holds the part of model and KV of `group`'s rank.
+
+    Raises CheckpointError when the checkpoint cannot be served. Raises RequestError, naming the setting, when the
+    device does not exist or lacks the KV's dtype, when the context is longer than the model's, and when the KV memory
+    cannot hold one sequence or exceeds the device's.
     """
     whole_config = read_config(path)
     if config.deterministic and group is SINGLE_RANK:
@@ -107,10 +107,10 @@ def build_engine(
     largest = replace(model_config, num_layers=max(layer_counts(whole_config, group.stage.size)))
     page = bytes_per_page(largest, kv_dtype)
     if draft_page_bytes is not None:
-        page += draft_page_bytes(whole_config, dtype)  # a draft's memory comes out of the same budget
+        page += draft_page_bytes(whole_config, dtype)  # the draft source's memory comes out of the same budget
     num_pages = config.num_pages or _pages_in_memory(config.kv_memory, context_length, page)
     if device.type == "cpu":
-        # Ranks share the processors; where the slices' number is fixed, so is what their products are divided by.
+        # Ranks share the processors. A fixed number of slices also fixes the threads that divide their products.
         torch.set_num_threads(max(1, torch.get_num_threads() // group.shard.num_slices))
     ops = choose_ops(config, model_config, device)
     model = load_model(
@@ -118,16 +118,16 @@ def build_engine(
     )
     chosen = choose_scales(config, path, model, kv_dtype, group)
     num_host_pages = int(config.host_kv_memory * 2**30) // page
-    wanted = "kv_memory" if config.num_pages is None else "num_pages"
-    memory = _memory(model_config, num_pages, device, kv_dtype, param=wanted)
+    setting = "kv_memory" if config.num_pages is None else "num_pages"
+    memory = _memory(model_config, num_pages, device, kv_dtype, param=setting)
     host = _memory(model_config, num_host_pages, torch.device("cpu"), kv_dtype, param="host_kv_memory")
     source = None
     if make_source is not None:
         source = make_source(model, num_pages=num_pages, num_host_pages=num_host_pages)
     pool = KvPool(memory, host, chosen.scales)
     graphs = None
-    alone = group.shard.size == group.stage.size == 1  # what ranks say to each other is not captured
-    if config.cuda_graphs and device.type == "cuda" and alone and DecodeGraphs.serve(model, pool.layers):
+    alone = group.shard.size == group.stage.size == 1  # communication of ranks is not captured
+    if config.cuda_graphs and device.type == "cuda" and alone and DecodeGraphs.supports(model, pool.layers):
         graphs = DecodeGraphs(
             model,
             pool.layers,
@@ -160,7 +160,8 @@ def _memory(model: ModelConfig, num_pages: int, device: torch.device, dtype: tor
 
 
 def choose_device(name: str) -> torch.device:
-    """`auto` is the first CUDA device, or the CPU. Raises RequestError when there is no such device."""
+    """Return the device of a setting; `auto` is the first CUDA device, or else the CPU. Raises RequestError when there
+    is no such device."""
     if name == "auto":
         return torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
     try:
@@ -175,6 +176,7 @@ def choose_device(name: str) -> torch.device:
 
 
 def choose_dtype(name: str, device: torch.device, num_parameters: int) -> torch.dtype:
+    """Return the dtype of a setting; `auto` is float32 for small models on a CPU, else bfloat16."""
     if name != "auto":
         return _DTYPES[name]
     return torch.float32 if device.type == "cpu" and num_parameters < _SMALL else torch.bfloat16
@@ -190,7 +192,7 @@ def _context_length(config: CoreConfig, model: ModelConfig) -> int:
 
 
 def _pages_in_memory(gibibytes: float, context_length: int, page: int) -> int:
-    """`page`: bytes of one."""
+    """Return the number of pages in `gibibytes` of memory; a page has `page` bytes."""
     num_pages = int(gibibytes * 2**30) // page
     needed = -(-context_length // PAGE_SIZE)
     if num_pages < needed:

@@ -1,9 +1,8 @@
-"""Steps that only decode, as graphs: one launch for all of a step's kernels. Knows a model and its memory, not what
-becomes of its hidden states.
+"""CUDA graphs of decode steps: one launch for all kernels of a step.
 
-A graph repeats its launches on the same memory. So there is one for each of some numbers of rows, a step's rows are
-written to buffers that stay, and rows that are missing stand for none: no keys, and slot -1, which is not written to.
-What is captured is the decoder's own forward; `Capture` only decides how it is run again.
+A graph repeats its launches on the same memory. So there is one graph for each of some numbers of rows, and a step's
+rows are written to static buffers. Missing rows are padding: they have no keys, and slot -1, which is not written to.
+The decoder's own forward is captured; a `Capture` only decides how it is replayed.
 
 Legend: R rows, P pages of a sequence, E hidden size.
 """
@@ -22,11 +21,11 @@ from .kv_pool import PAGE_SIZE
 from .last_tokens import NO_LAST_TOKENS, LastTokens
 
 Forward = Callable[[], None]
-Capture = Callable[[Forward], Forward]  # runs it, perhaps, and says how it is run again
+Capture = Callable[[Forward], Forward]  # takes a forward, may run it, and returns its replay
 
 
 class CudaCapture:
-    """CUDA graphs over one pool of memory: they never run at the same time."""
+    """Captures CUDA graphs that share one memory pool, because no two run at the same time."""
 
     def __init__(self) -> None:
         self._pool = torch.cuda.graph_pool_handle()
@@ -35,7 +34,7 @@ class CudaCapture:
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
-            forward()  # what is compiled or allocated once must not be in the graph
+            forward()  # compilation and one-time allocations must not be in the graph
         torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool):
@@ -44,13 +43,16 @@ class CudaCapture:
 
 
 def graph_sizes(max_rows: int) -> list[int]:
-    """Numbers of rows that get a graph, rising: padding is at most three rows, or half as many as there are."""
+    """Return the numbers of rows that get a graph, ascending. Padding is at most three rows, or half of the rows."""
     sizes = (1, 2, 4, 8, 12, 16, *range(24, 65, 8), *range(80, max_rows, 16))
     return [*(size for size in sizes if size < max_rows), max_rows]
 
 
 class DecodeGraphs:
-    """For at most `max_rows` rows of at most `num_places` tokens. `captures` are as the decoder takes them."""
+    """Graphs for decode steps of at most `max_rows` rows, each of at most `num_places` tokens.
+
+    `captures` are the hidden states that the decoder captures, for a draft source.
+    """
 
     def __init__(
         self,
@@ -73,17 +75,17 @@ class DecodeGraphs:
         self._outputs: dict[int, tuple[torch.Tensor, torch.Tensor | None]] = {}
 
     @staticmethod
-    def serve(model: Decoder, kv: Sequence[KvCache]) -> bool:
-        """Whether a forward of this model never asks its device for a number."""
+    def supports(model: Decoder, kv: Sequence[KvCache]) -> bool:
+        """Return True if a forward of the model never reads a value back from its device."""
         config = model.config
         if config.quantisation is not None or (config.experts is not None and not model.ops.groups_experts):
             return False
-        none = torch.zeros((1, 1), dtype=torch.int32, device=model.device)
-        args = DecodeAttentionArgs(none, none[0], kv[0], PAGE_SIZE, window=None)
+        empty = torch.zeros((1, 1), dtype=torch.int32, device=model.device)
+        args = DecodeAttentionArgs(empty, empty[0], kv[0], PAGE_SIZE, window=None)
         return model.ops.decode_attention(args) is not None
 
     def fits(self, rows: Sequence[Row]) -> bool:
-        """Whether the rows only decode, and are not too many."""
+        """Return True if all rows only decode, and there are not too many."""
         return len(rows) <= self._sizes[-1] and all(
             len(row.tokens) == 1
             and (row.sample is not None or row.follows is not None)
@@ -93,24 +95,27 @@ class DecodeGraphs:
         )
 
     def capture_all(self) -> None:
-        """The largest first: the others find room in its memory."""
+        """Capture all graphs, the largest first, so that the others reuse its memory."""
         for size in reversed(self._sizes):
             self._fill([], size, NO_LAST_TOKENS)
             self._graphs[size] = self._capture(lambda size=size: self._forward(size))  # type: ignore[misc]
 
     def hidden_and_features(
-        self, rows: Sequence[Row], sampled: LastTokens, *, features: bool
+        self, rows: Sequence[Row], last_tokens: LastTokens, *, features: bool
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """As the decoder's, for rows that fit. The hidden states are valid until the next call; features, if wanted,
-        are the caller's, since a draft source keeps them for later. `sampled` is what the step before sampled."""
+        """Run the graph of the rows, which fit, and return what `Decoder.hidden_and_features` returns.
+
+        The hidden states are valid until the next call. Features, if wanted, are copies, since a draft source keeps
+        them for later. `last_tokens` are those of the last step.
+        """
         size = next(size for size in self._sizes if size >= len(rows))
-        self._fill(rows, size, sampled)
+        self._fill(rows, size, last_tokens)
         self._graphs[size]()
         hidden_RE, features_RE = self._outputs[size]
         kept_RE = features_RE[: len(rows)].clone() if features and features_RE is not None else None
         return hidden_RE[: len(rows)], kept_RE
 
-    def _fill(self, rows: Sequence[Row], size: int, sampled: LastTokens) -> None:
+    def _fill(self, rows: Sequence[Row], size: int, last_tokens: LastTokens) -> None:
         ids, positions = np.zeros((2, size), dtype=np.int64)
         slots, num_keys = np.full(size, -1, dtype=np.int64), np.zeros(size, dtype=np.int32)
         num_pages = [row.first_position // PAGE_SIZE + 1 for row in rows]
@@ -125,7 +130,7 @@ class DecodeGraphs:
         for buffer_R, column in zip(buffers, columns, strict=True):
             buffer_R[:size].copy_(column)
         self._page_table_RP[:size, : new_table.shape[1]].copy_(new_table)
-        sampled.fill(self._ids_R, rows, range(len(rows)))
+        last_tokens.fill(self._ids_R, rows, range(len(rows)))
 
     def _forward(self, size: int) -> None:
         model, positions_R = self._model, self._positions_R[:size]

@@ -1,5 +1,7 @@
-"""A plan in, its results out. State is the KV pool, which plans address by page, that of a draft source, and the tokens
-that the last step sampled."""
+"""The engine: runs a forward plan and returns its result.
+
+Its state is the KV pool, which plans address by page, the draft source's memory, and the tokens of the last step.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,7 @@ class EngineInfo:
     context_length: int  # tokens of one sequence
     dtype: str  # e.g. "bfloat16"
     kv_dtype: str  # as `--kv-dtype` names it
-    kv_scales: str  # where those of eight-bit keys and values come from; "none": nowhere
+    kv_scales: str  # origin of the scales of eight-bit keys and values; "none": there are none
     device: str  # e.g. "cpu", "cuda:0"
     page_size: int
     num_pages: int
@@ -36,6 +38,8 @@ class EngineInfo:
 
 
 class Engine:
+    """A model on its device with its KV pool, ready to run plans."""
+
     def __init__(
         self,
         model: Decoder,
@@ -48,9 +52,9 @@ class Engine:
         group: Group = SINGLE_RANK,
         threads: CpuThreads | None = None,
     ) -> None:
-        """`group` are the ranks that compute the same plans, each with its part of the model; rank 0 has the source."""
+        """`group` are the ranks that run the same plans, each on its part of the model; rank 0 has the draft source."""
         config = model.config
-        self._device = ModelRunner(model, pool, group, source, graphs)
+        self._runner = ModelRunner(model, pool, group, source, graphs)
         self._threads = threads
         self.info = EngineInfo(
             architecture=config.architecture,
@@ -68,30 +72,30 @@ class Engine:
 
     @torch.inference_mode()
     def launch(self, plan: ForwardPlan) -> InFlightStep:
-        """Queue on the device: copy pages, compute every row's tokens, sample, verify guesses, score. Rows write to
-        distinct slots and to no slot that another row of the plan reads.
+        """Queue a step on the device: copy pages, compute every row's tokens, sample, verify drafts, score.
 
-        On a CUDA device nothing is waited for but pages that go to the host or come from there, and what plain torch
-        asks for in the place of kernels. On a CPU all is done on return.
+        Rows write to distinct slots, and to no slot that another row of the plan reads. On a CUDA device the call waits
+        only for page copies to or from the host, and for values that plain torch reads back in place of a kernel. On a
+        CPU the step is complete on return.
         """
         if self._threads is not None:
             self._threads.choose(plan.num_tokens)
-        return InFlightStep(self._device, plan)
+        return InFlightStep(self._runner, plan)
 
     def run(self, plan: ForwardPlan) -> ForwardResult:
-        """Launch a plan that is not open, and wait for it; then the draft source is asked for new guesses."""
+        """Launch a plan that is not open, and wait for its result and the drafts for the next step."""
         return self.launch(plan).wait()
 
     @torch.inference_mode()
     def warm_up(self) -> None:
-        """Run one small plan, so that the first request finds libraries loaded, memory touched and graphs captured."""
-        if self._device.graphs is not None:
-            self._device.graphs.capture_all()
+        """Capture the CUDA graphs and run one small plan, so that the first request pays for neither."""
+        if self._runner.graphs is not None:
+            self._runner.graphs.capture_all()
         self.run(self.warm_up_plan())
 
     @staticmethod
     def warm_up_plan() -> ForwardPlan:
-        """Writes to pages 0 and 1."""
+        """Return the plan that `warm_up` runs; it writes to pages 0 and 1."""
         draw = Sample(temperature=1.0, top_k=8, top_p=0.9, min_p=0.0, draw=5, num_top_logprobs=1)
         prefill = Row(rid="warm-up", tokens=[0] * PAGE_SIZE, first_position=0, pages=[0], sample=draw)
         decode = Row(rid="warm-up", tokens=[0], first_position=0, pages=[1], sample=draw)

@@ -1,4 +1,4 @@
-"""From a plan's rows to the decoder's inputs: index tensors for the whole step, built with numpy, moved once.
+"""The decoder's inputs for a plan's rows: index tensors of the whole step, built with numpy, copied once.
 
 Legend: T tokens of the step, O outputs wanted, R rows.
 """
@@ -19,10 +19,13 @@ from .last_tokens import NO_LAST_TOKENS, LastTokens
 
 
 def decoder_inputs(
-    rows: Sequence[Row], model: Decoder, wanted: np.ndarray, kv: KvCache, sampled: LastTokens = NO_LAST_TOKENS
+    rows: Sequence[Row], model: Decoder, wanted: np.ndarray, kv: KvCache, last_tokens: LastTokens = NO_LAST_TOKENS
 ) -> DecoderInputs:
-    """`wanted` are the indices, among the rows' tokens concatenated, of those whose hidden states will be read; `kv` is
-    any layer's memory; `sampled` is what the step before sampled, for rows that follow its rows."""
+    """Build the decoder's inputs.
+
+    `wanted` int64 are the indices, among the rows' tokens concatenated, of those whose hidden states are read. `kv` is
+    the cache of any layer. `last_tokens` are those of the last step, for rows that follow its rows.
+    """
     num_R = np.array([len(row.tokens) for row in rows])
     first_R = np.array([row.first_position for row in rows])
     ids_T = np.fromiter(chain.from_iterable(row.tokens for row in rows), dtype=np.int64, count=int(num_R.sum()))
@@ -36,7 +39,7 @@ def decoder_inputs(
             row.first_position,
             len(row.tokens),
             np.array(row.pages[: -(-length // PAGE_SIZE)], dtype=np.int64),
-            # A chain needs no mask of its own: each guess sees all before it.
+            # A chain needs no mask of its own: each draft token sees all before it.
             () if row.parents is None or is_chain(row.parents) else row.parents,
         )
         for row, length in zip(rows, lengths_R.tolist(), strict=True)
@@ -48,7 +51,7 @@ def decoder_inputs(
     ids, positions, lengths, slots, wanted_O = to_device(
         [ids_T, positions_T, np.repeat(lengths_R, num_R), slots_T, wanted], model.device
     )
-    sampled.fill(ids, rows, starts_R.tolist())
+    last_tokens.fill(ids, rows, starts_R.tolist())
     cos_T1D, sin_T1D = model.rope.angles(positions, lengths)
     return DecoderInputs(
         ids_T=ids,
@@ -61,7 +64,8 @@ def decoder_inputs(
 
 
 def _positions(rows: Sequence[Row], places_T: np.ndarray, starts_R: Sequence[int]) -> np.ndarray:
-    """A token's place is its position, a guess's is as far after the committed tokens as it is deep."""
+    """Return the tokens' positions. A token's position is its place; a node's is the last committed one plus its
+    depth."""
     positions_T = places_T
     for row, start in zip(rows, starts_R, strict=True):
         if row.parents is not None and not is_chain(row.parents):
@@ -72,15 +76,16 @@ def _positions(rows: Sequence[Row], places_T: np.ndarray, starts_R: Sequence[int
 
 
 def _attention(spans: list[RowSpan], model: Decoder, longest: int, kv: KvCache) -> dict[int | None, Attention]:
-    """One for each of the model's windows; a window no row outgrows needs none of its own."""
-    made: dict[int | None, Attention] = {}
+    """Prepare the attention of each of the model's windows. A window that no row outgrows shares that without a
+    window."""
+    prepared: dict[int | None, Attention] = {}
     attention: dict[int | None, Attention] = {}
     for window in set(model.config.windows):
         effective = None if window is not None and window >= longest else window
-        if effective not in made:
+        if effective not in prepared:
             key_rope = model.rope.angles if model.rope.depends_on_length else None
-            made[effective] = model.ops.attention(
+            prepared[effective] = model.ops.attention(
                 AttentionArgs(spans, kv, model.config.num_heads, PAGE_SIZE, effective, model.dtype, key_rope)
             )
-        attention[window] = made[effective]
+        attention[window] = prepared[effective]
     return attention

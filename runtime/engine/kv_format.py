@@ -1,5 +1,7 @@
-"""What keys and values are stored as: the dtype that a setting asks for, and where the scales of eight-bit ones come
-from. docs/decisions/0010-scales-before-the-first-token.md"""
+"""Storage format of keys and values: the dtype that a setting asks for, and the origin of the scales of eight-bit ones.
+
+See docs/decisions/0010-scales-before-the-first-token.md.
+"""
 
 from __future__ import annotations
 
@@ -26,11 +28,12 @@ KV_DTYPES: dict[KvDtypeName, torch.dtype] = {
     "fp8": torch.float8_e4m3fn,
     "int8": torch.int8,
 }
-_E4M3_CAPABILITY = (8, 9)  # of CUDA devices, from which on they convert it
+_E4M3_CAPABILITY = (8, 9)  # CUDA devices convert e4m3 from this capability on
 
 
 def choose_kv_dtype(name: KvDtypeName, dtype: torch.dtype, device: torch.device) -> torch.dtype:
-    """`auto` is the model's `dtype`. Raises RequestError when the device has no such numbers."""
+    """Return the dtype that a setting names; `auto` is the model's `dtype`. Raises RequestError when the device lacks
+    it."""
     chosen = KV_DTYPES.get(name, dtype)
     if name == "fp8" and device.type == "cuda" and torch.cuda.get_device_capability(device) < _E4M3_CAPABILITY:
         capability = ".".join(map(str, torch.cuda.get_device_capability(device)))
@@ -42,11 +45,14 @@ def choose_kv_dtype(name: KvDtypeName, dtype: torch.dtype, device: torch.device)
 
 
 def kv_dtype_name(dtype: torch.dtype) -> KvDtypeName:
+    """Return the name of a dtype in settings."""
     return next(name for name, known in KV_DTYPES.items() if known == dtype)
 
 
 @dataclass(frozen=True)
 class ChosenScales:
+    """Scales of keys and values, and their origin."""
+
     scales: KvScales | None
     origin: str  # a file, "checkpoint", "random tokens", or "none" where none are needed
 
@@ -54,11 +60,13 @@ class ChosenScales:
 def choose_scales(
     config: CoreConfig, path: Path, model: Decoder, dtype: torch.dtype, group: Group = SINGLE_RANK
 ) -> ChosenScales:
-    """Those for keys and values of `dtype` of the model at `path`: from the file that is asked for, the file
-    beside the model, the checkpoint, or measured here and now, in this order. They never change afterwards.
+    """Return the scales for keys and values of `dtype` of the model at `path`.
 
-    Raises CheckpointError when what is there is not readable or of another model, RequestError when scales are asked
-    for without a use.
+    They come from the file that the settings name, else the file beside the model, else the checkpoint, else a
+    measurement on random tokens. They never change afterwards.
+
+    Raises CheckpointError when a file is not readable or of another model, RequestError when `kv_scales` is set for a
+    dtype without scales.
     """
     if dtype not in QUANTISED_MAX:
         if config.kv_scales is not None:
@@ -82,5 +90,5 @@ def choose_scales(
 
 
 def _own(scales: KvScales, model: Decoder) -> KvScales:
-    """Of the whole model's, those of the layers and heads that the rank computes."""
+    """Return the scales of the layers and heads that the rank computes."""
     return scales.layers(model.layers).heads(model.kv_heads)

@@ -1,6 +1,6 @@
-"""How large a model's keys and values get: measured on texts, kept in a file beside the model, made into scales.
+"""Ranges of a model's keys and values: measured on texts, kept in a file beside the model, converted to scales.
 
-Ranges are facts of the model; a scale follows from them and the format of the codes, so one file serves them all.
+Ranges belong to the model. A scale follows from a range and the format of the codes, so one file serves all formats.
 
 Legend: L layers, K key/value heads.
 """
@@ -30,32 +30,31 @@ from .stages import hidden_and_features
 FILE_NAME = "kv_scales.json"
 CHUNK = 512  # tokens computed at once
 
-# How much larger than the largest number seen one may come that is still in range. Room costs e4m3 nothing but its
-# smallest numbers, int8 resolution.
+# Headroom above the largest number seen. It costs e4m3 only its smallest numbers, but int8 resolution.
 MARGIN = {torch.float8_e4m3fn: 2.0, torch.int8: 1.1}
 
 
 @dataclass(frozen=True)
 class KvRanges:
-    """The largest absolute values seen of each layer and head; float32."""
+    """Largest absolute values seen, by layer and head; float32."""
 
     k_LK: torch.Tensor
     v_LK: torch.Tensor
-    num_tokens: int  # that they were seen in
+    num_tokens: int  # of the texts measured
 
     def scales(self, dtype: torch.dtype) -> KvScales:
-        """For codes of `dtype`."""
+        """Return the scales for codes of `dtype`."""
         factor = MARGIN[dtype] / QUANTISED_MAX[dtype]
-        # A head that says nothing still needs a scale to be divided by.
+        # A head whose values are all zero still needs a divisor.
         return KvScales(*((range_LK * factor).clamp_min(1e-6) for range_LK in (self.k_LK, self.v_LK)))
 
 
 @torch.inference_mode()
 def measure(model: Decoder, texts: Iterable[Sequence[int]], group: Group = SINGLE_RANK) -> KvRanges:
-    """Of texts as token ids, each computed by itself with keys and values in the model's dtype; of the layers and heads
-    that the rank of `group` computes.
+    """Measure the ranges on texts, given as token ids, for the layers and heads that the rank of `group` computes.
 
-    Raises RequestError when some are not finite.
+    Each text is computed by itself, with keys and values in the model's dtype. Raises RequestError when some are not
+    finite.
     """
     config = model.config
     k_LK, v_LK = torch.zeros(2, config.num_layers, config.num_kv_heads, device=model.device)
@@ -77,7 +76,7 @@ def measure(model: Decoder, texts: Iterable[Sequence[int]], group: Group = SINGL
 
 
 def random_texts(config: ModelConfig, *, num_texts: int = 4, length: int = 512) -> list[list[int]]:
-    """Tokens of the vocabulary in any order, the same ones each time: what can be measured on without a text."""
+    """Return texts of random tokens, the same ones each time, to measure on without data."""
     draw = np.random.default_rng(0)
     length = min(length, config.context_length)
     return [draw.integers(config.vocab_size, size=length).tolist() for _ in range(num_texts)]
@@ -87,7 +86,7 @@ Range = Annotated[float, msgspec.Meta(ge=0)]
 
 
 class _RangesFile(msgspec.Struct, forbid_unknown_fields=True):
-    """What is in the file, lists by layer, then head."""
+    """Content of the file; lists by layer, then head."""
 
     format: Literal["ramiform KV ranges, 1"]
     num_tokens: Annotated[int, msgspec.Meta(ge=1)]
@@ -96,17 +95,18 @@ class _RangesFile(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def ranges_file(path: Path) -> Path:
-    """Beside the model: in a checkpoint's directory, or next to a model that is one file."""
+    """Return the path of the ranges file: in a checkpoint's directory, or next to a model that is one file."""
     return path / FILE_NAME if path.is_dir() else path.with_suffix("." + FILE_NAME)
 
 
 def write_ranges(ranges: KvRanges, file: Path) -> None:
+    """Write ranges as JSON."""
     content = _RangesFile("ramiform KV ranges, 1", ranges.num_tokens, ranges.k_LK.tolist(), ranges.v_LK.tolist())
     file.write_bytes(msgspec.json.format(msgspec.json.encode(content), indent=1) + b"\n")
 
 
 def read_ranges(file: Path, config: ModelConfig) -> KvRanges:
-    """Raises CheckpointError, naming the file and the field, when it is not readable or of another model."""
+    """Read ranges. Raises CheckpointError, naming file and field, when it is not readable or of another model."""
     try:
         content = msgspec.json.decode(file.read_bytes(), type=_RangesFile)
     except OSError as error:

@@ -1,6 +1,6 @@
-"""The tokens that a step sampled, on their device: the step after it may be launched before the host knows them.
+"""Tokens that the last step sampled, on their device: the next step may be launched before the host has them.
 
-Legend: T tokens of the step after, O tokens sampled, F rows that follow.
+Legend: T tokens of the next step, O tokens sampled, F rows that follow.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from ..scheduler.plan import Row
 
 @dataclass(frozen=True)
 class LastTokens:
-    """`index` says where the token is that a row of the plan sampled."""
+    """Tokens sampled by the last step, and by row of its plan the index of the row's token."""
 
     tokens_O: torch.Tensor  # int64
     index: dict[int, int]
 
     def fill(self, ids_T: torch.Tensor, rows: Sequence[Row], starts_R: Sequence[int]) -> None:
-        """Write the tokens of those rows that follow a row of that plan into `ids_T`, where their tokens start."""
+        """Write the tokens that `rows` of the next plan follow into `ids_T`, where the rows' tokens start."""
         pairs = [
             (start, self.index[row.follows])
             for row, start in zip(rows, starts_R, strict=True)

@@ -1,6 +1,6 @@
-"""Log-probabilities of given tokens at many positions, without ever holding many positions' logits.
+"""Log-probabilities: of sampled tokens, and of given tokens at many positions without holding all their logits at once.
 
-Legend: O positions scored, E hidden size.
+Legend: R rows, V vocabulary, n some of the rows, O positions scored, E hidden size.
 """
 
 from __future__ import annotations
@@ -10,12 +10,60 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import torch
 
-from ...kernels import Deferred, Ops, to_device
+from ...kernels import Deferred, Ops, to_device, to_host
 from ..protocol.sampling import TokenLogprob
-from ..scheduler.plan import Score
-from .sampler import list_logprobs
+from ..scheduler.plan import Sample, Score
 
-_MAX_LOGITS = 1 << 24  # at once: 64 MiB of float32
+_MAX_LOGITS = 1 << 24  # scored at once: 64 MiB of float32
+
+
+def chosen_logprobs(
+    ops: Ops, logits_RV: torch.Tensor, tokens_R: torch.Tensor, samples: Sequence[Sample]
+) -> Deferred[dict[int, TokenLogprob]]:
+    """Return the log-probabilities of the sampled tokens by row, for the rows that ask for them."""
+    wanted = [row for row, s in enumerate(samples) if s.num_top_logprobs is not None]
+    if not wanted:
+        return dict
+    [rows_n] = to_device([np.array(wanted)], logits_RV.device)
+    nums_top = [samples[row].num_top_logprobs or 0 for row in wanted]
+    asked = [samples[row].logprobs_of for row in wanted]
+    found = list_logprobs(ops, logits_RV[rows_n], tokens_R[rows_n], nums_top, asked)
+    return lambda: dict(zip(wanted, found(), strict=True))
+
+
+def list_logprobs(
+    ops: Ops,
+    logits_RV: torch.Tensor,
+    tokens_R: torch.Tensor,
+    nums_top: Sequence[int],
+    asked: Sequence[tuple[int, ...]],
+) -> Deferred[list[TokenLogprob]]:
+    """Return each row's log-probability of its token, of its `nums_top` likeliest, and of the tokens `asked` for."""
+    logprob_R, top_RM, ids_RM = ops.token_logprobs(logits_RV, tokens_R, max(nums_top))
+    arriving = to_host([logprob_R, tokens_R, top_RM, ids_RM, _logprobs_of(logits_RV, tokens_R, logprob_R, asked)])
+
+    def read() -> list[TokenLogprob]:
+        logprobs, tokens, tops, ids, others = (array.tolist() for array in arriving())
+        values = iter(others)
+        return [
+            TokenLogprob(logprob, token, list(zip(top[:num], ids_M[:num], strict=True)), [next(values) for _ in of])
+            for logprob, token, top, ids_M, num, of in zip(logprobs, tokens, tops, ids, nums_top, asked, strict=True)
+        ]
+
+    return read
+
+
+def _logprobs_of(
+    logits_RV: torch.Tensor, tokens_R: torch.Tensor, logprob_R: torch.Tensor, asked: Sequence[tuple[int, ...]]
+) -> torch.Tensor:
+    """Return the log-probabilities of the tokens asked for, row after row. They differ from that of the row's own token
+    as their logits do."""
+    if not any(asked):
+        return logprob_R[:0]
+    pairs = np.array([(row, token) for row, of in enumerate(asked) for token in of])
+    rows, tokens = to_device([pairs[:, 0], pairs[:, 1]], logits_RV.device)
+    own_R = logits_RV.gather(1, tokens_R[:, None]).squeeze(1)
+    return logits_RV[rows, tokens] - own_R[rows] + logprob_R[rows]
 
 
 def score(
@@ -25,8 +73,10 @@ def score(
     head: Callable[[torch.Tensor], torch.Tensor],
     vocab_size: int,
 ) -> Deferred[list[list[TokenLogprob]]]:
-    """One list per Score, an entry per target. `hidden_OE` holds the scores' positions, concatenated in order;
-    `head` makes float32 logits of hidden states."""
+    """Score the targets of each Score: one list per Score, an entry per target.
+
+    `hidden_OE` holds the scores' positions, concatenated in order; `head` maps hidden states to float32 logits.
+    """
     [targets] = to_device([np.array([token for s in scores for token in s.targets])], hidden_OE.device)
     nums_top = [s.num_top for s in scores for _ in s.targets]
     asked = [s.of for s in scores for _ in s.targets]

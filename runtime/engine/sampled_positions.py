@@ -1,9 +1,8 @@
-"""What a step samples, and what its samples say about guesses: one output for each row's last committed token, and one
-for each node of its tree.
+"""Positions at which a step samples, and verification of draft trees by the samples.
 
-Every output is sampled by itself, by the parameters that plain decoding would use there, randomness included. The walk
-along the samples then reads off what plain decoding would have said, so guesses change the cost of an output and never
-the output (docs/decisions/0009).
+A row has one output for its last committed token and one for each node of its draft tree. Each output is sampled by
+itself, with the parameters and the random seed that plain decoding would use there. The walk along the samples then
+gives the tokens of plain decoding, so drafts change the cost of a step and never its tokens (docs/decisions/0009).
 
 Legend: O outputs, N nodes, M moves.
 """
@@ -25,7 +24,7 @@ from .kv_pool import PAGE_SIZE, KvPool
 
 @dataclass(frozen=True)
 class SampledPositions:
-    """The rows that sample, in order: row r of them has the outputs [starts[r], starts[r + 1])."""
+    """Outputs of the rows that sample, in order: row r has the outputs [starts[r], starts[r + 1])."""
 
     rows: list[Row]
     samples: list[Sample]
@@ -33,14 +32,16 @@ class SampledPositions:
     starts: list[int]
 
     @classmethod
-    def of(cls, rows: Iterable[Row]) -> SampledPositions:
+    def from_rows(cls, rows: Iterable[Row]) -> SampledPositions:
         outputs = cls(list(rows), [], [], [0])
         for row in outputs.rows:
             assert row.sample is not None
             outputs.samples.append(row.sample)
             outputs.masks.append(row.mask)
             if row.parents is not None:
-                assert len(row.nodes) == len(row.parents) < len(row.tokens), "a node without its sampling, or no root"
+                assert len(row.nodes) == len(row.parents) < len(row.tokens), (
+                    "a node lacks its sampling, or the tree has no root"
+                )
                 outputs.samples.extend(_node_samples(row))
                 outputs.masks.extend(node.mask for node in row.nodes)
             outputs.starts.append(len(outputs.samples))
@@ -49,9 +50,11 @@ class SampledPositions:
     def __len__(self) -> int:
         return len(self.samples)
 
-    def walk(self, ops: Ops, tokens_O: torch.Tensor, pool: KvPool) -> Deferred[tuple[list[int], list[list[int]]]]:
-        """The tokens sampled, and of each row the outputs on the way that they take, its root first. The KV of guesses
-        that proved right is moved to follow the committed tokens'."""
+    def verify(self, ops: Ops, tokens_O: torch.Tensor, pool: KvPool) -> Deferred[tuple[list[int], list[list[int]]]]:
+        """Return the sampled tokens, and for each row its outputs on the path that they confirm, the root first.
+
+        The KV of confirmed nodes is moved behind that of the committed tokens.
+        """
         trees = [r for r, row in enumerate(self.rows) if row.parents]
         if not trees:
             arriving = to_host([tokens_O])
@@ -83,7 +86,7 @@ class SampledPositions:
             row = self.rows[r]
             assert row.parents is not None
             if is_chain(row.parents):
-                continue  # in place already
+                continue  # a chain's KV is in place
             depth_N = np.array(depths(row.parents))
             places = row.first_position + row.num_committed + np.arange(len(depth_N))
             own = np.asarray(row.pages)[places // PAGE_SIZE] * PAGE_SIZE + places % PAGE_SIZE
@@ -101,7 +104,7 @@ class SampledPositions:
 
 
 def _node_samples(row: Row) -> list[Sample]:
-    """The row's Sample with each node's draw, and the penalties for the tokens on the way to it."""
+    """Return the Sample of each node: the row's, with the node's draw and the penalties of the path to it."""
     base = row.sample
     assert base is not None
     assert row.parents is not None

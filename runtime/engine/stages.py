@@ -1,8 +1,8 @@
-"""A forward through the stages of a model whose layers are spread over ranks.
+"""Pipeline-parallel forward: the layers of a model are spread over ranks, its stages.
 
-Every stage gets the whole plan. It cuts it into micro-batches as every other does, and computes them in order: while
-the second stage has the first micro-batch, the first stage has the second one (Huang et al. 2019, GPipe, section 2.3).
-What the last stage gives goes back to the first, which makes hidden states of it, and so do the captures of all stages.
+Every stage gets the whole plan, cuts it into the same micro-batches and computes them in order: while the second stage
+has the first micro-batch, the first stage has the second one (Huang et al. 2019, GPipe, section 2.3). The last stage's
+output and the captures of all stages go back to the first, which computes the final hidden states.
 
 Legend: T tokens, O outputs wanted, E hidden size, M micro-batches.
 """
@@ -28,11 +28,11 @@ from .last_tokens import NO_LAST_TOKENS, LastTokens
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """Some of a step's tokens: those of `rows`, concatenated, which follow one another in the step too."""
+    """Consecutive tokens of a step: those of `rows`, concatenated."""
 
     rows: list[Row]
     wanted: np.ndarray  # indices of its tokens whose hidden states are read
-    places: np.ndarray  # which of all that are read these are
+    places: np.ndarray  # indices of these among all that are read
 
 
 def hidden_and_features(
@@ -42,12 +42,12 @@ def hidden_and_features(
     kv: Sequence[KvCache],
     group: Group,
     captures: Sequence[int],
-    sampled: LastTokens = NO_LAST_TOKENS,
+    last_tokens: LastTokens = NO_LAST_TOKENS,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """As `Decoder.hidden_and_features`, on every stage at once. Stages but the first get [0, E] and None. `sampled` is
-    as in `decoder_inputs`."""
+    """Compute `Decoder.hidden_and_features` on every stage at once. Stages other than the first return [0, E] and None.
+    `last_tokens` are as in `decoder_inputs`."""
     if group.stage.size == 1:
-        return model.hidden_and_features(decoder_inputs(rows, model, wanted, kv[0], sampled), kv, captures)
+        return model.hidden_and_features(decoder_inputs(rows, model, wanted, kv[0], last_tokens), kv, captures)
     # Where rotation depends on a row's length, a row must stay whole.
     batches = micro_batches(
         rows,
@@ -56,15 +56,17 @@ def hidden_and_features(
         least=MIN_MICRO_BATCH_TOKENS[model.device.type],
         cut_rows=not model.rope.depends_on_length,
     )
-    return _Forward(model, kv, group, captures, sampled).run(batches)
+    return _StagedForward(model, kv, group, captures, last_tokens).run(batches)
 
 
 def micro_batches(
     rows: Sequence[Row], wanted: np.ndarray, most: int, *, least: int, cut_rows: bool
 ) -> list[MicroBatch]:
-    """The rows' tokens in at most `most` parts of about the same size, `least` tokens or more. A part begins between
-    rows, or with `cut_rows` within one that is no tree: what stands before it in the row is computed by then, since
-    every stage computes one part after the other."""
+    """Cut the rows' tokens into at most `most` parts of about the same size, of `least` tokens or more.
+
+    A part begins between rows, or with `cut_rows` within a row that has no tree. The row's tokens before the cut are
+    computed by then, since every stage computes one part after the other.
+    """
     num_R = np.array([len(row.tokens) for row in rows])
     starts_R = np.cumsum(num_R) - num_R
     T = int(num_R.sum())
@@ -81,7 +83,7 @@ def micro_batches(
 
 
 def _part(row: Row, start: int, end: int) -> Row | None:
-    """Its tokens [start, end), as far as it has them; None when it has none."""
+    """Return the row's tokens [start, end), as far as it has them; None if it has none."""
     start, end = max(0, start), min(end, len(row.tokens))
     if start >= end:
         return None
@@ -90,31 +92,34 @@ def _part(row: Row, start: int, end: int) -> Row | None:
     return msgspec.structs.replace(row, tokens=row.tokens[start:end], first_position=row.first_position + start)
 
 
-class _Forward:
+class _StagedForward:
+    """One forward of this stage; sends are settled at its end."""
+
     def __init__(
-        self, model: Decoder, kv: Sequence[KvCache], group: Group, captures: Sequence[int], sampled: LastTokens
+        self, model: Decoder, kv: Sequence[KvCache], group: Group, captures: Sequence[int], last_tokens: LastTokens
     ) -> None:
-        self._model, self._kv, self._group, self._captures, self._sampled = model, kv, group, captures, sampled
+        self._model, self._kv, self._group, self._captures, self._last_tokens = model, kv, group, captures, last_tokens
         self._sent: list[WaitSent] = []
 
     def run(self, batches: Sequence[MicroBatch]) -> tuple[torch.Tensor, torch.Tensor | None]:
         through_M = [self._through_layers(batch) for batch in batches]
-        found_M = [self._finish(*through) for through in through_M] if self._group.stage.has_ends else []
+        finished_M = [self._finish(*through) for through in through_M] if self._group.stage.has_ends else []
         for settle in self._sent:
             settle()
-        if not found_M:
+        if not finished_M:
             return self._states(0), None
-        hidden_OE = torch.cat([hidden for hidden, _ in found_M])
+        hidden_OE = torch.cat([hidden for hidden, _ in finished_M])
         places = np.concatenate([batch.places for batch in batches])
         if not np.array_equal(places, np.arange(len(places))):
             hidden_OE = hidden_OE[torch.from_numpy(np.argsort(places)).to(self._model.device)]
-        features = [features for _, features in found_M if features is not None]
+        features = [features for _, features in finished_M if features is not None]
         return hidden_OE, torch.cat(features) if features else None
 
     def _through_layers(self, batch: MicroBatch) -> tuple[DecoderInputs, dict[int, torch.Tensor]]:
-        """This stage's part, handed on, and what it captured; which the first stage keeps until the rest is there."""
+        """Run this stage's layers and send the result to the next stage. Return the inputs and this stage's
+        captures."""
         model, stage = self._model, self._group.stage
-        inputs = decoder_inputs(batch.rows, model, batch.wanted, self._kv[0], self._sampled)
+        inputs = decoder_inputs(batch.rows, model, batch.wanted, self._kv[0], self._last_tokens)
         if stage.has_ends:
             stream = model.embed(inputs.ids_T)
         else:
@@ -130,7 +135,8 @@ class _Forward:
     def _finish(
         self, inputs: DecoderInputs, captured: dict[int, torch.Tensor]
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """On the first stage: what comes back of a micro-batch."""
+        """Receive a micro-batch's output and captures on the first stage, and compute its hidden states and
+        features."""
         model, group, config = self._model, self._group, self._model.whole_config
         T, wanted_O = len(inputs.ids_T), inputs.wanted_O
         for index in range(1, group.stage.size):

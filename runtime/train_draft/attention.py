@@ -1,7 +1,7 @@
 """Attention of EAGLE-3's training-time test (Li et al. 2025, arXiv 2503.01840, section 3.2).
 
-In pass i every place of a text stands for a chain of its own: it began with the target's feature at that place, and i
-estimates followed. What a chain sees: the keys made from features up to where it began, and its own i estimates' keys.
+In pass i every place of a text is a chain of its own: the target's feature at that place, then i estimates of the head.
+A chain sees the keys made from features up to its place, and the keys of its own i estimates.
 
 Legend: B texts, T places, H query heads, K key/value heads, D head size.
 """
@@ -15,8 +15,11 @@ from ...kernels import apply_rope
 
 
 class TrainingTimeTestAttention:
-    """Called once per pass, in order, with the heads of queries, keys and values [B*T, H + 2K, D] and their angles
-    [B*T, 1, D]; returns [B*T, H * D]."""
+    """Attention of all passes of a batch, called once per pass in order.
+
+    A call takes the heads of queries, keys and values [B*T, H + 2K, D] and their angles [B*T, 1, D], and returns
+    [B*T, H * D].
+    """
 
     def __init__(self, num_texts: int, num_kv_heads: int, scale: float) -> None:
         self._num_texts, self._num_kv_heads, self._scale = num_texts, num_kv_heads, scale

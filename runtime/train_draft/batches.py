@@ -1,4 +1,4 @@
-"""Which texts a training step sees, as a function of (seed, step): a run that is stopped goes on with the same data.
+"""Batches of training texts as a function of (seed, step), so that a resumed run sees the same data.
 
 Legend: B texts, T tokens of the longest.
 """
@@ -16,8 +16,8 @@ from .data import TrainingText
 
 @dataclass(frozen=True)
 class TrainingBatch:
-    """Texts padded to one length with their own last token. A weight is how much the token counts as one to be
-    drafted; 0 for prompts and padding."""
+    """Texts padded to one length with their own last token. A token's weight in the loss is 0 in prompts and
+    padding."""
 
     texts: list[list[int]]
     ids_BT: torch.Tensor
@@ -25,7 +25,7 @@ class TrainingBatch:
 
 
 class TrainingBatches:
-    """Every text once per round, in random order; texts of like length together."""
+    """Batches of texts of like length, in random order; each text once per round."""
 
     def __init__(self, texts: Sequence[TrainingText], *, tokens_per_step: int, max_length: int, seed: int) -> None:
         self._texts = [_cut(text, max_length) for text in texts]
@@ -46,8 +46,11 @@ class TrainingBatches:
         return collate([self._texts[index] for index in self._plan[place]])
 
     def _shuffled(self, number: int) -> list[list[int]]:
-        """Cut into batches in order of length, so that there are as many in every round; then shuffled. What shares a
-        batch differs between rounds, because equal lengths are shuffled first."""
+        """Return the batches of a round, as indices of texts.
+
+        Texts are cut into batches in order of length, so every round has the same number of batches. Texts of equal
+        length are shuffled first, so batches differ between rounds.
+        """
         draw = random.Random(f"{self._seed} {number}")
         order = list(range(len(self._texts)))
         draw.shuffle(order)
@@ -62,6 +65,7 @@ class TrainingBatches:
 
 
 def collate(texts: Sequence[TrainingText]) -> TrainingBatch:
+    """Pad the texts to one length."""
     length = max(len(text.ids) for text in texts)
     ids = [text.ids + [text.ids[-1]] * (length - len(text.ids)) for text in texts]
     weights = [

@@ -1,4 +1,4 @@
-"""`ramiform train-draft`: its flags."""
+"""Command line of `ramiform train-draft`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a training run is told, as one value that is written beside the head."""
+"""Configuration of a training run, written beside the head."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from ..speculation.eagle.config import HeadConfig, HeadKind, default_layers
 
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig:
+    """Hyperparameters of a run."""
+
     kind: HeadKind = "eagle"
     num_steps: int = 2000
     tokens_per_step: int = 4096
@@ -23,15 +25,17 @@ class TrainConfig:
     feature_loss: float = 1.0
     token_loss: float = 0.1
     noise: float = 0.2  # of features, times 512 / length
-    max_length: int = 1024  # tokens of a sequence; what is longer is cut
+    max_length: int = 1024  # tokens of a sequence; longer ones are cut
     seed: int = 0
 
     @classmethod
     def for_kind(cls, kind: HeadKind, hidden_size: int, **changes: Any) -> TrainConfig:
-        """The published recipes: EAGLE-1 learns features in one pass; EAGLE-3 learns tokens only, in seven passes.
+        """Return the published recipe with `changes`: EAGLE-1 learns features in one pass, EAGLE-3 tokens in seven
+        passes.
 
         The published learning rate is that of a width of 4096; Adam's scales as one over the width (Yang et al.
-        2022, Tensor Programs V, table 3)."""
+        2022, Tensor Programs V, table 3).
+        """
         rate = 3e-5 * 4096 / hidden_size
         own: dict[str, Any] = (
             {"num_ahead": 7, "feature_loss": 0.0, "token_loss": 1.0, "noise": 0.0} if kind == "eagle3" else {}
@@ -40,7 +44,7 @@ class TrainConfig:
 
 
 def head_config(kind: HeadKind, target: ModelConfig, draft_vocab_size: int, probe: tuple[float, ...]) -> HeadConfig:
-    """A head as wide as its target's layers."""
+    """Return the config of a head as wide as its target's layers."""
     return HeadConfig(
         kind=kind,
         hidden_size=target.hidden_size,
@@ -50,7 +54,7 @@ def head_config(kind: HeadKind, target: ModelConfig, draft_vocab_size: int, prob
         num_kv_heads=target.num_kv_heads,
         head_dim=target.head_dim,
         norm_eps=target.norm_eps,
-        # Scaled rotations serve lengths that no head is trained on.
+        # Scaled rotary embeddings are for lengths that no head is trained on.
         rope=RopeConfig(type="default", theta=target.rope.theta, original_context=target.context_length),
         vocab_size=target.vocab_size,
         draft_vocab_size=draft_vocab_size if kind == "eagle3" else target.vocab_size,

@@ -1,6 +1,6 @@
-"""What the target itself says after given prompts: the texts that a head will have to draft.
+"""Continuations of prompts by the target model: the texts that a head will have to draft.
 
-A plain loop over the engine, a fixed set of prompts at a time; the order of prompts is theirs.
+A plain generation loop over the engine, with a fixed set of prompts at a time.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from ..engine.kv_pool import PAGE_SIZE, KvMemory, KvPool
 from ..models.decoder import Decoder
 from ..scheduler.plan import ForwardPlan, Row, Sample
 
-_MAX_TOKENS = 1 << 15  # of the prompts computed together, with what follows them
+_MAX_TOKENS = 1 << 15  # of prompts and continuations generated together
 
 
 def continuations(
@@ -26,10 +26,13 @@ def continuations(
     seed: int = 0,
     on_done: Callable[[int], None] = lambda count: None,
 ) -> list[list[int]]:
-    """At most `num_tokens` ids after each prompt, the first of `ends` being the last. `on_done` hears how many prompts
-    are finished. Prompts are not empty, and shorter than the model's context."""
+    """Generate at most `num_tokens` ids after each prompt, up to the first id in `ends`, which is included.
+
+    Results are in the order of the prompts, which are not empty and shorter than the model's context. `on_done` is
+    called with the number of finished prompts.
+    """
     answers: list[list[int]] = [[] for _ in prompts]
-    luck = random.Random(seed)
+    draw = random.Random(seed)
     order = sorted(range(len(prompts)), key=lambda index: len(prompts[index]))
     start = 0
     while start < len(order):
@@ -37,7 +40,7 @@ def continuations(
         while start < len(order) and (len(group) + 1) * (len(prompts[order[start]]) + num_tokens) <= _MAX_TOKENS:
             group.append(order[start])
             start += 1
-        if not group:  # one prompt longer than all that
+        if not group:  # one prompt longer than the limit
             group, start = [order[start]], start + 1
         _continue(
             model,
@@ -46,7 +49,7 @@ def continuations(
             num_tokens,
             frozenset(ends),
             temperature,
-            luck,
+            draw,
         )
         on_done(start)
     return answers
@@ -59,7 +62,7 @@ def _continue(
     num_tokens: int,
     ends: frozenset[int],
     temperature: float,
-    luck: random.Random,
+    draw: random.Random,
 ) -> None:
     context = model.config.context_length
     limits = [min(num_tokens, context - len(prompt)) for prompt in prompts]
@@ -80,7 +83,7 @@ def _continue(
                     tokens=[answer[-1]] if answer else list(prompt),
                     first_position=known - 1 if answer else 0,
                     pages=list(pages),
-                    sample=Sample(temperature=temperature, top_k=None, top_p=1.0, min_p=0.0, draw=luck.getrandbits(63)),
+                    sample=Sample(temperature=temperature, top_k=None, top_p=1.0, min_p=0.0, draw=draw.getrandbits(63)),
                 )
             )
         results = engine.run(ForwardPlan(step=step, copies=[], rows=rows)).rows

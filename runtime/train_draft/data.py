@@ -1,4 +1,4 @@
-"""Reads training texts: a JSON object a line, to token ids and which of them the head should learn to draft."""
+"""Training texts: JSON lines to token ids, divided into a prompt and a part that the head learns to draft."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from ..tokenizer import Tokenizer
 
 @dataclass(frozen=True)
 class TrainingText:
-    """`ids[:num_prompt]` are given, the others are what a target said (or would)."""
+    """Token ids of a text. `ids[:num_prompt]` are the prompt, the others the target's answer."""
 
     ids: list[int]
     num_prompt: int
-    group: str  # what accepted length is told apart by
+    group: str  # accepted length is reported by group
 
 
 def read_texts(file: Path, tokenizer: Tokenizer, *, prompts_only: bool = False) -> list[TrainingText]:
-    """The texts of `file`, whose lines are one of
+    """Read the texts of `file`, whose lines are one of
 
     - {"text": ...}: all of it is learnt;
     - {"prompt": ..., "completion": ...}: the completion is learnt; both as they are, special tokens by name;
     - {"messages": [...]}: a conversation for the model's chat template; its last answer is learnt.
 
-    A field "set" names the group, by default the file's stem. With `prompts_only` what would be learnt is left out: the
-    target will say it. Of {"text"} then all is prompt. Raises RequestError naming file, line and what is wrong.
+    A field "set" names the group, by default the file's stem. With `prompts_only` the learnt part is left out, because
+    the target will generate it; a {"text"} is then all prompt. Raises RequestError naming the file and the line.
     """
     try:
         lines = file.read_text(encoding="utf-8").splitlines()
@@ -58,14 +58,14 @@ def read_texts(file: Path, tokenizer: Tokenizer, *, prompts_only: bool = False) 
 
 
 def _needs_bos(text: str, tokenizer: Tokenizer) -> bool:
-    """Chat templates mostly write it themselves."""
+    """Return True if the tokenizer must add BOS. Most chat templates write it themselves."""
     names = {number: name for name, number in tokenizer.special_ids.items()}
     bos = names.get(tokenizer.bos_id) if tokenizer.bos_id is not None else None
     return tokenizer.adds_bos and not (bos is not None and text.startswith(bos))
 
 
 def _parts(entry: Any, tokenizer: Tokenizer, stem: str) -> tuple[str, str, str]:
-    """Prompt, completion, group."""
+    """Return prompt, completion and group of a line."""
     match entry:
         case {"text": str(text)} if text:
             prompt, completion = "", text
@@ -84,7 +84,7 @@ def _parts(entry: Any, tokenizer: Tokenizer, stem: str) -> tuple[str, str, str]:
 
 def _conversation(messages: list[dict[str, Any]], tokenizer: Tokenizer) -> tuple[str, str]:
     if tokenizer.chat is None:
-        raise ValueError('the model has no chat template, so "messages" mean nothing to it')
+        raise ValueError('the model has no chat template, which "messages" need')
     if messages[-1].get("role") != "assistant":
         return tokenizer.chat.render(messages, add_generation_prompt=True), ""
     prompt = tokenizer.chat.render(messages[:-1], add_generation_prompt=True)

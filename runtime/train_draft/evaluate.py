@@ -1,7 +1,7 @@
-"""Accepted length: how many tokens a pass of the target gives when a head drafts for it, greedily decoded.
+"""Accepted length of a head: tokens per pass of the target in greedy decoding.
 
-What the target says is known beforehand, so the passes need not be run: the head follows along with the target's
-states, and a tree's longest path that agrees with what was said is what verification would have accepted.
+The target's answers are known beforehand, so its passes need not be run. The head follows along with the target's
+states, and verification would accept the longest path of a draft tree that agrees with the answer.
 """
 
 from __future__ import annotations
@@ -20,25 +20,27 @@ from ..speculation.tree import DraftTree
 from .data import TrainingText
 from .target import Target
 
-_AT_ONCE = 16  # texts
+_BATCH_SIZE = 16  # texts
 
 
 @dataclass(frozen=True)
 class AcceptedLength:
-    """`num_tokens` came of `num_passes` verifications; the first token of an answer, which the prompt's own pass gives,
-    is not among them."""
+    """Tokens and verification passes counted. The first token of an answer is not counted; the prompt's pass gives
+    it."""
 
     num_tokens: int
     num_passes: int
 
     @property
     def tau(self) -> float:
-        """Tokens per pass; 1 without drafts."""
+        """Return tokens per pass; 1 without drafts."""
         return self.num_tokens / max(1, self.num_passes)
 
 
 @dataclass
 class _Sequence:
+    """A text that is being followed."""
+
     text: TrainingText
     states: torch.Tensor  # [T, C]
     pages: list[int]
@@ -55,10 +57,10 @@ class _Sequence:
 def measure_accepted_length(
     head: EagleHead, target: Target, texts: Sequence[TrainingText], want: DraftSpec
 ) -> dict[str, AcceptedLength]:
-    """Of each group of `texts`, whose learnt part must be what the target says greedily."""
+    """Measure each group of `texts`, whose learnt part must be the target's greedy answer."""
     found: dict[str, AcceptedLength] = {}
-    for start in range(0, len(texts), _AT_ONCE):
-        for sequence in _run(head, target, texts[start : start + _AT_ONCE], want):
+    for start in range(0, len(texts), _BATCH_SIZE):
+        for sequence in _run(head, target, texts[start : start + _BATCH_SIZE], want):
             before = found.get(sequence.text.group, AcceptedLength(0, 0))
             found[sequence.text.group] = AcceptedLength(
                 before.num_tokens + sequence.accepted, before.num_passes + sequence.passes
@@ -66,8 +68,10 @@ def measure_accepted_length(
     return found
 
 
-def overall_accepted_length(found: dict[str, AcceptedLength]) -> AcceptedLength:
-    return AcceptedLength(sum(one.num_tokens for one in found.values()), sum(one.num_passes for one in found.values()))
+def overall_accepted_length(by_group: dict[str, AcceptedLength]) -> AcceptedLength:
+    """Add up the groups."""
+    groups = by_group.values()
+    return AcceptedLength(sum(group.num_tokens for group in groups), sum(group.num_passes for group in groups))
 
 
 def _run(head: EagleHead, target: Target, texts: Sequence[TrainingText], want: DraftSpec) -> list[_Sequence]:
@@ -95,18 +99,18 @@ def _run(head: EagleHead, target: Target, texts: Sequence[TrainingText], want: D
             if not rest:
                 continue
             num_right = 0 if tree is None else _agreement(tree, rest)
-            ahead[id(sequence)] = num_right + 1  # the token that was known, and those that proved right
+            ahead[id(sequence)] = num_right + 1  # the known token, and the accepted drafts
             sequence.accepted += min(num_right + 1, len(rest))
             sequence.passes += 1
     return sequences
 
 
-def _agreement(tree: DraftTree, said: Sequence[int]) -> int:
-    """How many nodes, one below the other, are what was said."""
+def _agreement(tree: DraftTree, answer: Sequence[int]) -> int:
+    """Return the length of the longest path of the tree that agrees with `answer`."""
     node, count = -1, 0
-    while count < len(said):
+    while count < len(answer):
         children = (
-            child for child, parent in enumerate(tree.parents) if parent == node and tree.tokens[child] == said[count]
+            child for child, parent in enumerate(tree.parents) if parent == node and tree.tokens[child] == answer[count]
         )
         child = next(children, None)
         if child is None:

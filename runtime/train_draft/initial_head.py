@@ -1,4 +1,4 @@
-"""A head before training.
+"""The head that training begins with.
 
 Legend: V the head's vocabulary, E hidden size.
 """
@@ -7,18 +7,37 @@ from __future__ import annotations
 
 import torch
 
+from ...kernels.reference import layers
 from ..models.decoder import Decoder
 from ..models.linear import DenseLinear
 from ..protocol.errors import RequestError
 from ..speculation.eagle.config import HeadConfig
 from ..speculation.eagle.head import EagleHead
 from ..speculation.eagle.parameters import HeadParameters, allocate_head
-from . import ops
+
+
+class TrainingOps:
+    """Plain torch layer ops, through which gradients flow. Norms compute in the dtype of their weights, whatever dtype
+    automatic mixed precision gave the products before them."""
+
+    silu_and_mul = staticmethod(layers.silu_and_mul)
+
+    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        return layers.rms_norm(x.to(weight.dtype), weight, eps)
+
+    def add_rms_norm(
+        self, x_TE: torch.Tensor, residual_TE: torch.Tensor, weight_E: torch.Tensor, eps: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        dtype = weight_E.dtype
+        return layers.add_rms_norm(x_TE.to(dtype), residual_TE.to(dtype), weight_E, eps)
 
 
 def initial_head(config: HeadConfig, target: Decoder, draft_ids_V: torch.Tensor | None, seed: int) -> EagleHead:
-    """Random matrices, unit norms; EAGLE-3's logits begin as the target's. Parameters are float32 and on the target's
-    device. `draft_ids_V` int64, ascending: the tokens of a limited vocabulary."""
+    """Return a head with random matrices and unit norms; the output layer of EAGLE-3 is a copy of the target's.
+
+    Parameters are float32 and on the target's device. `draft_ids_V` int64, ascending, are the tokens of a limited
+    vocabulary; None: all.
+    """
     parameters = allocate_head(
         config,
         own_lm_head=config.kind == "eagle3",
@@ -43,12 +62,12 @@ def initial_head(config: HeadConfig, target: Decoder, draft_ids_V: torch.Tensor 
         target_embedding=target.parameters.embedding_VE.float(),
         target_lm_head=DenseLinear(whole.weight.float()),
         token_offsets=None if draft_ids_V is None else draft_ids_V - torch.arange(len(draft_ids_V)),
-        ops=ops,
+        ops=TrainingOps(),
     )
 
 
 def trainable_tensors(parameters: HeadParameters) -> dict[str, torch.Tensor]:
-    """The tensors that training changes, by the names of their fields."""
+    """Return the tensors that training changes, by the names of their fields."""
     found: dict[str, torch.Tensor] = {}
     for name in parameters.__slots__:
         match getattr(parameters, name):
@@ -62,7 +81,7 @@ def trainable_tensors(parameters: HeadParameters) -> dict[str, torch.Tensor]:
 
 
 def copy_trained_tensors(head: EagleHead, other: EagleHead) -> None:
-    """Give `head` what `other` has learnt. Raises RequestError when it has other parts."""
+    """Copy the trained tensors of `other` into `head`. Raises RequestError when names or shapes differ."""
     ours, theirs = trainable_tensors(head.parameters), trainable_tensors(other.parameters)
     if {name: part.shape for name, part in ours.items()} != {name: part.shape for name, part in theirs.items()}:
         raise RequestError("the head to begin with has other tensors than the one to be trained", param="init")

@@ -1,5 +1,7 @@
-"""What a head is to learn, over `num_ahead` passes: SmoothL1 of features and cross-entropy against the target's own
-distribution (EAGLE-1, section 4.2); cross-entropy alone, pass by pass fed its own estimates (EAGLE-3).
+"""Training losses of a head, over `num_ahead` passes.
+
+EAGLE-1 (section 4.2): SmoothL1 of features, and cross-entropy against the target's distribution. EAGLE-3: cross-entropy
+alone, in passes that are each fed the estimates of the one before.
 
 Legend: B texts, T tokens, P places (T - 1: a head's input needs the next token), E hidden size, V head's vocabulary.
 """
@@ -18,8 +20,10 @@ from .config import TrainConfig
 
 @dataclass(frozen=True)
 class Losses:
+    """Loss of a batch."""
+
     total: torch.Tensor
-    agreement: list[float]  # per pass: how often the head's likeliest token is the target's
+    agreement: list[float]  # by pass: share of tokens at which the head's likeliest token is the target's
 
 
 def losses(
@@ -31,8 +35,11 @@ def losses(
     config: TrainConfig,
     noise: torch.Generator,
 ) -> Losses:
-    """`final_BTE` are the target's hidden states after its final norm, of which its logits are made;
-    `captured_BTC` what the head is fed (the same ones for EAGLE-1). Weights say how much drafting a token counts."""
+    """Compute the losses of a batch.
+
+    `final_BTE` are the target's hidden states after its final norm; `captured_BTC` are those that the head is fed,
+    which for EAGLE-1 are the same. `weights_BT` are the tokens' weights in the loss.
+    """
     B, T = ids_BT.shape
     P = T - 1
     device = ids_BT.device
@@ -42,7 +49,7 @@ def losses(
         spread = config.noise * 512 / T
         before_NE = before_NE + spread * (torch.rand(before_NE.shape, generator=noise).to(before_NE) - 0.5)
     attend = TrainingTimeTestAttention(B, head.config.num_kv_heads, head.scale)
-    # The estimate at place p is of feature p + 1, whose logits speak of token p + 2.
+    # The estimate at place p is that of feature p + 1, whose logits predict token p + 2.
     drafted_BP = torch.cat((weights_BT[:, 2:], torch.zeros(B, 1, device=device)), dim=1)
     places_P = torch.arange(P, device=device)
     total = torch.zeros((), device=device)
@@ -72,7 +79,7 @@ def losses(
 
 
 def _shifted(x: torch.Tensor, step: int) -> torch.Tensor:
-    """Place p holds what was at p + step, of [B, P, ...]; the last places repeat the end."""
+    """Shift [B, P, ...] so that place p holds what was at p + step; the last places repeat the end."""
     if step == 0:
         return x
     return torch.cat((x[:, step:], x[:, -1:].expand(-1, step, *x.shape[2:])), dim=1)

@@ -1,4 +1,5 @@
-"""`ramiform train-draft`: from a model and texts to a head beside it, with a bar, resumable at any time."""
+"""Run of `ramiform train-draft`: train a head for a model, save it, measure its accepted length. Runs can be
+resumed."""
 
 from __future__ import annotations
 
@@ -45,19 +46,21 @@ _RECIPE = (
     "num_ahead",
     "token_loss",
 )
-TELL_EVERY = 20  # steps, where there is no bar
+REPORT_EVERY = 20  # steps, where no progress bar is shown
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingOptions:
+    """Options of the command."""
+
     model: str | None
     data: Path
     held_out: Path | None
     out: Path | None  # None: `draft` in the model's directory
     eagle: int  # 1 or 3
-    generate: int  # tokens that the target itself says after each prompt; 0: learn the answers in the data
-    temperature: float  # of those
+    generate: int  # tokens that the target generates after each prompt; 0: learn the answers in the data
+    temperature: float  # of the generated tokens
     draft_vocab: int | None  # EAGLE-3: the head's likeliest tokens; None: 32000, or all if there are fewer
     device: str
     dtype: str
@@ -111,38 +114,40 @@ def train_draft(options: TrainingOptions, console: Console) -> dict[str, Accepte
             found = trainer.train_step()
             agreement = " ".join(f"{share:.2f}" for share in found.agreement)
             bar.update(task, completed=trainer.step, loss=found.total.item(), agreement=agreement)
-            if trainer.step % TELL_EVERY == 0 and not console.is_terminal:
+            if trainer.step % REPORT_EVERY == 0 and not console.is_terminal:
                 console.print(f"step {trainer.step}  loss {found.total.item():.3f}  agreement {agreement}")
             if trainer.step % SAVE_EVERY == 0:
                 trainer.save(unfinished)
                 save_head(head, model.config, out)
     save_head(head, model.config, out)
     unfinished.unlink(missing_ok=True)
-    measured = measure_accepted_length(load_head(out, model), target, held_out, WANT)
+    measured = measure_accepted_length(load_head(out, model), target, held_out, MEASURED_TREE)
     console.print(table(measured))
     return measured
 
 
-WANT = DraftSpec(steps=5, top_k=4, num_tokens=7, temperature=0.0)  # and the token that is known: eight verified at once
+# With the known token, eight tokens are verified at once.
+MEASURED_TREE = DraftSpec(steps=5, top_k=4, num_tokens=7, temperature=0.0)
 
 
 def table(measured: dict[str, AcceptedLength]) -> Table:
-    shown = Table("held-out set", "tau", "passes", title=f"tokens per pass, greedy, {WANT.num_tokens} guesses")
+    """Return the accepted length of each group, and of all, as a table."""
+    title = f"tokens per pass, greedy, {MEASURED_TREE.num_tokens} draft tokens"
+    shown = Table("held-out set", "tau", "passes", title=title)
     for group, one in sorted(measured.items()):
         shown.add_row(group, f"{one.tau:.2f}", str(one.num_passes))
     shown.add_section()
-    shown.add_row(
-        "all", f"{overall_accepted_length(measured).tau:.2f}", str(overall_accepted_length(measured).num_passes)
-    )
+    overall = overall_accepted_length(measured)
+    shown.add_row("all", f"{overall.tau:.2f}", str(overall.num_passes))
     return shown
 
 
 def _texts(
     options: TrainingOptions, model: Decoder, tokenizer: Tokenizer, out: Path, console: Console
 ) -> tuple[list[TrainingText], list[TrainingText]]:
-    """To learn, and to measure on: the latter always continued by the target, greedily."""
-    own_words = options.generate > 0
-    texts = read_texts(options.data, tokenizer, prompts_only=own_words)
+    """Return the texts to learn, and those to measure on, which the target always continues greedily."""
+    generates = options.generate > 0
+    texts = read_texts(options.data, tokenizer, prompts_only=generates)
     if options.held_out is not None:
         prompts = read_texts(options.held_out, tokenizer, prompts_only=True)
     else:  # every fiftieth text
@@ -156,21 +161,21 @@ def _texts(
             raise RequestError(f"token {highest} of the tokenizer is beyond the model's vocabulary", param="data")
     num_held_out = options.generate or 128
     prompts = [text for text in prompts if 0 < len(text.ids) < limit]
-    held_out = _said(model, tokenizer, prompts, num_held_out, 0.0, options.seed, console, "held-out texts")
-    if own_words:
+    held_out = _continued(model, tokenizer, prompts, num_held_out, 0.0, options.seed, console, "held-out texts")
+    if generates:
         cached = out / "generated.jsonl"
         if cached.exists():
             texts = [TrainingText(**json.loads(line)) for line in cached.read_text(encoding="utf-8").splitlines()]
         else:
             texts = [text for text in texts if 0 < len(text.ids) < limit]
-            texts = _said(
+            texts = _continued(
                 model, tokenizer, texts, options.generate, options.temperature, options.seed, console, "texts"
             )
             cached.write_text("".join(json.dumps(asdict(text)) + "\n" for text in texts), encoding="utf-8")
     return texts, held_out
 
 
-def _said(
+def _continued(
     model: Decoder,
     tokenizer: Tokenizer,
     prompts: Sequence[TrainingText],
@@ -178,9 +183,9 @@ def _said(
     temperature: float,
     seed: int,
     console: Console,
-    what: str,
+    description: str,
 ) -> list[TrainingText]:
-    with Progress(TextColumn(f"{what} continued"), BarColumn(), MofNCompleteColumn(), console=console) as bar:
+    with Progress(TextColumn(f"{description} continued"), BarColumn(), MofNCompleteColumn(), console=console) as bar:
         task = bar.add_task("", total=len(prompts))
         answers = continuations(
             model,
@@ -200,7 +205,8 @@ def _said(
 def _draft_ids(
     kind: HeadKind, texts: Sequence[TrainingText], wanted: int | None, vocab_size: int
 ) -> torch.Tensor | None:
-    """EAGLE-3's vocabulary: the tokens most often learnt, then those of lowest id; ascending."""
+    """Return the draft vocabulary of EAGLE-3, ascending: the most frequent learnt tokens, then those of lowest id.
+    None: all tokens."""
     size = min(wanted or 32000, vocab_size)
     if kind == "eagle" or size == vocab_size:
         return None

@@ -1,4 +1,4 @@
-"""The target's hidden states of whole texts, computed by the decoder that serves it.
+"""Hidden states of whole texts, computed by the target's serving decoder.
 
 Legend: B texts, T tokens of the longest, C captured size, E hidden size.
 """
@@ -17,26 +17,27 @@ from ..scheduler.plan import Row
 
 
 class Target:
-    """Keys and values live in pages that grow with the largest batch seen."""
+    """A target model and the KV memory for its forwards, which grows with the largest batch."""
 
     def __init__(self, model: Decoder, captures: Sequence[int]) -> None:
         self.model = model
         self._captures = tuple(captures)
-        self._memory = self._room(1)
+        self._memory = self._allocate(1)
 
-    def _room(self, num_pages: int) -> KvMemory:
+    def _allocate(self, num_pages: int) -> KvMemory:
         return KvMemory(self.model.config, num_pages, device=self.model.device, dtype=self.model.dtype)
 
     @torch.no_grad()
     def states(self, texts: Sequence[Sequence[int]]) -> tuple[torch.Tensor, torch.Tensor]:
-        """What the head is fed [B, T, C], and the states after the final norm [B, T, E]; zeros behind a text's end."""
+        """Return the captured states that the head is fed, [B, T, C], and those after the final norm, [B, T, E].
+        Padding is zeros."""
         rows, num_pages = [], 0
         for index, ids in enumerate(texts):
             end = num_pages + -(-len(ids) // PAGE_SIZE)
             rows.append(Row(rid=str(index), tokens=list(ids), first_position=0, pages=list(range(num_pages, end))))
             num_pages = end
         if num_pages > self._memory.num_pages:
-            self._memory = self._room(num_pages)
+            self._memory = self._allocate(num_pages)
         lengths = [len(ids) for ids in texts]
         kv = self._memory.layers()
         inputs = decoder_inputs(rows, self.model, np.arange(sum(lengths)), kv[0])

@@ -1,4 +1,4 @@
-"""The optimiser's loop around a head, and what is needed to go on with it later."""
+"""Training loop of a head, and its checkpoints."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ _CLIP = 0.5  # norm of the gradient, as published
 
 
 class Trainer:
-    """Linear warmup, then a cosine to a twentieth of the learning rate."""
+    """Trains a head with linear warmup and a cosine decay to a twentieth of the learning rate."""
 
     def __init__(self, head: EagleHead, target: Target, batches: TrainingBatches, config: TrainConfig) -> None:
         self.head, self.step = head, 0
         self._target, self._batches, self._config = target, batches, config
-        self._learnt = trainable_tensors(head.parameters)
-        for tensor in self._learnt.values():
+        self._trained = trainable_tensors(head.parameters)
+        for tensor in self._trained.values():
             tensor.requires_grad_(True)
-        self._optimizers = _optimizers(self._learnt, config)
+        self._optimizers = _optimizers(self._trained, config)
 
     def train_step(self) -> Losses:
-        """One batch. The same step of the same run sees the same texts and the same noise."""
+        """Train on one batch. Texts and noise are a function of the run's seed and the step."""
         config, device = self._config, self.head.device
         batch = self._batches[self.step]
         captured_BTC, final_BTE = self._target.states(batch.texts)
@@ -48,7 +48,7 @@ class Trainer:
                 noise,
             )
         found.total.backward()  # type: ignore[no-untyped-call]
-        torch.nn.utils.clip_grad_norm_(self._learnt.values(), _CLIP)
+        torch.nn.utils.clip_grad_norm_(self._trained.values(), _CLIP)
         for optimizer in self._optimizers:
             for group in optimizer.param_groups:
                 group["lr"] = config.learning_rate * self._rate(self.step)
@@ -64,48 +64,49 @@ class Trainer:
         return 0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * min(1.0, done)))
 
     def save(self, file: Path) -> None:
-        """Everything that `resume` needs, replaced in one move."""
+        """Write all that `resume` needs, replacing the file atomically."""
         part = file.with_suffix(".part")
         state = {
             "config": asdict(self._config),
             "step": self.step,
-            "head": {name: tensor.detach() for name, tensor in self._learnt.items()},
+            "head": {name: tensor.detach() for name, tensor in self._trained.items()},
             "optimizers": [optimizer.state_dict() for optimizer in self._optimizers],
         }
         torch.save(state, part)
         part.replace(file)
 
     def resume(self, file: Path) -> None:
-        """Raises CheckpointError when the file is of another run; only the number of steps may differ."""
+        """Continue from a saved state. Raises CheckpointError when its settings differ in more than the number of
+        steps."""
         state = torch.load(file, map_location=self.head.device, weights_only=True)
         ours = asdict(self._config)
         for name, value in state["config"].items():
             if name != "num_steps" and ours.get(name) != value:
                 raise CheckpointError(file, f"was begun with {name} {value!r}, now {ours.get(name)!r}: remove it first")
         with torch.no_grad():
-            for name, tensor in self._learnt.items():
+            for name, tensor in self._trained.items():
                 tensor.copy_(state["head"][name])
         for optimizer, values in zip(self._optimizers, state["optimizers"], strict=True):
             optimizer.load_state_dict(values)
         self.step = state["step"]
 
 
-def _optimizers(learnt: dict[str, torch.Tensor], config: TrainConfig) -> list[torch.optim.Optimizer]:
-    """AdamW as published; or Muon for the layer's matrices (Jordan 2024), at the same learning rate, and AdamW for the
-    rest: fewer steps to the same head."""
+def _optimizers(trained: dict[str, torch.Tensor], config: TrainConfig) -> list[torch.optim.Optimizer]:
+    """Return AdamW, as published; or Muon for the layer's matrices (Jordan 2024) and AdamW for the rest, at the same
+    learning rate, which needs fewer steps."""
     decay = 0.01
     matrices = [
         tensor
-        for name, tensor in learnt.items()
+        for name, tensor in trained.items()
         if config.optimizer == "muon" and tensor.ndim == 2 and not name.startswith("lm_head")
     ]
     chosen = {id(tensor) for tensor in matrices}
-    others = [tensor for tensor in learnt.values() if id(tensor) not in chosen]
+    others = [tensor for tensor in trained.values() if id(tensor) not in chosen]
     adamw = torch.optim.AdamW(others, lr=config.learning_rate, betas=(0.9, 0.95), weight_decay=decay)
     if not matrices:
         return [adamw]
     if not hasattr(torch.optim, "Muon"):
-        raise RequestError(f"torch {torch.__version__} has no Muon; torch 2.9 has", param="optimizer")
+        raise RequestError(f"torch {torch.__version__} has no Muon: it needs torch 2.9", param="optimizer")
     muon = torch.optim.Muon(
         matrices, lr=config.learning_rate, momentum=0.95, weight_decay=decay, adjust_lr_fn="match_rms_adamw"
     )

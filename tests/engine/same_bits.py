@@ -15,7 +15,7 @@ PAGES = [3, 1, 4, 0, 5, 9, 2, 6]
 
 
 class Neighbours:
-    """Rows of others: the sizes differ from step to step, and what they say does not matter."""
+    """Other rows of a step, of sizes that differ from step to step."""
 
     def __init__(self, seed: int) -> None:
         self._draw = random.Random(seed)
@@ -28,7 +28,8 @@ class Neighbours:
 
 
 def said(engine: Engine, chunks: list[int], neighbours: Neighbours | None = None) -> list[RowResult]:
-    """After the prompt, cut behind each of `chunks`' sizes, and after each token of the answer."""
+    """Return the results after the prompt, which is cut into `chunks` and a rest, and after each token of the
+    answer."""
     pieces, start = [], 0
     for size in [*chunks, len(PROMPT) - sum(chunks), *([1] * len(ANSWER))]:
         pieces.append((start, size))
@@ -47,7 +48,7 @@ def said(engine: Engine, chunks: list[int], neighbours: Neighbours | None = None
 
 
 def check_same_bits(engine: Engine, *, briefly: bool = False) -> None:
-    """`briefly`: each way that differs once."""
+    """Compare the ways of computing the request; `briefly` runs one of each kind."""
     alone = said(engine, [])
     assert len(alone) == 1 + len(ANSWER)
     assert said(engine, [7, 21], Neighbours(1)) == alone
@@ -60,7 +61,7 @@ def check_same_bits(engine: Engine, *, briefly: bool = False) -> None:
 
 
 def _guessed(engine: Engine) -> list[RowResult]:
-    """The answer put in as guesses, among others, each in a step of its own: what a tree's root says, and its node."""
+    """Return the results with each token of the answer as a draft token among wrong ones, in a step of its own."""
     results = said(engine, [30])[:1]
     for index, token in enumerate(ANSWER):
         ids = (PROMPT + ANSWER)[: len(PROMPT) + index]

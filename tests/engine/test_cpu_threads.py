@@ -1,4 +1,4 @@
-"""Judge: what torch says of itself."""
+"""Judge: torch's own number of threads."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def _as_before() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-def test_small_steps_take_one_thread_and_large_ones_those_that_there_were() -> None:
+def test_small_steps_use_one_thread_and_large_ones_all() -> None:
     torch.set_num_threads(3)
     threads = CpuThreads(num_parameters=5_000_000)
     seen = []
@@ -27,7 +27,7 @@ def test_small_steps_take_one_thread_and_large_ones_those_that_there_were() -> N
     assert seen == [1, 1, 3, 3, 1]
 
 
-def test_a_small_model_whose_bits_count_always_takes_one() -> None:
+def test_a_small_deterministic_model_always_uses_one_thread() -> None:
     torch.set_num_threads(2)
     threads = CpuThreads(num_parameters=5_000_000, fixed=True)
     for num_tokens in (4096, 1):
@@ -35,7 +35,7 @@ def test_a_small_model_whose_bits_count_always_takes_one() -> None:
         assert torch.get_num_threads() == 1
 
 
-def test_a_model_of_billions_takes_all_threads_for_a_single_token() -> None:
+def test_a_model_of_billions_uses_all_threads_for_a_single_token() -> None:
     torch.set_num_threads(2)
     threads = CpuThreads(num_parameters=8_000_000_000)
     threads.choose(1)

@@ -1,4 +1,4 @@
-"""On a CUDA device the engine answers as on the CPU. Needs one: `make gpu-check`."""
+"""The engine on a CUDA device. Judge: the engine on the CPU. Run by `make gpu-check`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .test_launch import ahead, one_by_one, random_steps
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
 
-def test_tokens_and_logprobs_equal_the_cpu_s(engine: Engine, checkpoint: Path) -> None:
+def test_tokens_and_logprobs_equal_those_of_the_cpu(engine: Engine, checkpoint: Path) -> None:
     on_gpu = build_engine(CoreConfig(device="cuda", dtype="float32", num_pages=300), checkpoint)
     draw = random.Random(5)
     rows = []
@@ -39,7 +39,7 @@ def test_tokens_and_logprobs_equal_the_cpu_s(engine: Engine, checkpoint: Path) -
         assert [s.logprob for s in mine.scores] == pytest.approx([s.logprob for s in judge.scores], abs=1e-4)
 
 
-def test_a_captured_step_says_what_a_launched_one_says(checkpoint: Path) -> None:
+def test_a_captured_step_gives_the_results_of_a_launched_one(checkpoint: Path) -> None:
     captured, launched = (
         build_engine(CoreConfig(device="cuda", dtype="float32", num_pages=300, cuda_graphs=graphs), checkpoint)
         for graphs in (True, False)
@@ -72,7 +72,7 @@ def test_a_captured_step_says_what_a_launched_one_says(checkpoint: Path) -> None
 
 
 @pytest.mark.parametrize("graphs", [True, False])
-def test_steps_launched_ahead_wait_for_nothing_and_say_the_same(checkpoint: Path, graphs: bool) -> None:
+def test_steps_launched_ahead_do_not_wait_and_give_the_same_results(checkpoint: Path, graphs: bool) -> None:
     config = CoreConfig(device="cuda", dtype="float32", num_pages=300, max_running=16, cuda_graphs=graphs)
     engine = build_engine(config, checkpoint)
     engine.warm_up()
@@ -84,12 +84,14 @@ def test_steps_launched_ahead_wait_for_nothing_and_say_the_same(checkpoint: Path
             ours = ahead(engine, steps)
         finally:
             torch.cuda.set_sync_debug_mode("default")
-        assert [[row.tokens for row in told] for told in ours] == [[row.tokens for row in told] for told in judge]
+        assert [[row.tokens for row in step_results] for step_results in ours] == [
+            [row.tokens for row in step_results] for step_results in judge
+        ]
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("kernels", ["triton", "reference"])
-def test_deterministic_gives_the_same_bits_in_any_company(dtype: str, kernels: str, checkpoint: Path) -> None:
+def test_deterministic_gives_the_same_bits_in_any_batch(dtype: str, kernels: str, checkpoint: Path) -> None:
     config = {"device": "cuda", "dtype": dtype, "num_pages": 40, "kernels": kernels, "deterministic": True}
     engine = build_engine(msgspec.convert(config, CoreConfig), checkpoint)
     engine.warm_up()

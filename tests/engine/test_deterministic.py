@@ -1,4 +1,4 @@
-"""`--deterministic`: a request's numbers have the same bits whoever is beside it and however its prompt was cut."""
+"""`--deterministic`: a request has the same bits in any batch and for any cut of its prompt into chunks."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def deterministic(path: Path, **settings: object) -> CoreConfig:
 
 
 @pytest.mark.parametrize(("dtype", "kv_dtype", "num_threads"), [("float32", "auto", 2), ("bfloat16", "int8", 1)])
-def test_a_request_has_the_same_bits_in_any_company(
+def test_a_request_has_the_same_bits_in_any_batch(
     dtype: str, kv_dtype: str, num_threads: int, checkpoint: Path
 ) -> None:
     engine = build_engine(deterministic(checkpoint, dtype=dtype, kv_dtype=kv_dtype), checkpoint)
@@ -44,20 +44,20 @@ def test_a_request_has_the_same_bits_in_any_company(
         torch.set_num_threads(1)
 
 
-def test_the_check_is_one_that_the_plain_engine_fails(checkpoint: Path) -> None:
+def test_the_plain_engine_fails_the_check(checkpoint: Path) -> None:
     plain = build_engine(CoreConfig(device="cpu", dtype="float32", num_pages=40), checkpoint)
     with pytest.raises(AssertionError):
         check_same_bits(plain)
 
 
-def test_windows_too(tmp_path: Path) -> None:
+def test_windows_have_the_same_bits_in_any_batch(tmp_path: Path) -> None:
     torch.manual_seed(2)
     config = transformers.MistralConfig(**SHAPE, sliding_window=24)
     transformers.MistralForCausalLM(config).save_pretrained(tmp_path)
     check_same_bits(build_engine(deterministic(tmp_path, dtype="float32"), tmp_path))
 
 
-def test_it_says_what_the_plain_engine_says(checkpoint: Path) -> None:
+def test_deterministic_gives_the_results_of_the_plain_engine(checkpoint: Path) -> None:
     plain = build_engine(CoreConfig(device="cpu", dtype="float32", num_pages=40), checkpoint)
     ours = build_engine(deterministic(checkpoint, dtype="float32"), checkpoint)
     for mine, wanted in zip(said(ours, [30]), said(plain, [30]), strict=True):
@@ -75,7 +75,7 @@ MIXTURES: dict[str, Callable[[], transformers.PretrainedConfig]] = {
 
 @pytest.mark.parametrize("quantize", [None, "int8"])
 @pytest.mark.parametrize("name", MIXTURES)
-def test_mixtures_too(name: str, quantize: str | None, tmp_path: Path) -> None:
+def test_mixtures_have_the_same_bits_in_any_batch(name: str, quantize: str | None, tmp_path: Path) -> None:
     torch.manual_seed(4)
     transformers.AutoModelForCausalLM.from_config(MIXTURES[name]()).save_pretrained(tmp_path)
     check_same_bits(build_engine(deterministic(tmp_path, dtype="float32", quantize=quantize), tmp_path))

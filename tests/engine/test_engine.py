@@ -190,7 +190,7 @@ def test_info_states_the_models_facts(engine: Engine) -> None:
 def test_kv_memory_sets_the_number_of_pages(checkpoint: Path) -> None:
     engine = build_engine(CoreConfig(device="cpu", kv_memory=0.01), checkpoint)
     page = bytes_per_page(read_config(checkpoint), torch.float32)
-    assert page == sum(tensor.nbytes for tensor in engine._device.pool._memory.page(0))
+    assert page == sum(tensor.nbytes for tensor in engine._runner.pool._memory.page(0))
     assert engine.info.num_pages == int(0.01 * 2**30) // page
 
 
@@ -227,8 +227,8 @@ def test_an_unknown_model_is_named() -> None:
         build_engine(CoreConfig(device="cpu"), Path("/no/such/model"))
 
 
-def test_a_drafts_memory_comes_out_of_kv_memory() -> None:
-    """Pages of the model and of what drafts for it, together, are as much as was asked for."""
+def test_the_draft_source_s_memory_comes_out_of_kv_memory() -> None:
+    """Pages of the model and of its draft source take together the memory that the setting gives."""
     for name, settings in (("eagle", {}), ("draft", {"speculative_draft_model": str(SHIPPED_MODEL)})):
         config = CoreConfig(device="cpu", kv_memory=0.03, speculative=name, **settings)
         engine = build_engine(
@@ -237,7 +237,7 @@ def test_a_drafts_memory_comes_out_of_kv_memory() -> None:
             make_source=partial(build_source, config, SHIPPED_MODEL),
             draft_page_bytes=partial(draft_page_bytes, config, SHIPPED_MODEL),
         )
-        memory = engine._device.source._memory
+        memory = engine._runner.source._memory
         own = [memory.k_SC, memory.v_SC, memory.feature_SE] if name == "eagle" else [memory.k_LSKD, memory.v_LSKD]
         page = bytes_per_page(read_config(SHIPPED_MODEL), torch.float32)
         taken = sum(tensor.nbytes for tensor in own) + engine.info.num_pages * page

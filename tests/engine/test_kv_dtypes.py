@@ -32,7 +32,7 @@ def build(checkpoint: Path, **settings: Any) -> Engine:
 
 
 def logprobs(engine: Engine) -> list[float]:
-    """Of the prompt's tokens, computed in two chunks, so that the second reads what the first stored."""
+    """Return the prompt's log-probabilities, computed in two chunks, so that the second reads the first one's KV."""
     entries = []
     for start, end in ((0, 60), (60, 99)):
         score = Score(first=0, targets=PROMPT[start + 1 : end + 1], num_top=0)
@@ -42,16 +42,14 @@ def logprobs(engine: Engine) -> list[float]:
 
 
 @pytest.mark.parametrize(("kv_dtype", "size"), [("fp32", 4), ("bf16", 2), ("fp16", 2), ("fp8", 1), ("int8", 1)])
-def test_memory_holds_as_many_pages_as_its_numbers_are_small(
-    kv_dtype: KvDtypeName, size: int, checkpoint: Path
-) -> None:
+def test_smaller_dtypes_give_more_pages_in_the_same_memory(kv_dtype: KvDtypeName, size: int, checkpoint: Path) -> None:
     engine = build(checkpoint, kv_dtype=kv_dtype, num_pages=None, kv_memory=0.01, host_kv_memory=0.005)
-    page_bytes = sum(tensor.nbytes for tensor in engine._device.pool._memory.page(0))
+    page_bytes = sum(tensor.nbytes for tensor in engine._runner.pool._memory.page(0))
     assert page_bytes == 2 * 2 * 16 * 2 * 12 * size  # keys and values, layers, slots, KV heads, head size
     assert engine.info.num_pages == int(0.01 * 2**30) // page_bytes
     assert engine.info.num_host_pages == int(0.005 * 2**30) // page_bytes
-    assert engine._device.pool._host is not None
-    assert engine._device.pool._host.k_LSKD.dtype == KV_DTYPES[kv_dtype]
+    assert engine._runner.pool._host is not None
+    assert engine._runner.pool._host.k_LSKD.dtype == KV_DTYPES[kv_dtype]
     assert engine.info.kv_dtype == kv_dtype
 
 
@@ -64,7 +62,9 @@ def test_auto_is_the_dtype_of_the_model(checkpoint: Path) -> None:
 @pytest.mark.parametrize(
     ("kv_dtype", "tolerance"), [("fp32", 1e-5), ("fp16", 0.02), ("bf16", 0.1), ("fp8", 0.5), ("int8", 0.3)]
 )
-def test_what_the_model_says_is_nearly_the_same(kv_dtype: KvDtypeName, tolerance: float, checkpoint: Path) -> None:
+def test_log_probabilities_are_close_to_those_of_the_model_s_dtype(
+    kv_dtype: KvDtypeName, tolerance: float, checkpoint: Path
+) -> None:
     exact, got = logprobs(build(checkpoint)), logprobs(build(checkpoint, kv_dtype=kv_dtype))
     errors = [abs(a - b) for a, b in zip(exact, got, strict=True)]
     assert max(errors) < tolerance
@@ -77,7 +77,7 @@ def test_pages_go_to_the_host_and_come_back_as_they_were(kv_dtype: KvDtypeName, 
     whole = Row(rid="a", tokens=PROMPT[:40], first_position=0, pages=[3, 5, 1], sample=GREEDY)
     expected = engine.run(ForwardPlan(step=0, copies=[], rows=[whole])).rows[0].tokens
     before = [
-        tensor.view(torch.int8).clone() for page in (3, 5, 1) for tensor in engine._device.pool._memory.page(page)
+        tensor.view(torch.int8).clone() for page in (3, 5, 1) for tensor in engine._runner.pool._memory.page(page)
     ]
     down = [PageCopy(page, 8 + i, 16) for i, page in enumerate([3, 5, 1])]
     other = Row(rid="b", tokens=[9] * 48, first_position=0, pages=[1, 3, 5], sample=GREEDY)
@@ -85,7 +85,7 @@ def test_pages_go_to_the_host_and_come_back_as_they_were(kv_dtype: KvDtypeName, 
     up = [PageCopy(8 + i, page, 16) for i, page in enumerate([6, 0, 7])]
     last = Row(rid="a", tokens=PROMPT[39:40], first_position=39, pages=[6, 0, 7], sample=GREEDY)
     assert engine.run(ForwardPlan(step=0, copies=up, rows=[last])).rows[0].tokens == expected
-    after = [tensor.view(torch.int8) for page in (6, 0, 7) for tensor in engine._device.pool._memory.page(page)]
+    after = [tensor.view(torch.int8) for page in (6, 0, 7) for tensor in engine._runner.pool._memory.page(page)]
     for index in range(4):  # the third page's last slots were never written
         assert torch.equal(before[index], after[index])
 
@@ -139,13 +139,13 @@ def test_scales_come_from_the_file_asked_for_then_the_one_beside_the_model_then_
         beside = build(tmp_path, kv_dtype=kv_dtype)
     assert caplog.text == ""
     assert beside.info.kv_scales == str(tmp_path / FILE_NAME)
-    assert beside._device.pool.layers[0].v_scale_K is not None
-    assert torch.equal(beside._device.pool.layers[0].v_scale_K, ranges.scales(KV_DTYPES[kv_dtype]).v_LK[0])
+    assert beside._runner.pool.layers[0].v_scale_K is not None
+    assert torch.equal(beside._runner.pool.layers[0].v_scale_K, ranges.scales(KV_DTYPES[kv_dtype]).v_LK[0])
     elsewhere = tmp_path / "elsewhere"
     write_ranges(KvRanges(ranges.k_LK * 2, ranges.v_LK * 2, num_tokens=7), elsewhere)
     asked = build(tmp_path, kv_dtype=kv_dtype, kv_scales=str(elsewhere))
-    assert asked._device.pool.layers[1].k_scale_K is not None
-    assert torch.equal(asked._device.pool.layers[1].k_scale_K, ranges.scales(KV_DTYPES[kv_dtype]).k_LK[1] * 2)
+    assert asked._runner.pool.layers[1].k_scale_K is not None
+    assert torch.equal(asked._runner.pool.layers[1].k_scale_K, ranges.scales(KV_DTYPES[kv_dtype]).k_LK[1] * 2)
 
 
 def test_ranges_are_read_as_they_were_written(checkpoint: Path, tmp_path: Path) -> None:
@@ -181,7 +181,9 @@ def test_a_file_that_is_not_of_this_model_is_refused_by_its_field(
 
 
 @pytest.mark.parametrize("content", [b"", b"[1", b"\xff\xfe", None])
-def test_a_file_that_is_no_json_or_not_there_is_named(content: bytes | None, checkpoint: Path, tmp_path: Path) -> None:
+def test_a_missing_or_malformed_file_is_named_in_the_error(
+    content: bytes | None, checkpoint: Path, tmp_path: Path
+) -> None:
     file = tmp_path / "f"
     if content is not None:
         file.write_bytes(content)
@@ -202,7 +204,7 @@ def test_an_unknown_dtype_is_refused() -> None:
 
 
 @pytest.mark.parametrize("capability", [(8, 0), (8, 6), (7, 5)])
-def test_a_device_that_has_no_fp8_says_so(capability: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_device_without_fp8_is_refused(capability: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kv_format.torch.cuda, "get_device_capability", lambda _: capability)
     device = torch.device("cuda:0")
     with pytest.raises(RequestError, match=r"capability 8\.9, cuda:0 has \d\.\d: use int8") as caught:
@@ -213,7 +215,7 @@ def test_a_device_that_has_no_fp8_says_so(capability: tuple[int, int], monkeypat
     assert choose_kv_dtype("fp8", torch.bfloat16, device) == torch.float8_e4m3fn
 
 
-def test_numbers_that_are_not_finite_have_no_range(checkpoint: Path) -> None:
+def test_ranges_of_infinite_numbers_are_refused(checkpoint: Path) -> None:
     model = load_model(checkpoint, device=torch.device("cpu"), dtype=torch.float32)
     model.parameters.embedding_VE[3] = float("inf")
     with pytest.raises(RequestError, match="not finite") as caught:

@@ -48,14 +48,15 @@ def random_sample(draw: random.Random) -> Sample:
 
 @dataclass(frozen=True)
 class Step:
-    """Rows whose tokens are known, and those that follow rows of the step before: its index and what is sampled."""
+    """Rows of known tokens, and rows that follow rows of the last step, with their indices and sampling."""
 
     prompts: list[Row]
     follows: list[tuple[int, RowSampling | None]]
 
 
 def random_steps(draw: random.Random, vocab_size: int, num: int, *, newcomers: Sequence[int] = (0, 1, 3)) -> list[Step]:
-    """Rows in any order, some left out, some that sample nothing. Five prompts, then one of these numbers."""
+    """Return steps of rows in random order. Some rows end, some do not sample. Five prompts come first, then
+    `newcomers`."""
     words = -(-vocab_size // 32)
     steps: list[Step] = []
     sampled: list[int] = []  # rows of the last step
@@ -79,33 +80,33 @@ def random_steps(draw: random.Random, vocab_size: int, num: int, *, newcomers: S
 
 
 def ahead(engine: Engine, steps: Sequence[Step]) -> list[list[RowResult]]:
-    """Each launched before the one before it was waited for."""
-    told, rows, launched = [], [], None
+    """Run the steps, each launched before the last one's result is read."""
+    step_results, rows, launched = [], [], None
     for number, step in enumerate(steps):
         following = [_after(rows[index], PENDING, follows=index) for index, _ in step.follows]
         rows = [*following, *step.prompts]
         now = engine.launch(ForwardPlan(step=number, copies=[], rows=rows))
         if launched is not None:
-            told.append(launched.wait().rows)
+            step_results.append(launched.wait().rows)
         if following:
             now.sample(SamplingPlan(number, [own for _, own in step.follows]))
         launched = now
     assert launched is not None
-    return [*told, launched.wait().rows]
+    return [*step_results, launched.wait().rows]
 
 
 def one_by_one(engine: Engine, steps: Sequence[Step]) -> list[list[RowResult]]:
-    told: list[list[RowResult]] = []
+    step_results: list[list[RowResult]] = []
     rows: list[Row] = []
     for number, step in enumerate(steps):
         following = []
         for index, own in step.follows:
-            (token,) = told[-1][index].tokens
+            (token,) = step_results[-1][index].tokens
             row = _after(rows[index], token)
             following.append(row if own is None else msgspec.structs.replace(row, sample=own.sample, mask=own.mask))
         rows = [*following, *step.prompts]
-        told.append(engine.run(ForwardPlan(step=number, copies=[], rows=rows)).rows)
-    return told
+        step_results.append(engine.run(ForwardPlan(step=number, copies=[], rows=rows)).rows)
+    return step_results
 
 
 def _after(row: Row, token: int, *, follows: int | None = None) -> Row:
@@ -114,11 +115,11 @@ def _after(row: Row, token: int, *, follows: int | None = None) -> Row:
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_what_follows_is_what_was_sampled_wherever_its_row_stands(engine: Engine, seed: int) -> None:
+def test_a_following_row_gets_the_sampled_token_at_any_index(engine: Engine, seed: int) -> None:
     steps = random_steps(random.Random(seed), engine.info.vocab_size, 8)
     ours, judge = ahead(engine, steps), one_by_one(engine, steps)
-    assert [[result.tokens for result in told] for told in ours] == [
-        [result.tokens for result in told] for told in judge
+    assert [[result.tokens for result in step_results] for step_results in ours] == [
+        [result.tokens for result in step_results] for step_results in judge
     ]
     for mine, wanted in zip(chain(*ours), chain(*judge), strict=True):
         assert [entry.logprob for entry in mine.logprobs] == pytest.approx(
@@ -128,14 +129,14 @@ def test_what_follows_is_what_was_sampled_wherever_its_row_stands(engine: Engine
 
 @pytest.fixture
 def without_numbers(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> Engine:
-    """An engine whose ops are all torch's, so that they can be run on shapes alone. What it looks up in tables on a CPU
-    alone is computed, as on every other device."""
+    """An engine on torch ops only, which run on tensors without values. Rotary angles, which a CPU looks up in tables,
+    are computed as on other devices."""
     monkeypatch.setattr(Rope, "angles", lambda rope, positions, lengths: rope._compute(positions, rope._frequencies))
     return build_engine(CoreConfig(device="cpu", dtype="bfloat16", num_pages=60, kernels="reference"), checkpoint)
 
 
-def test_launching_and_sampling_ask_the_device_for_nothing(without_numbers: Engine) -> None:
-    """The draw apart, which is a kernel on a CUDA device and has a test of its own there."""
+def test_launching_and_sampling_read_nothing_back_from_the_device(without_numbers: Engine) -> None:
+    """Draws are left out: on a CUDA device they are a kernel, with a test of its own."""
     engine = without_numbers
     words = -(-engine.info.vocab_size // 32)
     everything = Sample(
@@ -180,6 +181,6 @@ QUESTIONS: dict[str, Callable[[torch.Tensor], Any]] = {
 
 
 @pytest.mark.parametrize("ask", QUESTIONS.values(), ids=QUESTIONS)
-def test_who_asks_for_a_number_where_there_is_none_fails(ask: Callable[[torch.Tensor], Any]) -> None:
+def test_reading_a_value_of_a_fake_tensor_fails(ask: Callable[[torch.Tensor], Any]) -> None:
     with FakeTensorMode(), pytest.raises(Exception, match=r".+"):
         ask(torch.zeros(3))

@@ -11,7 +11,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from ramiform.kernels import for_device
-from ramiform.runtime.engine.sampler import chosen_logprobs, sample
+from ramiform.runtime.engine.logprobs import chosen_logprobs
+from ramiform.runtime.engine.sampler import sample
 from ramiform.runtime.protocol.sampling import TokenLogprob
 from ramiform.runtime.scheduler.plan import Penalties, Sample
 from ramiform.runtime.scheduler.sampling_inputs import random_bits, splitmix64
@@ -97,7 +98,7 @@ def test_each_row_is_sampled_by_its_own_parameters(rows: list[tuple[Sample, set[
 
 
 def check_logprob(logits: np.ndarray, token: int, found: TokenLogprob | None, s: Sample) -> None:
-    """Of the raw distribution, whatever was done to choose the token."""
+    """Return log-probabilities of the raw distribution."""
     if s.num_top_logprobs is None:
         assert found is None
         return
@@ -142,7 +143,7 @@ def test_a_mask_longer_than_the_vocabulary_allows_nothing_beyond_it() -> None:
     assert result == 5
 
 
-def test_the_draws_of_a_filtered_masked_row_follow_its_law() -> None:
+def test_the_draws_of_a_filtered_masked_row_follow_its_distribution() -> None:
     num = 4000
     logits = torch.tensor([2.0, 1.5, 1.0, 0.5, 0.0, -3.0] + [-9.0] * (VOCAB - 6))
     rows = [plain(temperature=1.3, top_p=0.9, draw=random_bits(8, position)) for position in range(num)]

@@ -1,4 +1,4 @@
-"""One thread: the ops under test are small, and threads that wait for each other on a busy machine are not."""
+"""One thread, because the ops under test are small and synchronising threads on a busy machine is slow."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ def judge(q_THD: torch.Tensor, k_LKD: torch.Tensor, v_LKD: torch.Tensor, first: 
     ids=str,
 )
 @torch.inference_mode()
-def test_long_chunks_over_shuffled_pages_see_what_is_theirs(
+def test_long_chunks_over_shuffled_pages_see_their_own_keys(
     rows: list[tuple[int, int]], kv_heads: int, group: int, head_dim: int, dtype: torch.dtype
 ) -> None:
     draw = torch.Generator().manual_seed(len(rows))

@@ -1,4 +1,4 @@
-"""The compiled loops for small steps agree with what the ops mean. Judge: the reference, in float64."""
+"""Compiled loops of the CPU op set. Judge: the reference, in float64."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ramiform.kernels.cpu.ops import CompiledAttention, CpuOps
 from ramiform.kernels.cpu.packed_weights import WIDTH, pack_weights
 from ramiform.kernels.reference.ops import ReferenceOps
 
-CPU, MEANT = CpuOps(), ReferenceOps()
+CPU, REFERENCE = CpuOps(), ReferenceOps()
 NUM_TOKENS = [1, 2, 33, 64, 65]
 NEAR = {"atol": 2e-6, "rtol": 2e-5}
 
@@ -26,13 +26,13 @@ def random(*shape: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
-def test_they_are_the_ops_of_a_cpu_unless_bits_count() -> None:
+def test_for_device_returns_them_for_a_cpu_unless_deterministic() -> None:
     assert for_device(torch.device("cpu")).name == "cpu"
     assert for_device(torch.device("cpu"), "reference").name == "reference"
     assert for_device(torch.device("cpu"), deterministic=True).name == "reference"
 
 
-def test_exp_is_near_that_of_numpy() -> None:
+def test_exp_is_close_to_numpy_s() -> None:
     xs = np.linspace(-87, 0, 20_001, dtype=np.float32)
     np.testing.assert_allclose([exp(x) for x in xs], np.exp(xs.astype(np.float64)), rtol=1e-5)
     near = xs[xs > -20]
@@ -42,14 +42,14 @@ def test_exp_is_near_that_of_numpy() -> None:
 
 @pytest.mark.parametrize("T", NUM_TOKENS)
 @pytest.mark.parametrize("E", [1, 96, 257])
-def test_norms(T: int, E: int) -> None:
+def test_norms_equal_the_reference(T: int, E: int) -> None:
     x, residual, weight = random(T, E), random(T, E, seed=1), random(E, seed=2)
     torch.testing.assert_close(
-        CPU.rms_norm(x, weight, 1e-5).double(), MEANT.rms_norm(x.double(), weight.double(), 1e-5), **NEAR
+        CPU.rms_norm(x, weight, 1e-5).double(), REFERENCE.rms_norm(x.double(), weight.double(), 1e-5), **NEAR
     )
     kept = x.clone(), residual.clone()
     got = CPU.add_rms_norm(x, residual, weight, 1e-5)
-    want = MEANT.add_rms_norm(x.double(), residual.double(), weight.double(), 1e-5)
+    want = REFERENCE.add_rms_norm(x.double(), residual.double(), weight.double(), 1e-5)
     for one, other in zip(got, want, strict=True):
         torch.testing.assert_close(one.double(), other, **NEAR)
     assert torch.equal(x, kept[0]), "what goes in stays as it is"
@@ -58,16 +58,16 @@ def test_norms(T: int, E: int) -> None:
 
 @pytest.mark.parametrize("T", NUM_TOKENS)
 @pytest.mark.parametrize("size", [1, 31, 640])
-def test_the_gate(T: int, size: int) -> None:
+def test_the_gate_equals_the_reference(T: int, size: int) -> None:
     gate_up = random(T, 2 * size) * 8
     gate_up[0, 0] = -200.0
-    want = MEANT.silu_and_mul(gate_up.double())
+    want = REFERENCE.silu_and_mul(gate_up.double())
     torch.testing.assert_close(CPU.silu_and_mul(gate_up).double(), want, **NEAR)
 
 
 @pytest.mark.parametrize("T", NUM_TOKENS)
 @pytest.mark.parametrize(("H", "K", "D"), [(4, 2, 64), (3, 3, 6), (7, 1, 2)])
-def test_rotation_and_storing(T: int, H: int, K: int, D: int) -> None:
+def test_rotation_and_storing_equal_the_reference(T: int, H: int, K: int, D: int) -> None:
     qkv, cos, sin = random(T, H + 2 * K, D), random(T, 1, D, seed=1), random(T, 1, D, seed=2)
     slots = torch.randperm(200, generator=torch.Generator().manual_seed(3))[:T]
 
@@ -77,7 +77,7 @@ def test_rotation_and_storing(T: int, H: int, K: int, D: int) -> None:
         q = ops.rope_and_store(qkv.to(dtype), kv, None, args)
         return q.double(), kv.k_SKD.double(), kv.v_SKD.double()
 
-    for got, want in zip(run(CPU, torch.float32), run(MEANT, torch.float64), strict=True):
+    for got, want in zip(run(CPU, torch.float32), run(REFERENCE, torch.float64), strict=True):
         torch.testing.assert_close(got, want, **NEAR)
 
 
@@ -85,7 +85,9 @@ def test_rotation_and_storing(T: int, H: int, K: int, D: int) -> None:
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize(("N", "C"), [(1, 1), (7, 33), (64, 256), (2 * WIDTH + 1, 9)])
 @pytest.mark.parametrize("T", [1, 2, 3, 4, 5, 6, 7, 13])
-def test_products_of_a_few_rows(T: int, N: int, C: int, bias: bool, kind: type[np.generic]) -> None:
+def test_products_of_a_few_rows_equal_those_in_float64(
+    T: int, N: int, C: int, bias: bool, kind: type[np.generic]
+) -> None:
     w, x, b = random(N, C), random(T, C, seed=1), random(N, seed=2)
     if kind == np.uint16:
         w = w.bfloat16().float()
@@ -99,7 +101,7 @@ def test_products_of_a_few_rows(T: int, N: int, C: int, bias: bool, kind: type[n
     assert torch.equal(got, torch.cat(alone))  # bit for bit, whoever else is there
 
 
-def test_weights_are_halved_only_where_no_bit_is_lost() -> None:
+def test_weights_are_stored_as_bfloat16_only_if_that_is_exact() -> None:
     w = torch.tensor([[1.0], [-0.5], [float("inf")], [float("nan")], [2.0**-133], [-0.0]])
     assert pack_weights(w).dtype == np.uint16
     got = packed_matmul(torch.ones(1, 1), pack_weights(w), np.zeros(len(w), np.float32))
@@ -113,7 +115,7 @@ CHAIN, TREE = (9, ()), (6, (-1, 0, 0, 2))  # tokens of a row, and the parents of
 @pytest.mark.parametrize("window", [None, 40])
 @pytest.mark.parametrize(("K", "group", "D"), [(2, 2, 64), (1, 7, 10)])
 @pytest.mark.parametrize("shapes", [[CHAIN], [TREE], [(1, ()), TREE, CHAIN], [(4, (-1, -1, -1, -1))]], ids=str)
-def test_attention_of_guesses(
+def test_attention_of_draft_tokens(
     shapes: list[tuple[int, tuple[int, ...]]], K: int, group: int, D: int, window: int | None
 ) -> None:
     spans = [(length - count, count, tree) for length, (count, tree) in zip((33, 17, 700), shapes, strict=False)]
@@ -128,7 +130,7 @@ def test_attention_of_guesses(
         pytest.param([RowSpan(0, 5, np.arange(1), [-1, 0, 1])], 3, id="a-tree-larger-than-the-window"),
     ],
 )
-def test_what_does_not_fit_is_left_to_torch(rows: list[RowSpan], window: int | None) -> None:
+def test_steps_that_do_not_fit_the_loop_go_to_torch(rows: list[RowSpan], window: int | None) -> None:
     kv = KvCache(*torch.zeros(2, 80, 1, 2))
     attention = CPU.attention(AttentionArgs(rows, kv, 1, page_size=16, window=window, dtype=torch.float32))
     assert not isinstance(attention, CompiledAttention)
@@ -137,14 +139,17 @@ def test_what_does_not_fit_is_left_to_torch(rows: list[RowSpan], window: int | N
 @pytest.mark.parametrize("window", [None, 1, 40])
 @pytest.mark.parametrize(("K", "group", "D"), [(2, 2, 64), (1, 7, 10), (3, 1, 2)])
 @pytest.mark.parametrize("lengths", [[1], [300], [17, 1, 16, 900, 33]], ids=str)
-def test_attention_where_the_pages_lie(lengths: list[int], K: int, group: int, D: int, window: int | None) -> None:
+def test_attention_of_decode_rows_over_shuffled_pages(
+    lengths: list[int], K: int, group: int, D: int, window: int | None
+) -> None:
     check_attention([(length - 1, 1, ()) for length in lengths], K, group, D, window)
 
 
 def check_attention(
     spans: list[tuple[int, int, tuple[int, ...]]], K: int, group: int, D: int, window: int | None
 ) -> None:
-    """Of rows with so many tokens before, so many new ones, and this tree among them."""
+    """Compare with the reference. A span gives a row's tokens in the cache, its new tokens, and the tree among
+    these."""
     lengths = [first + count for first, count, _ in spans]
     draw = torch.Generator().manual_seed(sum(lengths))
     pages = iter(torch.randperm(100, generator=draw).tolist())
@@ -164,11 +169,11 @@ def check_attention(
         assert isinstance(attention, CompiledAttention) == (ops is CPU)
         return attention.attend(q.to(dtype), kv, 0.3).double()
 
-    torch.testing.assert_close(run(CPU, torch.float32), run(MEANT, torch.float64), **NEAR)
+    torch.testing.assert_close(run(CPU, torch.float32), run(REFERENCE, torch.float64), **NEAR)
 
 
 def test_draws_are_those_of_the_reference() -> None:
-    """By the same randomness; with other rows, and filters of theirs, in the same call."""
+    """The draws are the same alone and in a batch of rows with other filters."""
     R, V = 400, 311
     draw = torch.Generator().manual_seed(8)
     logits = 3 * torch.randn(R, V, generator=draw)
@@ -185,7 +190,7 @@ def test_draws_are_those_of_the_reference() -> None:
         draw_R=torch.randint(-(1 << 62), 1 << 62, (R,), generator=draw),
         max_top_k=5,
     )
-    want = MEANT.sample_tokens(logits, sampling)
+    want = REFERENCE.sample_tokens(logits, sampling)
     assert CPU.sample_tokens(logits, sampling).tolist() == want.tolist()
     rows = (slice(r, r + 1) for r in range(R))
     alone = [CPU.sample_tokens(logits[row], sampling.select(row)).item() for row in rows]
@@ -193,9 +198,9 @@ def test_draws_are_those_of_the_reference() -> None:
     assert len(set(want.tolist())) > 50
 
 
-def test_other_types_are_left_to_torch() -> None:
+def test_other_dtypes_go_to_torch() -> None:
     gate_up = random(3, 20).half()
-    assert torch.equal(CPU.silu_and_mul(gate_up), MEANT.silu_and_mul(gate_up))
+    assert torch.equal(CPU.silu_and_mul(gate_up), REFERENCE.silu_and_mul(gate_up))
 
 
 @pytest.fixture(params=[1, 3], ids=["one thread", "three threads"])
@@ -212,18 +217,18 @@ def _threads(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
 def test_bfloat16_is_what_float64_gives_rounded_once(T: int) -> None:
     x, residual, weight = (random(*shape, seed=seed).bfloat16() for seed, shape in enumerate(((T, 96), (T, 96), (96,))))
     once: dict[str, Any] = {"atol": 1e-6, "rtol": 2.0**-8}  # half of a last bit, and what float32 adds
-    want = MEANT.rms_norm(x.double(), weight.double(), 1e-5)
+    want = REFERENCE.rms_norm(x.double(), weight.double(), 1e-5)
     torch.testing.assert_close(CPU.rms_norm(x, weight, 1e-5).double(), want, **once)
     normed, total = CPU.add_rms_norm(x, residual, weight, 1e-5)
     assert torch.equal(total, x + residual)
-    torch.testing.assert_close(normed.double(), MEANT.rms_norm(total.double(), weight.double(), 1e-5), **once)
+    torch.testing.assert_close(normed.double(), REFERENCE.rms_norm(total.double(), weight.double(), 1e-5), **once)
     gate_up = torch.cat((x, residual), dim=1) * 8
-    torch.testing.assert_close(CPU.silu_and_mul(gate_up).double(), MEANT.silu_and_mul(gate_up.double()), **once)
+    torch.testing.assert_close(CPU.silu_and_mul(gate_up).double(), REFERENCE.silu_and_mul(gate_up.double()), **once)
 
     qkv, cos, sin = (random(T, *shape, seed=4).bfloat16() for shape in ((6, 16), (1, 16), (1, 16)))
     slots = torch.randperm(200, generator=torch.Generator().manual_seed(3))[:T]
     found = []
-    for ops_of, dtype in ((CPU, torch.bfloat16), (MEANT, torch.float64)):
+    for ops_of, dtype in ((CPU, torch.bfloat16), (REFERENCE, torch.float64)):
         kv = KvCache(*torch.zeros(2, 200, 2, 16, dtype=dtype))
         args = RopeAndStoreArgs(cos.to(dtype), sin.to(dtype), slots, num_heads=2, eps=1e-5)
         q = ops_of.rope_and_store(qkv.to(dtype), kv, None, args)
@@ -233,7 +238,7 @@ def test_bfloat16_is_what_float64_gives_rounded_once(T: int) -> None:
 
 
 def test_bfloat16_is_rounded_as_torch_rounds_it() -> None:
-    """By a norm that multiplies by one: every number near a tie, the largest, and those that are none."""
+    """Checked by a norm that multiplies by one, for numbers near every tie, the largest ones, infinities and NaN."""
     ties = torch.arange(0x3F80_0000, 0x3F84_0000, 0x1FFF, dtype=torch.int32).view(torch.float32)
     extremes = torch.tensor([3.4e38, -3.4e38, float("inf"), float("nan"), 1e-40, -0.0])
     for value in [*ties.tolist(), *extremes.tolist()]:
@@ -244,7 +249,7 @@ def test_bfloat16_is_rounded_as_torch_rounds_it() -> None:
 
 
 @pytest.mark.parametrize("number", [float("nan"), float("inf")])
-def test_what_is_not_a_number_shows(number: float) -> None:
+def test_nan_and_infinity_propagate(number: float) -> None:
     """A broken checkpoint must not look like a working one."""
     x = torch.ones(2, 32)
     x[0, 3] = number

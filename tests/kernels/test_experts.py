@@ -68,7 +68,7 @@ def test_a_token_s_bits_do_not_depend_on_the_order_of_its_pairs(dtype: torch.dty
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @settings(deadline=None, max_examples=30)
 @given(num_tokens=st.integers(2, 40), num_experts=st.integers(1, 5), first=st.integers(0, 39), data=st.data())
-def test_a_token_s_bits_do_not_depend_on_who_else_is_there(
+def test_a_token_s_bits_do_not_depend_on_the_other_tokens(
     dtype: torch.dtype, num_tokens: int, num_experts: int, first: int, data: st.DataObject
 ) -> None:
     num_chosen = data.draw(st.integers(1, num_experts))

@@ -66,7 +66,7 @@ def test_attention_over_shuffled_pages_equals_the_naive_loops(
     torch.testing.assert_close(got, torch.stack(want), atol=1e-5, rtol=1e-4)
 
 
-def test_a_row_that_holds_nan_spoils_no_other() -> None:
+def test_nan_in_one_row_does_not_reach_another() -> None:
     k_SKD, v_SKD = torch.randn(2, 8 * PAGE_SIZE, 1, 8)
     v_SKD[0] = float("nan")
     spans = [RowSpan(9, 1, np.array([0, 1, 2])), RowSpan(3, 1, np.array([5])), RowSpan(2, 1, np.array([6]))]

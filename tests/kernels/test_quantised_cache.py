@@ -1,4 +1,4 @@
-"""Judges: torch's own conversion to and from e4m3, and attention over what the codes stand for, written out."""
+"""Judges: torch's own conversion to and from e4m3, and attention over the dequantised numbers."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_every_code_of_e4m3_is_the_number_that_torch_says(dtype: torch.dtype) ->
 
 
 @QUANTISED
-def test_a_code_is_the_nearest_there_is_and_even_when_two_are(stored: torch.dtype) -> None:
+def test_quantisation_rounds_to_the_nearest_code_and_ties_to_even(stored: torch.dtype) -> None:
     codes = torch.arange(-128, 128, dtype=torch.int8).view(stored).double()
     codes = codes[codes.abs() <= QUANTISED_MAX[stored]].unique()
     halfway = (codes[1:] + codes[:-1]) / 2
@@ -53,7 +53,7 @@ def test_each_head_has_a_scale_of_its_own(stored: torch.dtype) -> None:
 @QUANTISED
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize(("window", "unrotated"), [(None, False), (7, False), (None, True)])
-def test_attention_is_that_over_the_numbers_meant(
+def test_attention_over_codes_equals_attention_over_dequantised_numbers(
     stored: torch.dtype, dtype: torch.dtype, window: int | None, unrotated: bool
 ) -> None:
     torch.manual_seed(0)
@@ -77,7 +77,7 @@ def test_attention_is_that_over_the_numbers_meant(
 
 
 @QUANTISED
-def test_what_no_row_holds_is_never_touched_nor_read(stored: torch.dtype) -> None:
+def test_slots_of_no_row_are_not_written(stored: torch.dtype) -> None:
     kv, _ = _filled(stored, torch.float32)
     before = kv.k_SKD.view(torch.int8).clone()
     store_kv(torch.randn(2, 2, 8), torch.randn(2, 2, 8), kv, torch.tensor([5, 17]))
@@ -105,7 +105,7 @@ def test_a_cache_may_have_another_dtype_than_the_model(stored: torch.dtype, dtyp
 
 
 def _filled(stored: torch.dtype, dtype: torch.dtype) -> tuple[KvCache, KvCache]:
-    """A cache of codes, and one of the numbers that they stand for."""
+    """Return a cache of codes, and one of the dequantised numbers."""
     k_SKD, v_SKD = torch.randn(2, 8 * PAGE_SIZE, 2, 8)
     scales = torch.tensor([0.03, 0.01]), torch.tensor([0.02, 0.05])
     kv = KvCache(*torch.zeros(2, 8 * PAGE_SIZE, 2, 8, dtype=torch.int8).view(stored), *scales)

@@ -61,7 +61,7 @@ rows = st.tuples(
     seed=st.integers(0, 1 << 20),
 )
 @settings(max_examples=150, deadline=None)
-def test_filters_equal_the_naive_ones_row_by_row_whatever_is_sorted_first(
+def test_filters_equal_the_naive_ones_for_any_number_of_candidates(
     parameters: list[tuple[float, int, float, float]], vocab: int, candidates: int, coarse: bool, seed: int
 ) -> None:
     logits_RV = 3 * np.random.default_rng(seed).standard_normal((len(parameters), vocab)).astype(np.float32)
@@ -103,7 +103,7 @@ def test_the_token_that_arrives_first_is_drawn(weights: list[float], draw: int) 
     assert draw_tokens(torch.tensor([weights]), torch.tensor([draw])).tolist() == [min(arrivals)[1]]
 
 
-def test_what_others_weigh_does_not_change_who_of_the_rest_is_first() -> None:
+def test_the_winner_does_not_depend_on_the_weights_of_losers() -> None:
     weights_RV = torch.rand(500, 40, generator=torch.Generator().manual_seed(4))
     draws = torch.arange(500)
     winners = draw_tokens(weights_RV, draws)
@@ -111,7 +111,7 @@ def test_what_others_weigh_does_not_change_who_of_the_rest_is_first() -> None:
     assert torch.equal(draw_tokens(weights_RV.masked_fill(others & (weights_RV < 0.5), 0.0), draws), winners)
 
 
-def test_a_row_of_nan_gets_a_token_that_exists() -> None:
+def test_a_row_of_nan_gets_a_token_of_the_vocabulary() -> None:
     weights_RV = torch.full((1, 5), float("nan"))
     [token] = draw_tokens(weights_RV, torch.tensor([5])).tolist()
     assert 0 <= token < 5

@@ -1,4 +1,4 @@
-"""Judge: doing the parts one after the other."""
+"""Judge: the tasks run one after the other."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ def _threads(request: pytest.FixtureRequest) -> Iterator[None]:
     thread_pool.set_num_threads(before)
 
 
-def test_every_part_is_done_once_when_it_returns() -> None:
+def test_every_task_has_run_once_when_the_call_returns() -> None:
     for count in (0, 1, 2, 7, 40):
         done: list[int] = []
         thread_pool.run_tasks([partial(done.append, part) for part in range(count)])
         assert sorted(done) == list(range(count))
 
 
-def test_parts_run_beside_each_other() -> None:
+def test_tasks_run_in_parallel() -> None:
     count = thread_pool.num_threads()
     meeting = threading.Barrier(count, timeout=60)
     thread_pool.run_tasks([meeting.wait] * count)  # each waits for all others
 
 
-def test_several_callers_get_their_own_parts_done() -> None:
+def test_several_callers_get_their_own_tasks_done() -> None:
     def call(_: int) -> list[tuple[int, int]]:
         done: list[tuple[int, int]] = []
         for part in range(20):
@@ -45,7 +45,7 @@ def test_several_callers_get_their_own_parts_done() -> None:
             assert sorted(done) == [(part, half) for part in range(20) for half in range(2)]
 
 
-def test_what_a_part_raises_reaches_the_caller_and_the_threads_live_on() -> None:
+def test_an_error_of_a_task_reaches_the_caller_and_the_threads_survive() -> None:
     def fail() -> None:
         raise ValueError("part")
 

@@ -80,7 +80,7 @@ def test_a_node_sees_what_it_would_see_at_the_end_of_its_path(
 
 @given(forest=st.lists(trees(), min_size=1, max_size=5), seed=st.integers(0, 1 << 20))
 @settings(max_examples=100, deadline=None)
-def test_the_walk_and_the_moves_are_those_made_one_by_one(forest: list[list[int]], seed: int) -> None:
+def test_the_walk_and_the_copies_equal_those_made_one_by_one(forest: list[list[int]], seed: int) -> None:
     draw = random.Random(seed)
     parents: list[int] = []
     guessed: list[int] = []

@@ -87,7 +87,7 @@ def test_such_a_checkpoint_is_served_and_its_scales_are_used_where_they_mean_som
     config = CoreConfig(device="cpu", dtype="float32", num_pages=16, kv_dtype=kv_dtype)
     engine = build_engine(config, broken)
     assert engine.info.kv_scales == ("none" if kv_dtype == "auto" else "checkpoint")
-    scale_K = engine._device.pool.layers[1].k_scale_K
+    scale_K = engine._runner.pool.layers[1].k_scale_K
     assert (scale_K is None) == (kv_dtype == "auto")
     if kv_dtype == "fp8":
         assert scale_K is not None

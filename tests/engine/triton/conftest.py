@@ -1,4 +1,4 @@
-"""Without a GPU the kernels run in Triton's interpreter, which has to be chosen before they are imported."""
+"""Without a GPU the kernels run in Triton's interpreter, which must be chosen before they are imported."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ pytest.importorskip("triton", reason="the extra 'gpu' is not installed")
 
 @pytest.fixture(autouse=True)
 def few_multiprocessors(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Each program of the interpreter takes milliseconds, those that find nothing to do included."""
+    """A program of the interpreter takes milliseconds, even one without work."""
     from ramiform.kernels.triton import launch_configs
 
     monkeypatch.setattr(launch_configs, "ASSUMED_MULTIPROCESSORS", 1)

@@ -29,7 +29,7 @@ def pages(index: int) -> list[int]:
 
 
 class CountedCapture:
-    """Calls the function again, and counts."""
+    """A capture that calls the function again, or a CUDA capture on a GPU, and counts."""
 
     def __init__(self) -> None:
         self.num_captured = self.num_replayed = 0
@@ -54,8 +54,8 @@ def plain_engine(checkpoint: Path) -> Engine:
 
 
 def with_graphs(engine: Engine, capture: CountedCapture) -> Engine:
-    model, pool = engine._device.model, engine._device.pool
-    assert DecodeGraphs.serve(model, pool.layers)
+    model, pool = engine._runner.model, engine._runner.pool
+    assert DecodeGraphs.supports(model, pool.layers)
     graphs = DecodeGraphs(model, pool.layers, max_rows=5, num_places=128, captures=(), capture=capture)
     return Engine(model, pool, graphs=graphs)
 
@@ -81,11 +81,11 @@ def following(row: Row, result: RowResult) -> Row:
 def generate(engine: Engine) -> list[list[RowResult]]:
     """The prompts, then steps of 6, 5, 3 and 1 rows."""
     rows = prompts()
-    told = [step(engine, rows)]
+    step_results = [step(engine, rows)]
     for num in (6, 5, 3, 1):
-        rows = [following(row, result) for row, result in zip(rows[:num], told[-1], strict=False)]
-        told.append(step(engine, rows))
-    return told
+        rows = [following(row, result) for row, result in zip(rows[:num], step_results[-1], strict=False)]
+        step_results.append(step(engine, rows))
+    return step_results
 
 
 @pytest.fixture(params=["dense", "mixture"])
@@ -101,7 +101,7 @@ def either(request: pytest.FixtureRequest, checkpoint: Path, tmp_path: Path) -> 
     return tmp_path
 
 
-def test_graphs_say_what_steps_say(either: Path) -> None:
+def test_graphs_give_the_results_of_plain_steps(either: Path) -> None:
     checkpoint = either
     capture = CountedCapture()
     engine = with_graphs(plain_engine(checkpoint), capture)
@@ -116,32 +116,34 @@ def test_graphs_say_what_steps_say(either: Path) -> None:
             assert [p for p, _ in a.logprobs[0].top] == pytest.approx([p for p, _ in b.logprobs[0].top], abs=1e-4)
 
 
-def test_rows_that_follow_take_their_tokens_from_the_step_before(checkpoint: Path) -> None:
+def test_rows_that_follow_take_their_tokens_from_the_last_step(checkpoint: Path) -> None:
     capture = CountedCapture()
     engine = with_graphs(plain_engine(checkpoint), capture)
     engine.warm_up()
     steps = random_steps(random.Random(2), engine.info.vocab_size, 4, newcomers=[0])
     ours, judge = ahead(engine, steps), one_by_one(plain_engine(checkpoint), steps)
     assert capture.num_replayed == 3
-    assert [[row.tokens for row in told] for told in ours] == [[row.tokens for row in told] for told in judge]
+    assert [[row.tokens for row in step_results] for step_results in ours] == [
+        [row.tokens for row in step_results] for step_results in judge
+    ]
 
 
 def test_capturing_writes_nothing(checkpoint: Path) -> None:
     engine = plain_engine(checkpoint)
-    pool = engine._device.pool
+    pool = engine._runner.pool
     for memory in pool.memories:
         memory.fill_(7.0)
-    model = engine._device.model
+    model = engine._runner.model
     graphs = DecodeGraphs(model, pool.layers, max_rows=2, num_places=32, captures=(0,), capture=CountedCapture())
     with torch.inference_mode():
         graphs.capture_all()
     assert all(bool((memory == 7.0).all()) for memory in pool.memories)
 
 
-def test_features_outlive_what_a_graph_writes_next(checkpoint: Path) -> None:
-    """A draft source stores them many steps later; a graph writes its outputs where it wrote them before."""
+def test_features_survive_the_next_replay_of_a_graph(checkpoint: Path) -> None:
+    """A draft source keeps features for many steps; a graph always writes its outputs to the same memory."""
     engine = plain_engine(checkpoint)
-    model, pool = engine._device.model, engine._device.pool
+    model, pool = engine._runner.model, engine._runner.pool
     capture = CountedCapture()
     graphs = DecodeGraphs(model, pool.layers, max_rows=1, num_places=32, captures=(0, 2), capture=capture)
     row = Row(rid="a", tokens=[1], first_position=0, pages=[0], sample=SAMPLE)
@@ -160,8 +162,8 @@ def test_features_outlive_what_a_graph_writes_next(checkpoint: Path) -> None:
 def test_only_rows_that_decode_fit(checkpoint: Path) -> None:
     engine = plain_engine(checkpoint)
     graphs = DecodeGraphs(
-        engine._device.model,
-        engine._device.pool.layers,
+        engine._runner.model,
+        engine._runner.pool.layers,
         max_rows=2,
         num_places=32,
         captures=(),

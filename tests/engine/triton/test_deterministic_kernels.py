@@ -17,12 +17,12 @@ from ramiform.tests.engine.same_bits import check_same_bits
 
 
 def dot(self: InterpreterBuilder, a: TensorHandle, b: TensorHandle, d: TensorHandle, *_: Any) -> TensorHandle:
-    """Every row of a tile alike, as on a GPU. The interpreter's own, numpy's, adds up some rows in another order."""
+    """Multiply with one order of sums for all rows of a tile, as a GPU does and the interpreter's numpy does not."""
     product = (a.data[:, :, None] * b.data[None]).sum(axis=1, dtype=np.float32)
     return TensorHandle(product + d.data, d.dtype.scalar)
 
 
-def test_a_request_has_the_same_bits_in_any_company(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_request_has_the_same_bits_in_any_batch(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(paged_attention, "DETERMINISTIC_SPLIT_KEYS", 32)  # so that there is something to combine
     monkeypatch.setattr(InterpreterBuilder, "create_dot", dot)
     device = "cuda" if torch.cuda.is_available() else "cpu"

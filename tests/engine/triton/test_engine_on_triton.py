@@ -101,7 +101,7 @@ def greedy(**also: Any) -> Sample:
 
 
 def pages(index: int) -> list[int]:
-    """Ten of each sequence's own, in no order."""
+    """Return ten pages of the sequence, shuffled."""
     own = list(range(10 * index, 10 * index + 10))
     random.Random(index).shuffle(own)
     return own
@@ -140,7 +140,7 @@ def test_chunks_decode_rows_and_trees_in_one_step(model: str, checkpoints: dict[
 
 
 @pytest.mark.parametrize("kernels", ["triton", "reference"])
-def test_a_mixture_s_experts_are_computed_by_the_op_set(
+def test_the_op_set_computes_the_experts_of_a_mixture(
     kernels: KernelsName, checkpoints: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     on = "cuda" if torch.cuda.is_available() and kernels == "triton" else "cpu"
@@ -156,7 +156,7 @@ def test_a_mixture_s_experts_are_computed_by_the_op_set(
 
 
 @pytest.mark.parametrize("num_nodes", [30, 70])
-def test_trees_that_masks_or_windows_have_no_room_for(num_nodes: int, checkpoints: dict[str, Path]) -> None:
+def test_trees_that_outgrow_masks_or_windows(num_nodes: int, checkpoints: dict[str, Path]) -> None:
     pair = Pair(checkpoints["window"])
     draw = random.Random(num_nodes)
     parents = [draw.randrange(-1, n) for n in range(num_nodes)]
@@ -165,7 +165,7 @@ def test_trees_that_masks_or_windows_have_no_room_for(num_nodes: int, checkpoint
     pair.run([row(0, ids, 0, LISTED, parents=parents, nodes=nodes), row(1, tokens(9), 0, LISTED)])
 
 
-def test_a_path_of_guesses_that_proves_right_is_kept(checkpoints: dict[str, Path]) -> None:
+def test_an_accepted_path_of_draft_tokens_keeps_its_kv(checkpoints: dict[str, Path]) -> None:
     judge = Pair(checkpoints["llama"])
     prompt = tokens(21)
     said: list[int] = []

@@ -36,7 +36,7 @@ def rows(num_rows: int, queries: int, *, tree: bool, window: int | None = None) 
 
 
 def attention() -> Iterator[tuple[str, Launch]]:
-    """Every dtype and size of row for one set of heads; of the others what differs by them: trees and chunks."""
+    """Yield launches of every dtype and row size for one set of heads; of the other heads, trees and chunks only."""
     eight_bits = [torch.int8] + ([torch.float8_e4m3fn] if launch_configs.reads_fp8(CPU) else [])
     for heads, kv_heads, head_dim in HEADS:
         first = (heads, kv_heads, head_dim) == HEADS[0]
@@ -104,7 +104,7 @@ def others() -> Iterator[tuple[str, Launch]]:
 
 
 def distinct(launches: list[tuple[str, Launch]]) -> Iterator[tuple[str, Launch]]:
-    """Those that would be compiled apart."""
+    """Drop launches that Triton would compile once."""
     seen = set()
     for name, launch in launches:
         arguments = tuple(

@@ -1,4 +1,4 @@
-"""Compiles the Triton kernels that a call would launch, for a GPU that is not there, and says what each one takes.
+"""Compilation of the Triton kernels that a call launches, without a GPU, with their registers and shared memory.
 
     with recorded(90) as launches: split_attention(...)    # on CPU tensors; nothing runs, outputs are undefined
     for launch in launches: compile_launch(launch)
@@ -41,7 +41,7 @@ class Compiled(NamedTuple):
 
 @contextmanager
 def recorded() -> Iterator[list[Launch]]:
-    """The launches of the calls inside, none of which is made."""
+    """Record the launches of the calls inside instead of making them."""
     launches: list[Launch] = []
 
     def launcher(kernel: JITFunction[Any], grid: tuple[int, ...]) -> Any:
@@ -62,7 +62,7 @@ def recorded() -> Iterator[list[Launch]]:
 
 
 def compile_launch(launch: Launch, capability: int) -> Compiled:
-    """As the launch would specialise it: arguments that 16 divides are known to be such, 1 and None are constants."""
+    """Compile a launch as Triton specialises it: by divisibility of arguments by 16, with 1 and None as constants."""
     signature, constants, attributes = {}, {}, {}
     for index, (name, parameter) in enumerate(zip(launch.kernel.arg_names, launch.kernel.params, strict=True)):
         value = launch.arguments[name]
@@ -85,7 +85,7 @@ def compile_launch(launch: Launch, capability: int) -> Compiled:
 
 
 def _assembled(ptx: str, capability: int) -> tuple[int, int]:
-    """Registers a thread and bytes spilled, as ptxas tells them."""
+    """Return registers per thread and bytes spilled, as ptxas reports them."""
     with tempfile.TemporaryDirectory() as folder:
         source = Path(folder) / "kernel.ptx"
         source.write_text(ptx)

@@ -1,4 +1,4 @@
-"""Without a GPU the kernels run in Triton's interpreter, which has to be chosen before they are imported."""
+"""Without a GPU the kernels run in Triton's interpreter, which must be chosen before they are imported."""
 
 from __future__ import annotations
 

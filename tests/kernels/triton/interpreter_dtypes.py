@@ -1,5 +1,7 @@
-"""Mends bfloat16 and float8 in Triton's interpreter, which keeps them as integers, computes with those, and rounds
-without a carry: sums, products, matrix products and conversions of them go through torch."""
+"""Corrections of bfloat16 and float8 in Triton's interpreter: sums, products and conversions go through torch.
+
+The interpreter keeps such numbers as integers, computes with those, and rounds without a carry.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,7 @@ def to_handle(tensor: torch.Tensor, dtype: Any) -> TensorHandle:
 
 
 def install() -> None:
-    """For the rest of the process."""
+    """Patch the interpreter for the rest of the process."""
     for name in ("cast_impl", "create_fp_to_fp"):
         _convert_by_torch(name)
     for name, op in [("fadd", torch.add), ("fsub", torch.sub), ("fmul", torch.mul), ("fdiv", torch.div)]:

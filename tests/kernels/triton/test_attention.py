@@ -1,5 +1,5 @@
-"""Judge: attention written out, in float64, for each query by itself. Shapes are small and odd: each program of the
-interpreter takes milliseconds."""
+"""Judge: attention in float64, query by query. Shapes are small and odd: a program of the interpreter takes
+milliseconds."""
 
 from __future__ import annotations
 
@@ -169,7 +169,7 @@ def test_rows_of_many_tokens_attend_to_what_they_see(case: Case, device: torch.d
     check(out_THD, problem)
 
 
-def test_a_row_that_stands_for_none_gets_no_split(device: torch.device) -> None:
+def test_a_padding_row_gets_no_split(device: torch.device) -> None:
     splits = make_splits(torch.tensor([5, 0, 1000, 0, 333], dtype=torch.int32, device=device), num_wanted=8, tile=64)
     size = int(splits.size)
     assert size % 64 == 0

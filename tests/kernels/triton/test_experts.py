@@ -28,7 +28,7 @@ TOLERANCE = {torch.float32: 1e-5, torch.float16: 5e-3, torch.bfloat16: 4e-2}
     ids=str,
 )
 @pytest.mark.parametrize("gathered", [False, True])
-def test_a_grouped_product_is_the_reference_s(
+def test_a_grouped_product_equals_the_reference(
     counts: list[int], num_outputs: int, num_inputs: int, gathered: bool, dtype: torch.dtype, device: torch.device
 ) -> None:
     torch.manual_seed(sum(counts))
@@ -43,14 +43,14 @@ def test_a_grouped_product_is_the_reference_s(
     torch.testing.assert_close(got.double(), wanted, atol=TOLERANCE[dtype] * num_inputs**0.5, rtol=TOLERANCE[dtype])
 
 
-def test_no_rows_give_no_rows(device: torch.device) -> None:
+def test_no_rows_give_an_empty_product(device: torch.device) -> None:
     x, weight = torch.empty(0, 16, device=device), torch.empty(4, 8, 16, device=device)
     assert experts.grouped_matmul(x, weight, torch.zeros(4, dtype=torch.int64, device=device)).shape == (0, 8)
 
 
 @pytest.mark.parametrize("dtype", list(TOLERANCE), ids=str)
 @pytest.mark.parametrize(("num_tokens", "num_chosen", "width"), [(0, 2, 16), (1, 1, 5), (5, 3, 64), (3, 8, 1100)])
-def test_a_weighted_sum_is_the_reference_s(
+def test_a_weighted_sum_equals_the_reference(
     num_tokens: int, num_chosen: int, width: int, dtype: torch.dtype, device: torch.device
 ) -> None:
     torch.manual_seed(width)
@@ -64,12 +64,12 @@ def test_a_weighted_sum_is_the_reference_s(
 
 
 def dot(self: InterpreterBuilder, a: TensorHandle, b: TensorHandle, d: TensorHandle, *_: Any) -> TensorHandle:
-    """Every row of a tile alike, as on a GPU. Libraries add up some rows in another order."""
+    """Multiply with one order of sums for all rows of a tile, as a GPU does and libraries do not."""
     product = (a.data[:, :, None] * b.data[None]).sum(axis=1, dtype=np.float32)
     return TensorHandle(product + d.data, d.dtype.scalar)
 
 
-def test_in_tiles_of_one_shape_a_row_has_the_same_bits_in_any_company(
+def test_in_tiles_of_one_shape_a_row_has_the_same_bits_in_any_batch(
     device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(InterpreterBuilder, "create_dot", dot)

@@ -21,7 +21,7 @@ def near(got: torch.Tensor, wanted: torch.Tensor) -> None:
 
 @DTYPES
 @pytest.mark.parametrize("width", [1, 100, 1024])
-def test_a_norm_is_the_reference_s(dtype: torch.dtype, width: int, device: torch.device) -> None:
+def test_a_norm_equals_the_reference(dtype: torch.dtype, width: int, device: torch.device) -> None:
     torch.manual_seed(width)
     x, residual = torch.randn(2, 5, width, device=device).to(dtype)
     weight = torch.randn(width, device=device).to(dtype)
@@ -42,7 +42,7 @@ def test_each_head_may_have_a_norm_of_its_own_inside_a_larger_tensor(dtype: torc
 
 @DTYPES
 @pytest.mark.parametrize("size", [1, 95, 2049])
-def test_the_gated_activation_is_the_reference_s(dtype: torch.dtype, size: int, device: torch.device) -> None:
+def test_the_gated_activation_equals_the_reference(dtype: torch.dtype, size: int, device: torch.device) -> None:
     torch.manual_seed(size)
     gate_up = torch.randn(3, 2 * size, device=device).to(dtype)
     near(layers.silu_and_mul(gate_up), reference.silu_and_mul(gate_up))
@@ -71,7 +71,7 @@ def test_keys_are_rotated_and_stored_and_queries_rotated(dtype: torch.dtype, dev
 
 
 @pytest.mark.parametrize("stored", [torch.int8, torch.float8_e4m3fn], ids=str)
-def test_what_is_stored_in_eight_bits_is_the_nearest_there_is(stored: torch.dtype, device: torch.device) -> None:
+def test_eight_bit_codes_are_the_nearest(stored: torch.dtype, device: torch.device) -> None:
     qkv, cos, sin, slots = _projected(torch.float32, device)
     k, v = torch.zeros(2, 64, 2, 48, device=device).to(stored)
     scale_K = torch.tensor([0.005, 0.03], device=device)  # the first is too small for some
@@ -87,7 +87,7 @@ def test_what_is_stored_in_eight_bits_is_the_nearest_there_is(stored: torch.dtyp
 
 
 def _projected(dtype: torch.dtype, device: torch.device) -> tuple[torch.Tensor, ...]:
-    """Queries', keys' and values' heads of five tokens, cos, sin, and slots."""
+    """Return heads of queries, keys and values of five tokens, cos, sin, and slots."""
     torch.manual_seed(0)
     qkv = torch.randn(5, 10, 48, device=device).to(dtype)
     angles = torch.randn(5, 1, 24, device=device)

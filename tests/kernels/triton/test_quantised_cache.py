@@ -30,7 +30,9 @@ def empty(stored: torch.dtype, device: torch.device) -> KvCache:
 
 @QUANTISED
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
-def test_both_store_the_same_codes(stored: torch.dtype, dtype: torch.dtype, device: torch.device) -> None:
+def test_kernels_and_plain_torch_store_the_same_codes(
+    stored: torch.dtype, dtype: torch.dtype, device: torch.device
+) -> None:
     torch.manual_seed(0)
     qkv = torch.randn(9, H + 2 * K, D, device=device).to(dtype)
     # Halfway between two codes of the first value head.
@@ -52,7 +54,7 @@ def test_both_store_the_same_codes(stored: torch.dtype, dtype: torch.dtype, devi
 @QUANTISED
 @pytest.mark.parametrize("num_queries", [1, 5])
 @pytest.mark.parametrize("window", [None, 12])
-def test_both_read_the_same_from_a_cache(
+def test_kernels_and_plain_torch_read_the_same_from_a_cache(
     stored: torch.dtype, num_queries: int, window: int | None, device: torch.device
 ) -> None:
     torch.manual_seed(1)

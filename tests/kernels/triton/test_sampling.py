@@ -23,7 +23,7 @@ FILTERS = {  # top-k (None: no filter), top-p, min-p
 
 @pytest.mark.parametrize("filters", FILTERS.values(), ids=FILTERS)
 @pytest.mark.parametrize("shape", ["spread", "ties", "flat", "masked"])
-def test_the_winner_is_that_of_the_race_among_what_the_filters_leave(
+def test_the_token_is_the_winner_among_those_the_filters_keep(
     filters: tuple[int | None, float, float], shape: str, device: torch.device
 ) -> None:
     R, V = 6, 5003
@@ -50,7 +50,7 @@ def test_the_winner_is_that_of_the_race_among_what_the_filters_leave(
     assert got_R.tolist() == torch.where(temperature_R == 0, logits_RV.argmax(-1), drawn_R).tolist()
 
 
-def test_log_probabilities_are_the_reference_s(device: torch.device) -> None:
+def test_log_probabilities_equal_the_reference(device: torch.device) -> None:
     torch.manual_seed(0)
     logits_RV = torch.randn(4, 5003, device=device) * 10
     logits_RV[1, :4999] = float("-inf")
