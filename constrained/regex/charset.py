@@ -45,3 +45,12 @@ def complement(ranges: CharSet) -> CharSet:
     if low <= MAX_CODE_POINT:
         gaps.append((low, MAX_CODE_POINT))
     return tuple(gaps)
+
+
+def has_surrogates(text: str) -> bool:
+    """Return True if a text holds a surrogate code point, which UTF-8 cannot encode."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return True
+    return False

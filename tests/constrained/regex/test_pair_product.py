@@ -11,10 +11,9 @@ from numpy.typing import NDArray
 
 from ramiform.constrained import Vocabulary
 from ramiform.constrained.errors import GrammarError
-from ramiform.constrained.regex.pair_product import Lives, pair_product
 from ramiform.constrained.regex import dfa_kernel as product_kernel
-from ramiform.constrained.schema.string_parts import StringPart
-from ramiform.constrained.schema.string_regions import MANY, has_many_texts
+from ramiform.constrained.regex.pair_product import Lives, pair_product
+from ramiform.constrained.schema.string_parts import MAX_TEXTS, StringPart, has_many_texts
 
 Table = NDArray[np.int32]  # [S, C]
 
@@ -99,5 +98,5 @@ def test_loops_are_compiled_once_whatever_arrays_they_are_given() -> None:
 
 @pytest.mark.parametrize(("pattern", "many"), [("^[ab]{6}$", False), ("^[ab]{7}$", True), ("^x*$", True)])
 def test_many_texts_are_more_than_so_many(pattern: str, many: bool) -> None:
-    assert MANY == 64
+    assert MAX_TEXTS == 64
     assert has_many_texts(StringPart(patterns=frozenset([pattern]))) is many
