@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 from ..budget import CompileBudget
 from ..errors import GrammarError
 from ..regex.alphabet import Alphabet, common_alphabet
-from ..regex.char_dfa import DEAD, START, CharDfa, length_char_dfa, trimmed_char_dfa
+from ..regex.char_dfa import CharDfa, length_char_dfa, trimmed_char_dfa
+from ..regex.dfa import DEAD, START
 from ..regex.expression import alternation, literal
 from ..regex.pair_product import pair_product
 from ..regex.subset import char_dfa
