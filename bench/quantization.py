@@ -17,9 +17,7 @@ import itertools
 import multiprocessing
 import re
 import statistics
-import sys
 import tempfile
-from collections.abc import Iterable
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Annotated, Literal, NamedTuple
@@ -28,14 +26,9 @@ import torch
 import transformers
 import typer
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-import offline
-import quantization_formats
-import quantization_products
-import quantization_skills
-
-from ramiform.bench.random_model import qwen2_shaped
+from ramiform.bench import offline, quantization_formats, quantization_products, quantization_skills
+from ramiform.bench.harness import Out, interleaved, matrix, write
+from ramiform.bench.random_models import qwen2_shaped
 from ramiform.examples.demo_model.corpus.mix import cases
 from ramiform.runtime.core.main import LoadedCore, load_core
 from ramiform.runtime.models.checkpoint import SHIPPED_MODEL
@@ -121,13 +114,14 @@ def costs(kinds: Kinds, repeat: int) -> Rows:
     cores = {name: core_of(kind) for name, kind in kinds.items()}
     vocab_size = cores[BASELINE].info.vocab_size
     for scenario in SCENARIOS:
-        seconds: dict[str, list[float]] = {name: [] for name in kinds}
-        for seed in range(repeat + 1):
-            batch = offline.prompts(scenario, vocab_size, seed)
-            for name, core in cores.items():
-                taken = offline.run_ramiform(core.engine, core.scheduler, scenario, batch)
-                if seed:  # the first run warms up
-                    seconds[name].append(taken)
+        batches = [offline.prompts(scenario, vocab_size, seed) for seed in range(repeat + 1)]
+        seconds = interleaved(
+            repeat,
+            {
+                name: lambda seed, core=core: offline.run_ramiform(core, scenario, batches[seed])  # type: ignore[misc]  # noqa: B023
+                for name, core in cores.items()
+            },
+        )
         medians = {name: statistics.median(taken) for name, taken in seconds.items()}
         rows.append((f"tok/s, {scenario.name}", [f"{scenario.work / taken:,.0f}" for taken in medians.values()]))
         rows.append(("- against bf16", [f"{medians[BASELINE] / taken:.2f}" for taken in medians.values()]))
@@ -141,7 +135,7 @@ def main(
     bigger: Annotated[bool, typer.Option(help="bytes and speeds of the bigger model too")] = True,
     products: Annotated[bool, typer.Option(help="single products by their number of rows")] = True,
     also: Annotated[list[str] | None, typer.Option(help="NAME=PATH: another form of the model that ships")] = None,
-    out: Annotated[Path | None, typer.Option(help="write the tables there too")] = None,
+    out: Out = None,
 ) -> None:
     tables: dict[str, str] = {}
     with tempfile.TemporaryDirectory() as folder:
@@ -152,26 +146,17 @@ def main(
         for kinds, of in ((rounded, "rounded while loading"), (checkpoints, "as checkpoints")):
             if num_cases:
                 title = f"The model that ships, {of}: {num_cases} answers a skill"
-                tables[title] = table(kinds, quality(kinds, num_cases, num_documents))
+                tables[title] = matrix(kinds, quality(kinds, num_cases, num_documents))
             if repeat:
-                tables[f"The model that ships, {of}: bytes and speed"] = table(kinds, costs(kinds, repeat))
+                tables[f"The model that ships, {of}: bytes and speed"] = matrix(kinds, costs(kinds, repeat))
         if repeat and bigger:
             kinds = rounded_while_loading(qwen2_shaped(Path(folder, "bigger"), 2048))
-            tables["0.36B random weights, rounded while loading: bytes and speed"] = table(kinds, costs(kinds, repeat))
+            tables["0.36B random weights, rounded while loading: bytes and speed"] = matrix(kinds, costs(kinds, repeat))
     if products:
         methods = {name: kind.quantize for name, kind in rounded.items() if kind.dtype == "bfloat16"}
         rows = quantization_products.product_rows(methods, BASELINE)
-        tables["One product in processor time, against bf16"] = table(methods, rows)
-    text = "\n".join(f"## {title}\n\n{table}" for title, table in tables.items())
-    print(text)
-    if out is not None:
-        out.write_text(text, encoding="utf-8")
-
-
-def table(names: Iterable[str], rows: Rows) -> str:
-    names = list(names)
-    head = f"| | {' | '.join(names)} |\n|---|{'---:|' * len(names)}\n"
-    return head + "".join(f"| {title} | {' | '.join(cells)} |\n" for title, cells in rows)
+        tables["One product in processor time, against bf16"] = matrix(methods, rows)
+    write("\n".join(f"## {title}\n\n{rows}\n" for title, rows in tables.items()), out)
 
 
 if __name__ == "__main__":
