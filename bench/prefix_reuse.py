@@ -20,8 +20,7 @@ import typer
 import ramiform
 from ramiform.bench.harness import Json, Model, interleaved, medians, percentile, table, write_json
 from ramiform.bench.optimum import bounded_hits, optimal_hits
-from ramiform.bench.programs import Workload
-from ramiform.bench.runs import Run
+from ramiform.bench.programs import Run, Workload
 from ramiform.bench.sessions import Player, word_tokens
 from ramiform.bench.simulation import VOCABULARY, simulate
 from ramiform.bench.workloads import make_workloads
