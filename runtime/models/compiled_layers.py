@@ -25,8 +25,9 @@ from ...kernels.cpu.packed_weights import PackedWeights, with_same_dtype
 from ...kernels.cpu.thread_pool import num_threads, share
 from .linear import Linear
 from .mlp import DenseMlp
+from .norm import RmsNorm
 from .packed_linear import PackedLinear
-from .parameters import DecoderParameters
+from .parameters import DecoderParameters, LayerParameters
 
 _MAX_TOKENS = 256  # tokens of a step: beyond it what lies between products leaves the cache
 # Tokens and multiplications that a thread is given at least: it reads all weights for them, and is woken for them.
@@ -46,14 +47,15 @@ class CompiledLayers:
         layers: list[tuple[Any, ...]] = []
         work = 0
         for layer in parameters.layers:
-            if not isinstance(layer.mlp, DenseMlp) or layer.qk_norm_HD is not None:
+            if not _is_compiled_block(layer):
                 return None
+            assert isinstance(layer.mlp, DenseMlp)
             products = loop_weights([layer.qkv, layer.o, layer.mlp.gate_up, layer.mlp.down])
             if products is None:
                 return None
             qkv, o, gate_up, down = products
             work += sum(weights.size for weights, _ in products)
-            norms = layer.input_norm_E.numpy(), layer.post_norm_E.numpy()
+            norms = [norm.weight_E.numpy() for norm in layer.norms if norm is not None]
             layers.append((norms[0], *qkv, *o, norms[1], *gate_up, *down))
         return cls(layers, eps, scale, work)
 
@@ -103,6 +105,21 @@ class CompiledLayers:
             return [slice(0, T)]
         bounds = np.searchsorted(row_T, row_T[np.arange(count) * T // count])  # the beginnings of rows
         return [slice(begin, end) for begin, end in pairwise([*np.unique(bounds).tolist(), T])]
+
+
+def _is_compiled_block(layer: LayerParameters) -> bool:
+    """Return True for a pre-norm block of RMS norms and a gated silu MLP, without q/k norms."""
+    norms, mlp = layer.norms, layer.mlp
+    return (
+        isinstance(norms.attention_in, RmsNorm)
+        and norms.attention_out is None
+        and isinstance(norms.mlp_in, RmsNorm)
+        and norms.mlp_out is None
+        and layer.qk_norm_HD is None
+        and isinstance(mlp, DenseMlp)
+        and mlp.gated
+        and mlp.activation == "silu"
+    )
 
 
 def loop_weights(linears: Sequence[Linear]) -> list[tuple[PackedWeights, Floats]] | None:

@@ -19,6 +19,7 @@ from .compiled_layers import CompiledLayers
 from .config import ModelConfig
 from .fixed_rows import FixedRowsLinear, with_fixed_rows
 from .linear import Linear
+from .norm import Norm
 from .packed_linear import pack_linear
 from .parameters import DecoderParameters, LayerParameters, num_parameters
 from .rope import Rope
@@ -57,12 +58,17 @@ class Decoder:
         self.whole_config = config
         self.layers = group.stage.layers(config)  # those of `whole_config` that are computed here
         self.kv_heads = shard.kv_part(config)  # those of `whole_config` that are computed here
-        self.dtype = parameters.norm_E.dtype
-        self.device = parameters.norm_E.device
+        self.dtype = parameters.norm.weight_E.dtype
+        self.device = parameters.norm.weight_E.device
         self.rope = Rope(config.rope, config.head_dim, device=self.device, dtype=self.dtype)
         self.num_parameters = num_parameters(config)
         if ops is None:
-            ops = for_device(self.device, "reference" if self.rope.depends_on_length else "auto")
+            plain = self.rope.depends_on_length or config.attention_cap is not None
+            ops = for_device(self.device, "reference" if plain else "auto", attention_cap=config.attention_cap)
+        if ops.attention_cap != config.attention_cap:
+            raise ValueError(
+                f"the model caps attention scores at {config.attention_cap}, {ops.name} ops at {ops.attention_cap}"
+            )
         self.ops = ops
         # Slices whose number is fixed attend one by one, as their heads do that are alone on a rank. Triton's kernels
         # compute each key/value head by itself anyway.
@@ -82,10 +88,12 @@ class Decoder:
             num_rows = ROWS_PER_PRODUCT[self.device.type]
             self.parameters = with_fixed_rows(parameters, num_rows)
             self.head = FixedRowsLinear(self.head, num_rows)
-        self._scale = config.head_dim**-0.5
+        # Rounded to the weights' type first, as the reference implementations do.
+        scale = config.embedding_scale
+        self._embedding_scale = None if scale is None else float(torch.tensor(scale, dtype=self.dtype))
         self._compiled = None
         if ops.name == "cpu" and self._head_slices is None:
-            self._compiled = CompiledLayers.of(self.parameters, config.norm_eps, self._scale)
+            self._compiled = CompiledLayers.of(self.parameters, config.norm_eps, config.attention_scale)
 
     def hidden(self, inputs: DecoderInputs, kv: Sequence[KvCache]) -> torch.Tensor:
         """Final hidden states [O, E] of the wanted tokens; the KV of all tokens is written to `kv`, one per layer."""
@@ -103,7 +111,8 @@ class Decoder:
     def embed(self, ids_T: torch.Tensor) -> torch.Tensor:
         """[T, E], what the first layer begins with."""
         rows, embedding = self.parameters.rows, self.parameters.embedding_VE
-        return F.embedding(ids_T, embedding) if rows is None else rows.embed(ids_T, embedding)
+        x_TE = F.embedding(ids_T, embedding) if rows is None else rows.embed(ids_T, embedding)
+        return x_TE if self._embedding_scale is None else x_TE * self._embedding_scale
 
     def through_layers(
         self,
@@ -116,7 +125,7 @@ class Decoder:
         """What this stage's layers make of `stream_TE`: [T, E], but after the model's last layer [O, E], of the wanted
         tokens, unless the final hidden state of all is captured. `captured` gets the captures that are among these
         layers' inputs, by layer."""
-        config, eps, ops = self.config, self.config.norm_eps, self.ops
+        config, ops = self.config, self.ops
         num_layers, wanted_O = self.whole_config.num_layers, inputs.wanted_O
         is_last, residual = self.layers.stop == num_layers, stream_TE
         if self._compiled is not None and self._compiled.serve(inputs.attention, kv, len(residual)):
@@ -127,13 +136,13 @@ class Decoder:
             self._compiled.go_through(residual, inputs.cos_T1D, inputs.sin_T1D, inputs.slots_T, kv, attentions, copies)
             captured |= {self.layers.start + place: copy for place, copy in copies.items()}
             return residual[wanted_O] if is_last and wanted_O is not None and num_layers not in captures else residual
-        x = None
+        x = None  # output of the part before, which is not added to the residual stream yet
         for place, layer in enumerate(self.parameters.layers):
-            index = self.layers.start + place
+            index, norms = self.layers.start + place, layer.norms
             if x is None:
-                x = ops.rms_norm(residual, layer.input_norm_E, eps)
+                x = residual if norms.attention_in is None else norms.attention_in(residual, ops)
             else:
-                x, residual = ops.add_rms_norm(x, residual, layer.input_norm_E, eps)
+                x, residual = _add(norms.attention_in, x, residual, ops)
             if index in captures:
                 captured[index] = residual
             x = self._attention(x, layer, inputs, kv[place], inputs.attention[config.windows[place]])
@@ -142,8 +151,13 @@ class Decoder:
                 if not len(wanted_O):
                     return residual[:0]
                 x, residual = x[wanted_O], residual[wanted_O]
-            x, residual = ops.add_rms_norm(layer.o(x), residual, layer.post_norm_E, eps)
+            x = layer.o(x)
+            if norms.attention_out is not None:
+                x = norms.attention_out(x, ops)
+            x, residual = _add(norms.mlp_in, x, residual, ops)
             x = layer.mlp(x, ops)
+            if norms.mlp_out is not None:
+                x = norms.mlp_out(x, ops)
         return residual if x is None else residual + x
 
     def finish(
@@ -155,7 +169,7 @@ class Decoder:
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """As `hidden_and_features`, of what the last layer gave and all that was captured."""
         num_layers = self.whole_config.num_layers
-        hidden = self.ops.rms_norm(stream, self.parameters.norm_E, self.config.norm_eps)
+        hidden = self.parameters.norm(stream, self.ops)
         if num_layers in captures:
             captured[num_layers] = hidden
             if wanted_O is not None:
@@ -166,7 +180,9 @@ class Decoder:
 
     def logits(self, hidden_OE: torch.Tensor) -> torch.Tensor:
         """float32 [O, V]."""
-        return self.head(hidden_OE).float()
+        logits_OV = self.head(hidden_OE).float()
+        cap = self.config.logit_cap
+        return logits_OV if cap is None else cap * torch.tanh(logits_OV / cap)
 
     def _attention(
         self, x_TE: torch.Tensor, layer: LayerParameters, inputs: DecoderInputs, kv: KvCache, attention: Attention
@@ -174,6 +190,9 @@ class Decoder:
         """[T, H * D], before the output projection."""
         T, H, K = x_TE.shape[0], self.config.num_heads, self.config.num_kv_heads
         qkv = layer.qkv(x_TE).view(T, H + 2 * K, self.config.head_dim)
+        qk_norm_HD, scale = layer.qk_norm_HD, self.config.attention_scale
+        if self.config.qk_norm == "all heads":
+            qkv, qk_norm_HD = self._norm_all_heads(qkv, qk_norm_HD), None
         q_THD = self.ops.rope_and_store(
             qkv,
             inputs.cos_T1D,
@@ -181,14 +200,33 @@ class Decoder:
             kv,
             inputs.slots_T,
             num_heads=H,
-            qk_norm_HD=layer.qk_norm_HD,
+            qk_norm_HD=qk_norm_HD,
             eps=self.config.norm_eps,
             rotate_keys=not self.rope.depends_on_length,  # else they are rotated when read
         )
         if self._head_slices is None:
-            return attention.attend(q_THD, kv, self._scale).view(T, -1)
+            return attention.attend(q_THD, kv, scale).view(T, -1)
         parts = [
-            attention.attend(q_THD[:, own].contiguous(), kv.heads(own_kv), self._scale)
-            for own, own_kv in self._head_slices
+            attention.attend(q_THD[:, own].contiguous(), kv.heads(own_kv), scale) for own, own_kv in self._head_slices
         ]
         return torch.cat(parts, dim=1).view(T, -1)
+
+    def _norm_all_heads(self, qkv_TND: torch.Tensor, weight_HD: torch.Tensor | None) -> torch.Tensor:
+        """Normalise the queries of all heads together, and so the keys."""
+        assert weight_HD is not None
+        H, K = self.config.num_heads, self.config.num_kv_heads
+        parts_TND = list(qkv_TND.split((H, K, K), dim=1))
+        for part, weight in enumerate(weight_HD.split((H, K))):
+            x_TC = self.ops.rms_norm(parts_TND[part].flatten(1), weight.flatten(), self.config.norm_eps)
+            parts_TND[part] = x_TC.view_as(parts_TND[part])
+        return torch.cat(parts_TND, dim=1)
+
+
+def _add(
+    norm: Norm | None, x_TE: torch.Tensor, residual_TE: torch.Tensor, ops: Ops
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Add `x_TE` to the residual stream; return the next part's input and the stream."""
+    if norm is None:
+        residual_TE = residual_TE + x_TE
+        return residual_TE, residual_TE
+    return norm.add(x_TE, residual_TE, ops)

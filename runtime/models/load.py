@@ -10,7 +10,7 @@ import torch
 from ...kernels import Ops, for_device
 from ..parallel.group import SINGLE_RANK, Group
 from ..parallel.stage import Stage
-from .config import ModelConfig, read_config
+from .config import ModelConfig
 from .decoder import Decoder
 from .errors import CheckpointError
 from .gguf.file import is_gguf
@@ -18,6 +18,7 @@ from .linear import Destination
 from .parameters import allocate_parameters, checkpoint_destinations
 from .quantised.rounding import int4_group_size
 from .quantised.scheme import WeightKind, quantise_while_loading
+from .read_config import read_config
 from .weights import Progress, load_weights
 
 

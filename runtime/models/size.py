@@ -50,19 +50,23 @@ def model_size(config: ModelConfig, *, has_ends: bool = True) -> ModelSize:
     biases = config.qkv_bias * (H + 2 * K) * D + config.o_bias * E
     mixture = config.experts
     num_mixtures = sum(mixture.layers) if mixture is not None else 0
-    dense = 3 * E * config.intermediate_size + config.mlp_bias * (2 * config.intermediate_size + E)
+    inner = len(config.mlp_names) - 1  # matrices from E to the intermediate size
+    dense = (inner + 1) * E * config.intermediate_size + config.mlp_bias * (inner * config.intermediate_size + E)
     experts = shared = routers = 0
     if mixture is not None:
         experts = num_mixtures * mixture.num_experts * 3 * E * mixture.intermediate_size
         shared = num_mixtures * 3 * E * (mixture.shared_size or 0)
         routers = num_mixtures * E * (mixture.num_experts + (mixture.shared_size is not None))
     mlps = (config.num_layers - num_mixtures) * dense + shared + experts
+    norm = E * (2 if config.norm == "layer_norm" else 1)
+    num_norms = 4 if config.norm_placement == "sandwich" else 2
+    qk_norms = {None: 0, "per head": 2 * D, "all heads": (H + K) * D}[config.qk_norm]
     end = config.vocab_size * E if has_ends else 0
     return ModelSize(
         linear=config.num_layers * (attention + biases) + mlps,
         embedding=end,
         head=end,
-        norms=config.num_layers * (2 * E + 2 * D * config.qk_norm) + E * has_ends + routers,
+        norms=config.num_layers * (num_norms * norm + qk_norms) + norm * has_ends + routers,
         tied=config.tied_embeddings,
         experts=experts,
         chosen_share=1.0 if mixture is None else mixture.num_per_token / mixture.num_experts,

@@ -219,7 +219,7 @@ class TensorParallelMlp(DenseMlp):
 
     def parts(self, x_TE: torch.Tensor, ops: Ops) -> Sequence[torch.Tensor]:
         slices = zip(self.gate_up.slices, self.down.slices, strict=True)
-        return [down(ops.silu_and_mul(gate_up(x_TE))) for gate_up, down in slices]
+        return [down(self.activate(gate_up(x_TE), ops)) for gate_up, down in slices]
 
     def total(self, parts_TE: Sequence[torch.Tensor]) -> torch.Tensor:
         return self.down.total(parts_TE)

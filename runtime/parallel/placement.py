@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from ..engine.build import choose_device
-from ..models.config import read_config
+from ..models.read_config import read_config
 from ..protocol.config import CoreConfig
 from ..protocol.errors import RequestError
 from .shard import Shard, shard_of

@@ -85,6 +85,8 @@ def why_indivisible(config: ModelConfig, count: int) -> str | None:
         return f"num_attention_heads {heads} is no multiple of it"
     if kv_heads % count and count % kv_heads:
         return f"num_key_value_heads {kv_heads} is neither a multiple nor a divisor of it"
+    if config.qk_norm == "all heads" and count > 1:
+        return "its queries are normalised over all heads, which one rank must hold"
     for name, size in mlp_sizes(config).items():
         if size % count:
             return f"{name} {size} is no multiple of it"

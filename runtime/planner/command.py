@@ -30,7 +30,7 @@ def plan(
 ) -> None:
     """Work out on paper which arrangements of devices serve a model: memory, times, cost."""
     # Reading a model's configuration imports torch, which `--help` must not.
-    from ..models.config import read_config
+    from ..models.read_config import read_config
     from .choose import choose
     from .estimate import Workload
     from .report import estimates_table, model_summary

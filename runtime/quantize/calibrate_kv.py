@@ -22,9 +22,9 @@ def calibrate_kv(
     from ..engine.build import choose_device, choose_dtype
     from ..engine.kv_ranges import measure, ranges_file, write_ranges
     from ..models.checkpoint import find_checkpoint
-    from ..models.config import read_config
     from ..models.load import load_model
     from ..models.parameters import num_parameters
+    from ..models.read_config import read_config
     from ..protocol.errors import RequestError
     from ..tokenizer import load_tokenizer
 

@@ -15,7 +15,6 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from tokenizers import Tokenizer
 
 from ..engine.build import choose_device, choose_dtype
@@ -23,6 +22,7 @@ from ..engine.inputs import decoder_inputs
 from ..engine.kv_pool import PAGE_SIZE, KvMemory
 from ..models.config import ModelConfig
 from ..models.decoder import Decoder
+from ..models.errors import CheckpointError
 from ..models.linear import DenseLinear
 from ..models.load import load_model
 from ..models.parameters import LayerParameters, num_parameters
@@ -60,9 +60,7 @@ def round_layers(
 ) -> Iterator[RoundedLayer]:
     """Every layer, in order. `model` is dense; its norms, biases and routers are changed on the way. What the texts
     give fewer than LEAST_TOKENS, as an expert that few tokens choose, is rounded to nearest."""
-    states_TE = F.embedding(
-        torch.tensor([token for text in texts for token in text], device=model.device), model.parameters.embedding_VE
-    )
+    states_TE = model.embed(torch.tensor([token for text in texts for token in text], device=model.device))
     windows = list(pairwise(np.cumsum([0, *map(len, texts)]).tolist()))
     for index, stored in enumerate(model.parameters.layers):
         layer = record_inputs(stored)
@@ -106,7 +104,7 @@ def _run(
     A decoder of two layers computes them: its embedding is the states, its first layer this one, and the second's
     input is what is wanted. Of the second, attention alone is computed, and thrown away; so is the head.
     """
-    config = replace(model.config, num_layers=2, windows=(model.config.windows[index],) * 2)
+    config = replace(model.config, num_layers=2, windows=(model.config.windows[index],) * 2, embedding_scale=None)
     one = Decoder(
         config,
         replace(
@@ -142,6 +140,10 @@ def calibrate(
 ) -> CalibratedTensors:
     """Raises RequestError naming `calibration` when the text has fewer tokens than a window. The whole dense model is
     loaded; on a CUDA device, when there is one."""
+    if method == "awq" and (config.norm, config.norm_placement, config.gated_mlp) != ("rms", "pre", True):
+        raise CheckpointError(
+            path, "awq scales a pre-norm block of RMS norms and gated MLPs, which this model has not: use gptq"
+        )
     tokens = Tokenizer.from_file(str(path / "tokenizer.json")).encode(text, add_special_tokens=False).ids[:MAX_TOKENS]
     window = min(WINDOW, config.context_length)
     if len(tokens) < window:

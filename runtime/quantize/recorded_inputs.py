@@ -97,8 +97,9 @@ def recorded_products(index: int, layer: LayerParameters, config: ModelConfig) -
     yield product(layer.o, ("self_attn.o_proj", config.hidden_size))
     for mlp in _dense_mlps(layer.mlp):
         size = mlp.intermediate_size
-        yield product(mlp.gate_up, (f"{mlp.block}.gate_proj", size), (f"{mlp.block}.up_proj", size))
-        yield product(mlp.down, (f"{mlp.block}.down_proj", config.hidden_size))
+        *inner, down_name = mlp.names
+        yield product(mlp.gate_up, *((f"{mlp.block}.{name}", size) for name in inner))
+        yield product(mlp.down, (f"{mlp.block}.{down_name}", config.hidden_size))
     if isinstance(layer.mlp, MixtureMlp):
         names, size = layer.mlp.config.names, layer.mlp.config.intermediate_size
         for number in range(layer.mlp.config.num_experts):
@@ -120,16 +121,18 @@ def scale_transfers(layer: LayerParameters) -> Iterator[ScaleTransfer]:
         size = both.weight.shape[0] // 2
         up = [both.weight[size:]] if both.bias is None else [both.weight[size:], both.bias[size:]]
         yield ScaleTransfer([_recorded(down)], up, [])
-    yield ScaleTransfer([_recorded(layer.qkv)], [layer.input_norm_E], [])
-    yield ScaleTransfer([_recorded(gate_up) for gate_up, _ in pairs], [layer.post_norm_E], dense)
+    attention_norm_E, mlp_norm_E = _input_norms(layer)
+    yield ScaleTransfer([_recorded(layer.qkv)], [attention_norm_E], [])
+    yield ScaleTransfer([_recorded(gate_up) for gate_up, _ in pairs], [mlp_norm_E], dense)
 
 
 def transferred_tensors(index: int, layer: LayerParameters) -> dict[str, torch.Tensor]:
     """What took factors of the observed layer `index` and stays dense, by the checkpoint's names."""
     prefix = f"model.layers.{index}"
+    attention_norm_E, mlp_norm_E = _input_norms(layer)
     found = {
-        f"{prefix}.input_layernorm.weight": layer.input_norm_E,
-        f"{prefix}.post_attention_layernorm.weight": layer.post_norm_E,
+        f"{prefix}.input_layernorm.weight": attention_norm_E,
+        f"{prefix}.post_attention_layernorm.weight": mlp_norm_E,
     }
     for mlp in _dense_mlps(layer.mlp):
         if (bias := _recorded(mlp.gate_up).linear.bias) is not None:
@@ -138,6 +141,14 @@ def transferred_tensors(index: int, layer: LayerParameters) -> dict[str, torch.T
         block = layer.mlp.config.names.block
         found |= {f"{prefix}.{block}.{name}.weight": linear.weight for name, linear in _gates(layer.mlp).items()}
     return found
+
+
+def _input_norms(layer: LayerParameters) -> tuple[torch.Tensor, torch.Tensor]:
+    """Weights of the two norms of a pre-norm block."""
+    attention, mlp = layer.norms.attention_in, layer.norms.mlp_in
+    assert attention is not None
+    assert mlp is not None
+    return attention.weight_E, mlp.weight_E
 
 
 def _recording_mlp(mlp: Mlp) -> Mlp:

@@ -17,16 +17,16 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from ..models.config import read_config
 from ..models.errors import CheckpointError
 from ..models.quantised.rounding import GROUP_SIZES, fp8_rows, int4_group_size, int8_rows
+from ..models.read_config import read_config
 from ..models.weights import INDEX_FILE, Progress, weight_files
 from .calibration import CalibratedTensors, calibrate
 from .int4_matrix import packed_tensors, round_to_nearest
 
 Method = Literal["int8", "int4-rtn", "awq", "gptq", "fp8"]
 FOUR_BITS = ("int4-rtn", "awq", "gptq")
-_MLP = r"mlp\.(?:experts\.\d+\.|shared_expert\.)?\w+_proj|block_sparse_moe\.experts\.\d+\.w[123]"
+_MLP = r"mlp\.(?:experts\.\d+\.|shared_expert\.)?(?:\w+_proj|c_fc)|block_sparse_moe\.experts\.\d+\.w[123]"
 LINEAR_WEIGHT = re.compile(rf"(model\.layers\.\d+\.(?:self_attn\.\w+_proj|{_MLP}))\.weight")
 
 

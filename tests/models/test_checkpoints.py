@@ -13,10 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
-from ramiform.runtime.models.config import read_config
 from ramiform.runtime.models.decoder import Decoder
 from ramiform.runtime.models.errors import CheckpointError
 from ramiform.runtime.models.load import load_model
+from ramiform.runtime.models.read_config import read_config
 from ramiform.runtime.protocol.errors import RamiformError
 
 ChangeConfig = Callable[..., Path]

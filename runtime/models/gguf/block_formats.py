@@ -9,7 +9,7 @@ Legend: N rows, C columns, G groups of a row's C, B blocks of a row, S sub-block
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import gguf
 import numpy as np
@@ -17,11 +17,9 @@ import torch
 from gguf import GGMLQuantizationType as Type
 from numpy.typing import NDArray
 
+from ..config import ModelConfig
+from .file import GgufFile
 from .tensor_names import tensor_name
-
-if TYPE_CHECKING:
-    from ..config import ModelConfig
-    from .file import GgufFile
 
 Bytes = NDArray[np.uint8]
 FOUR_BIT_TYPES = (Type.Q4_0, Type.Q4_1, Type.Q4_K)

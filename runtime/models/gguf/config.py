@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from ..config import ModelConfig, parse_config
 from ..errors import CheckpointError
 from ..quantised.scheme import Quantisation, Scheme
 from ..rope_config import RopeConfig
 from .block_formats import four_bit_modules
 from .file import GgufFile
-
-if TYPE_CHECKING:
-    from ..config import ModelConfig
 
 _ARCHITECTURES = {
     "llama": "LlamaForCausalLM",
@@ -40,8 +38,6 @@ GROUP_SIZE = 32  # of the formats that are kept in 4 bits
 
 def read_gguf_config(file: GgufFile) -> ModelConfig:
     """Raises CheckpointError when the architecture or one of its settings is none that is computed here."""
-    from ..config import parse_config
-
     path = file.path
     config = parse_config(_to_config_json(file), path)
     if ROPE_FACTORS in file.tensors:

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import re
 from functools import cache
-from typing import TYPE_CHECKING
 
 import gguf
 
-if TYPE_CHECKING:
-    from ..config import ModelConfig
+from ..config import ModelConfig
 
 _EXPERT = re.compile(r"\.experts\.(\d+)\.")
 
