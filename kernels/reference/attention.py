@@ -139,7 +139,7 @@ def _attend_capped(
         scores = scores + group.bias.float().reshape(B, 1, 1, -1, L)
     weights = torch.softmax(scores, dim=-1).to(v_BKLD.dtype).view(B, K, -1, L)
     out_BKGTD = (weights @ v_BKLD).view(B, K, H // K, T, D)
-    return out_BKGTD.permute(0, 3, 1, 2, 4).reshape(B * T, H, D)
+    return out_BKGTD.permute(0, 3, 1, 2, 4).contiguous().view(B * T, H, D)
 
 
 def gather_slots(cache_SKD: torch.Tensor, slots: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from ramiform.constrained import Vocabulary
 from ramiform.constrained.errors import GrammarError
-from ramiform.constrained.regex import dfa_kernel as product_kernel
 from ramiform.constrained.regex.pair_product import Lives, pair_product
+from ramiform.constrained.regex import dfa_kernel as product_kernel
 from ramiform.constrained.schema.string_parts import StringPart
 from ramiform.constrained.schema.string_regions import MANY, has_many_texts
 
