@@ -1,7 +1,7 @@
-"""What a checkpoint's `config.json` says of its decoder, as data. Knows the supported families; opens no weights.
+"""Model architectures as data: FAMILIES has one row each; parse_config makes a ModelConfig from config.json's fields.
 
-A family is a row of `FAMILIES`: seven architectures differ in biases, query/key norms, where windows come from
-and what their MLPs are.
+A Llama-like architecture is one row. Its fields say how the decoder block is built and which fields of config.json
+complete it.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ class ModelConfig:
 
     @property
     def linear_inputs(self) -> tuple[int, ...]:
-        """The sizes that linear layers of attention and MLP take in."""
+        """Input sizes of the linear layers of attention and MLP."""
         experts = self.experts
         sizes = [self.hidden_size, self.num_heads * self.head_dim]
         if experts is None or not all(experts.layers):
@@ -133,7 +133,10 @@ class ModelConfig:
 
 
 def parse_config(raw: dict[str, Any], file: Path) -> ModelConfig:
-    """The ModelConfig of `raw`, the object in config.json; `file` is named in errors."""
+    """Make the ModelConfig of `raw`, the object in config.json. Errors name `file`.
+
+    Raises CheckpointError, naming the field and its value, for an unknown architecture or setting.
+    """
     fields = ConfigFields(raw, file)
     architecture = _architecture(fields)
     family = FAMILIES[architecture]
@@ -210,8 +213,11 @@ def _activation(fields: ConfigFields, family: Family) -> Activation:
 
 
 def _windows(fields: ConfigFields, family: Family, num_layers: int) -> tuple[int | None, ...]:
-    """Mistral and Mixtral: `sliding_window` everywhere; Qwen3-MoE too, but only with `use_sliding_window`. Qwen, with
-    that: on the layers that `layer_types` names, or without it on those from `max_window_layers` on."""
+    """Return each layer's sliding window by the family's rule.
+
+    Mistral and Mixtral use `sliding_window` in every layer; Qwen3-MoE only with `use_sliding_window`. Qwen2 and Qwen3,
+    with `use_sliding_window`, use it in the layers that `layer_types` names, or else from `max_window_layers` on.
+    """
     used = fields.boolean("use_sliding_window", default=False)
     if family.windows == "none":
         if used:

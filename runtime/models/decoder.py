@@ -1,5 +1,4 @@
-"""The forward pass of a Llama-like decoder, as its config describes it. Knows tokens, positions and slots; knows no
-requests, and nothing of what becomes of its logits.
+"""The forward pass of a decoder, from token ids to hidden states and logits, as its ModelConfig describes it.
 
 Legend: T tokens of the step, O outputs wanted, L layers, E hidden size, V vocabulary, H query heads, K key/value heads,
 D head size.
@@ -31,7 +30,7 @@ ROWS_PER_PRODUCT = {"cpu": 16, "cuda": 64}
 
 @dataclass(frozen=True)
 class DecoderInputs:
-    """One step: the rows' tokens, concatenated."""
+    """Inputs of one step: the tokens of all rows, concatenated."""
 
     ids_T: torch.Tensor
     cos_T1D: torch.Tensor
@@ -42,8 +41,11 @@ class DecoderInputs:
 
 
 class Decoder:
-    """A model on its device, ready to run; or what a rank holds of it, where it is divided. `ops` None are those of its
-    device, or plain torch, where keys have to be stored unrotated and the device's ops do not rotate what they read."""
+    """A model on its device, or the part of it that one rank holds.
+
+    `ops` None selects the device's ops, or plain torch ops where only they compute the model: with dynamic rope, whose
+    keys are rotated when they are read, and with capped attention.
+    """
 
     def __init__(
         self,
@@ -52,7 +54,7 @@ class Decoder:
         ops: Ops | None = None,
         group: Group = SINGLE_RANK,
     ) -> None:
-        """`config` is the whole model's; the parameters are the part of it that the rank of `group` holds."""
+        """`config` is the whole model's; `parameters` are the part that the rank of `group` holds."""
         shard = group.shard
         self.config = shard.local(group.stage.local(config))
         self.whole_config = config
@@ -96,20 +98,23 @@ class Decoder:
             self._compiled = CompiledLayers.of(self.parameters, config.norm_eps, config.attention_scale)
 
     def hidden(self, inputs: DecoderInputs, kv: Sequence[KvCache]) -> torch.Tensor:
-        """Final hidden states [O, E] of the wanted tokens; the KV of all tokens is written to `kv`, one per layer."""
+        """Return the final hidden states [O, E] of the wanted tokens; write the KV of all tokens to `kv`, one per
+        layer."""
         return self.hidden_and_features(inputs, kv, ())[0]
 
     def hidden_and_features(
         self, inputs: DecoderInputs, kv: Sequence[KvCache], captures: Sequence[int]
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """As `hidden`, and [T, len(captures) * E] states of *all* tokens on the way, side by side; None when there are
-        no captures. Capture i < L is the input of layer i before its norm, L the final hidden state."""
+        """Return `hidden`, and the captured states [T, len(captures) * E] of all tokens, or None without captures.
+
+        Capture i < L is the input of layer i before its norm; capture L is the final hidden state.
+        """
         captured: dict[int, torch.Tensor] = {}
         stream = self.through_layers(self.embed(inputs.ids_T), inputs, kv, captures, captured)
         return self.finish(stream, inputs.wanted_O, captures, captured)
 
     def embed(self, ids_T: torch.Tensor) -> torch.Tensor:
-        """[T, E], what the first layer begins with."""
+        """Return the first layer's input [T, E]."""
         rows, embedding = self.parameters.rows, self.parameters.embedding_VE
         x_TE = F.embedding(ids_T, embedding) if rows is None else rows.embed(ids_T, embedding)
         return x_TE if self._embedding_scale is None else x_TE * self._embedding_scale
@@ -122,9 +127,11 @@ class Decoder:
         captures: Sequence[int],
         captured: dict[int, torch.Tensor],
     ) -> torch.Tensor:
-        """What this stage's layers make of `stream_TE`: [T, E], but after the model's last layer [O, E], of the wanted
-        tokens, unless the final hidden state of all is captured. `captured` gets the captures that are among these
-        layers' inputs, by layer."""
+        """Compute this stage's layers and return the residual stream.
+
+        The stream is [T, E], but [O, E] of the wanted tokens after the model's last layer, unless the final hidden
+        state is captured. `captured` receives the captures among these layers' inputs, by layer index.
+        """
         config, ops = self.config, self.ops
         num_layers, wanted_O = self.whole_config.num_layers, inputs.wanted_O
         is_last, residual = self.layers.stop == num_layers, stream_TE
@@ -167,7 +174,7 @@ class Decoder:
         captures: Sequence[int],
         captured: dict[int, torch.Tensor],
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """As `hidden_and_features`, of what the last layer gave and all that was captured."""
+        """Apply the final norm and join the captures; returns as `hidden_and_features`."""
         num_layers = self.whole_config.num_layers
         hidden = self.parameters.norm(stream, self.ops)
         if num_layers in captures:
@@ -179,7 +186,7 @@ class Decoder:
         return hidden, torch.cat([captured[index] for index in captures], dim=-1) if captures else None
 
     def logits(self, hidden_OE: torch.Tensor) -> torch.Tensor:
-        """float32 [O, V]."""
+        """Return the logits [O, V] in float32."""
         logits_OV = self.head(hidden_OE).float()
         cap = self.config.logit_cap
         return logits_OV if cap is None else cap * torch.tanh(logits_OV / cap)
@@ -187,7 +194,7 @@ class Decoder:
     def _attention(
         self, x_TE: torch.Tensor, layer: LayerParameters, inputs: DecoderInputs, kv: KvCache, attention: Attention
     ) -> torch.Tensor:
-        """[T, H * D], before the output projection."""
+        """Compute attention up to its output projection: [T, H * D]."""
         T, H, K = x_TE.shape[0], self.config.num_heads, self.config.num_kv_heads
         qkv = layer.qkv(x_TE).view(T, H + 2 * K, self.config.head_dim)
         qk_norm_HD, scale = layer.qk_norm_HD, self.config.attention_scale

@@ -1,4 +1,4 @@
-"""What config.json says of a mixture of experts, as data. Knows the families' spellings; opens no weights."""
+"""Configuration of mixtures of experts: the families' field names, and their values from config.json."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from .config_fields import ConfigFields
 
 
 class ExpertNames(NamedTuple):
-    """What a checkpoint calls the parts, under `model.layers.N`."""
+    """Module names of a mixture in the checkpoint, below `model.layers.N`."""
 
     block: str
     gate: str
@@ -18,7 +18,7 @@ class ExpertNames(NamedTuple):
 
 
 class ExpertFamily(NamedTuple):
-    """How an architecture reads its config."""
+    """The fields of config.json that describe an architecture's experts."""
 
     names: ExpertNames
     size_field: str
@@ -34,6 +34,8 @@ QWEN2_MOE = ExpertFamily(_PROJECTIONS, "moe_intermediate_size", False, True)
 
 @dataclass(frozen=True, kw_only=True)
 class ExpertsConfig:
+    """Sizes and routing of a mixture of experts."""
+
     names: ExpertNames
     num_experts: int
     num_per_token: int
@@ -44,7 +46,7 @@ class ExpertsConfig:
 
 
 def parse_experts(fields: ConfigFields, family: ExpertFamily, num_layers: int) -> ExpertsConfig:
-    """Raises CheckpointError, naming the field."""
+    """Read the fields of a mixture. Raises CheckpointError, naming the field."""
     # Qwen's are `num_experts` in the files that Qwen writes, `num_local_experts` in those of transformers 5.
     spelling = "num_experts" if fields.raw.get("num_experts") is not None else "num_local_experts"
     num_experts = fields.count(spelling)

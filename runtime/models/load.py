@@ -1,4 +1,4 @@
-"""From a checkpoint's directory to a Decoder."""
+"""Loading a checkpoint as a Decoder."""
 
 from __future__ import annotations
 
@@ -32,12 +32,11 @@ def load_model(
     on_progress: Progress | None = None,
     group: Group = SINGLE_RANK,
 ) -> Decoder:
-    """The decoder of the Hugging Face checkpoint in directory `path`, or of the GGUF file `path`, its weights as
-    `dtype` on `device`; the part of it that the rank of `group` holds.
+    """Load the Hugging Face checkpoint in directory `path`, or the GGUF file `path`.
 
-    `quantize` rounds the linear layers of a dense checkpoint, tensor by tensor as they are read; embeddings, head and
-    norms stay. `ops` are as `Decoder` takes them. Raises CheckpointError when the directory, its config.json or its
-    safetensors cannot be served, or are to be quantised twice.
+    The weights get `dtype` on `device`; only the part of the rank of `group` is read. `quantize` rounds the linear
+    layers of a dense checkpoint while they are read; embeddings, head and norms stay dense. `ops` are as for `Decoder`.
+    Raises CheckpointError when the files cannot be served, or are to be quantised twice.
     """
     if device.type == "cuda":
         torch.cuda.set_device(device)  # of this thread: Triton launches there, wherever its tensors lie
@@ -63,8 +62,8 @@ def load_model(
 
 
 def load_embedding_and_head(path: Path, *, device: torch.device, dtype: torch.dtype) -> Decoder:
-    """The model without its layers: embedding, final norm and head, whole. For what stands beside a model of which
-    this rank holds but a part."""
+    """Load embedding, final norm and head without the layers, for a draft source on a rank that holds a part of the
+    model."""
     config = read_config(path)
     ends = replace(config, num_layers=0, windows=())
     parameters = allocate_parameters(ends, device=device, dtype=dtype)
@@ -80,7 +79,7 @@ def _fill(
     *,
     stage: Stage | None,
 ) -> None:
-    """Tensors of other stages are left alone; without a stage, all those that have no destination."""
+    """Read the weights. Tensors of other stages are skipped; without a stage, all those that have no destination."""
 
     def ignored(name: str) -> bool:
         return stage is None or stage.lacks(name, config)

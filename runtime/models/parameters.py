@@ -1,7 +1,7 @@
-"""A decoder's tensors: how they are fused, and which checkpoint tensor fills which part of them.
+"""A decoder's tensors: their allocation, and the destination of each checkpoint tensor.
 
-Queries, keys and values are one product, gate and up another. The table that `destinations` gives is at once the list
-of what a checkpoint must hold, the shapes it must have, and where each tensor is copied: nothing is ever held twice.
+Queries, keys and values are one product, gate and up another. `checkpoint_destinations` is at once the list of tensors
+that a checkpoint must hold, their shapes, and where each is copied.
 
 Legend: V vocabulary, E hidden size, I intermediate size, H query heads, K key/value heads, D head size.
 """
@@ -56,6 +56,8 @@ _NORM_NAMES: dict[NormPlacement, tuple[str | None, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class LayerParameters:
+    """Tensors of one decoder layer."""
+
     norms: BlockNorms
     qkv: Linear  # E -> (H + 2K) * D
     qk_norm_HD: torch.Tensor | None  # [H + K, D]: weights of the query norm, then of the key norm
@@ -65,7 +67,7 @@ class LayerParameters:
 
 @dataclass(frozen=True, slots=True)
 class DecoderParameters:
-    """A stage without the model's ends has embedding, norm and head of no rows."""
+    """Tensors of a decoder. A stage without the model's ends has an embedding, norm and head of no rows."""
 
     embedding_VE: torch.Tensor  # this rank's rows, if the vocabulary is cut
     layers: tuple[LayerParameters, ...]
@@ -74,7 +76,7 @@ class DecoderParameters:
     rows: VocabParallelEmbedding | None = None  # which of the vocabulary the two hold; None: all
 
     def linears(self) -> Iterator[Loadable]:
-        """Those of the layers; the head is not among them, and never quantised."""
+        """Iterate over the layers' linear layers, which may be quantised; the head never is."""
         for layer in self.layers:
             yield from (layer.qkv, layer.o)
             yield from layer.mlp.linears()
@@ -88,10 +90,10 @@ def allocate_parameters(
     group: Group = SINGLE_RANK,
     groups_experts: bool = True,
 ) -> DecoderParameters:
-    """Uninitialised parameters, of `config`, the whole model's, the part that the rank of `group` holds; experts as ops
-    of that `groups_experts` want them. On the "meta" device they take no memory: good for counting.
+    """Allocate the uninitialised parameters that the rank of `group` holds of the model `config`.
 
-    Raises ValueError when `config.quantisation` does not fit a layer, and names the layer.
+    `groups_experts` stacks experts for grouped products. On the "meta" device nothing is allocated: good for counting.
+    Raises ValueError, naming the layer, when `config.quantisation` does not fit it.
     """
     num_slices = group.shard.num_slices
     cut = num_slices > 1
@@ -178,8 +180,7 @@ def allocate_parameters(
 def checkpoint_destinations(
     parameters: DecoderParameters, config: ModelConfig, group: Group = SINGLE_RANK
 ) -> dict[str, Destination]:
-    """Every checkpoint tensor by its Hugging Face name; those of quantised layers by their format's. `config` is the
-    whole model's."""
+    """Return the destination of every checkpoint tensor by its Hugging Face name. `config` is the whole model's."""
     parts: dict[str, Destination] = {}
 
     def whole(name: str, tensor: torch.Tensor) -> None:
@@ -220,7 +221,7 @@ def checkpoint_destinations(
 
 
 def num_parameters(config: ModelConfig) -> int:
-    """Numbers in the checkpoint, were it not quantised; tied embeddings count once."""
+    """Count the numbers in the checkpoint as if it were not quantised; tied embeddings count once."""
     config = replace(config, quantisation=None)
 
     def sizes() -> Iterator[int]:

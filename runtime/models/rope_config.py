@@ -1,5 +1,4 @@
-"""A checkpoint's rotary embedding as data, from either spelling of config.json: `rope_parameters`, which holds
-everything, or the older `rope_scaling` beside `rope_theta`."""
+"""Configuration of rotary embeddings, from `rope_parameters` or the older `rope_scaling` beside `rope_theta`."""
 
 from __future__ import annotations
 
@@ -14,7 +13,8 @@ _TYPES: tuple[RopeType, ...] = ("default", "linear", "dynamic", "yarn", "llama3"
 
 @dataclass(frozen=True, kw_only=True)
 class RopeConfig:
-    """`original_context` is the length that the unscaled frequencies were trained on."""
+    """Type and parameters of a rotary embedding. `original_context` is the length that the frequencies were trained
+    on."""
 
     type: RopeType
     theta: float
@@ -31,7 +31,8 @@ class RopeConfig:
     mscale_all_dim: float | None = None  # yarn
 
     def context_length(self, max_positions: int) -> int:
-        """By convention `max_position_embeddings` is not raised for scaling; yarn files may, and llama3 files do."""
+        """Return the context length. `max_position_embeddings` counts scaling in llama3 files and some yarn files
+        only."""
         match self.type:
             case "linear" | "dynamic":
                 return int(max_positions * self.factor)
@@ -42,7 +43,7 @@ class RopeConfig:
 
 
 def parse_rope(config: ConfigFields, max_positions: int) -> RopeConfig:
-    """The rope of the config.json `config`. Raises CheckpointError naming an unsupported type or a missing field."""
+    """Read the rope of config.json. Raises CheckpointError, naming an unsupported type or a missing field."""
     spelling = "rope_scaling" if config.raw.get("rope_scaling") is not None else "rope_parameters"
     rope = config.nested(spelling)
     kind = rope.one_of("type" if "rope_type" not in rope.raw else "rope_type", _TYPES, default="default")

@@ -1,5 +1,4 @@
-"""How many numbers a model has, from its config alone, and how many of them a stage of it holds. Knows no formats, in
-which they may take more or fewer bytes.
+"""Parameter counts of a model or of one pipeline stage, from the configuration alone.
 
 Legend: E hidden size, H query heads, K key/value heads, D head size.
 """
@@ -13,7 +12,7 @@ from .config import ModelConfig
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSize:
-    """Counts of numbers."""
+    """Counts of parameters by how they are stored and read."""
 
     linear: int  # the layers' matrices and their biases: what quantisation makes smaller
     embedding: int  # looked up, not read whole
@@ -29,22 +28,22 @@ class ModelSize:
 
     @property
     def ends(self) -> int:
-        """Embedding and head, which count once when they are the same."""
+        """Parameters of embedding and head, which count once when they are tied."""
         return self.embedding if self.tied else self.embedding + self.head
 
     @property
     def active_linear(self) -> float:
-        """Those of `linear` that one token is multiplied with."""
+        """Parameters of `linear` that one token is multiplied with."""
         return self.linear - self.experts * (1 - self.chosen_share)
 
     @property
     def num_active(self) -> float:
-        """Of all parameters, those that one token has to do with."""
+        """Parameters that one token is computed with."""
         return self.num_parameters - self.linear + self.active_linear
 
 
 def model_size(config: ModelConfig, *, has_ends: bool = True) -> ModelSize:
-    """Of the layers of `config`, and without `has_ends` of nothing else: neither embedding nor final norm nor head."""
+    """Count the parameters of the layers of `config`, and with `has_ends` of embedding, final norm and head."""
     E, H, K, D = config.hidden_size, config.num_heads, config.num_kv_heads, config.head_dim
     attention = E * (H + 2 * K) * D + H * D * E
     biases = config.qkv_bias * (H + 2 * K) * D + config.o_bias * E

@@ -1,5 +1,7 @@
-"""The group of ranks that are processes: torch.distributed, NCCL between CUDA devices and gloo otherwise; what is small
-is summed between CUDA devices through memory that all of them see."""
+"""Collectives of ranks that are processes: torch.distributed over NCCL between CUDA devices, gloo otherwise.
+
+Small sums between CUDA devices of one host go through symmetric memory.
+"""
 
 from __future__ import annotations
 
@@ -26,6 +28,8 @@ COLLECTIVE_TIMEOUT = 300
 
 @dataclass(frozen=True)
 class DistributedGroup:
+    """A `Group` of torch.distributed ranks."""
+
     shard: Shard
     stage: Stage
     neighbours: dist.ProcessGroup | None  # the ranks of the stage; None: all ranks
@@ -80,8 +84,10 @@ class DistributedGroup:
 
 
 def host_store(ip: str) -> dist.TCPStore:
-    """A store for the ranks of all nodes to meet at, on any free port of this address and nowhere else. It asks nobody
-    who he is: what is in it has a prefix that only nodes know."""
+    """Start a store where the ranks of all nodes meet, on any free port of this address and nowhere else.
+
+    The store authenticates nobody: its keys have a prefix that only the nodes know.
+    """
     with socket.create_server((ip, 0)) as listening:
         port = listening.getsockname()[1]
         return dist.TCPStore(ip, port, is_master=True, wait_for_workers=False, master_listen_fd=listening.detach())
@@ -96,7 +102,7 @@ def _open_store(config: RuntimeConfig) -> dist.Store:
 
 
 def _choose_interface(core: CoreConfig) -> None:
-    """Or tensors come where the host's name leads."""
+    """Set the network interface of NCCL and gloo; the default is where the host's name resolves to."""
     if core.nnodes > 1:
         name = interface_name(MasterAddress.of(core).own_ip())
     else:
@@ -108,7 +114,7 @@ def _choose_interface(core: CoreConfig) -> None:
 
 
 def join_group(place: RankPlacement, config: RuntimeConfig) -> DistributedGroup:
-    """Meet the other ranks. Waits until all are there."""
+    """Join the other ranks' process group. Blocks until all ranks have joined."""
     shard, stage, device = place.shard, place.stage, place.device
     _choose_interface(config.core)
     dist.init_process_group(
@@ -131,6 +137,6 @@ def join_group(place: RankPlacement, config: RuntimeConfig) -> DistributedGroup:
 
 
 def _on_one_host(place: RankPlacement, core: CoreConfig) -> bool:
-    """Whether all ranks of this one's stage are."""
+    """Return True when all ranks of this rank's stage are on one host."""
     first, each = place.stage.index * core.tp, len(core.own_ranks)
     return first // each == (first + core.tp - 1) // each

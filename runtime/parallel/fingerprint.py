@@ -1,5 +1,7 @@
-"""What the nodes of a runtime must have alike. Each was started by itself, so they compare before anything is loaded:
-settings that differ would show as a hang, or as wrong tokens."""
+"""Fingerprint of a node's settings and files, which the nodes of a runtime compare before they load anything.
+
+Nodes are started independently. Settings that differ would show as a hang, or as wrong tokens.
+"""
 
 from __future__ import annotations
 
@@ -27,13 +29,15 @@ _MAX_JSON_BYTES = 1 << 24
 
 
 class NodeFingerprint(msgspec.Struct, frozen=True):
+    """Version, settings and file digests that all nodes must share."""
+
     version: str
     settings: dict[str, str | int | float | bool | None]
     files: dict[str, str]  # digests, by setting
 
     @classmethod
     def of(cls, config: CoreConfig) -> NodeFingerprint:
-        """Raises RamiformError when a file is not there."""
+        """Make the fingerprint of this node. Raises RamiformError when a file is missing."""
         settings = {name: value for name, value in msgspec.structs.asdict(config).items() if name not in _PER_NODE}
         files = {}
         for name in _FILE_SETTINGS:
@@ -47,7 +51,8 @@ class NodeFingerprint(msgspec.Struct, frozen=True):
         return cls(__version__, settings, files)
 
     def check(self, other: NodeFingerprint, node: int) -> None:
-        """Raises RequestError, naming the setting, when those of node `node` are not node 0's, which these are."""
+        """Compare with node `node`; this fingerprint is node 0's. Raises RequestError, naming the setting that
+        differs."""
         if other.version != self.version:
             raise RequestError(f"node {node} runs ramiform {other.version}, node 0 {self.version}", param="version")
         for name, value in self.settings.items():
@@ -63,8 +68,8 @@ class NodeFingerprint(msgspec.Struct, frozen=True):
 
 
 def files_digest(path: Path) -> str:
-    """Of a file, or of what a checkpoint's directory holds of its model and what drafts for it: names, sizes, and
-    content as far as it is short or comes first."""
+    """Hash a file, or the model and draft files of a checkpoint directory: names, sizes, short files and large files'
+    heads."""
     found = hashlib.sha256()
     files = (
         [path] if path.is_file() else sorted([*path.glob("*.json"), *path.glob("*.safetensors"), *path.glob("draft/*")])

@@ -1,4 +1,4 @@
-"""Where node 0 is met, and what every node is asked about it. Knows settings and addresses; opens no lasting socket."""
+"""The address of node 0, and checks of the settings of several nodes."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _GET_ADDRESS = 0x8915  # SIOCGIFADDR of Linux
 
 
 class MasterAddress(NamedTuple):
-    """Node 0's address, as numbers."""
+    """Node 0's IP address and port."""
 
     ip: str
     port: int
 
     @classmethod
     def of(cls, config: CoreConfig) -> MasterAddress:
-        """Raises RequestError when the host has no address."""
+        """Resolve the setting `master`. Raises RequestError when the host has no address."""
         host, port = _parse_address(config.master)
         try:
             found = socket.getaddrinfo(host, port, family=socket.AF_INET, type=socket.SOCK_STREAM)
@@ -33,7 +33,7 @@ class MasterAddress(NamedTuple):
         return cls(str(found[0][4][0]), port)
 
     def own_ip(self) -> str:
-        """Ours on the way there."""
+        """Return the IP address of this node on the route to node 0."""
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as unsent:
             try:
                 unsent.connect((self.ip, self.port))
@@ -43,7 +43,7 @@ class MasterAddress(NamedTuple):
 
 
 def check_nodes(config: CoreConfig) -> None:
-    """Raises RequestError, naming the setting, for nodes that cannot be had: before any process starts."""
+    """Raise RequestError, naming the setting, for nodes that cannot work; called before any process starts."""
     if config.nnodes == 1:
         for name in ("node_rank", "master", "node_keys"):
             if getattr(config, name):
@@ -81,7 +81,7 @@ def _parse_address(master: str | None) -> tuple[str, int]:
 
 
 def interface_name(ip: str) -> str | None:
-    """The name of the network interface that has this address, where the system tells."""
+    """Return the name of the network interface with this address; None where the system does not tell."""
     if sys.platform != "linux":
         return None
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:

@@ -1,7 +1,7 @@
-"""The other nodes as node 0 has them: who has joined, what they report, whether they are still there.
+"""Node 0's view of the other nodes: joins, reports and lost connections.
 
-A thread owns the socket where they come and everything that tells of them. The sockets for plans, one to each node,
-belong to whoever computes.
+A thread owns the control socket and the connections' monitors. The plan sockets, one to each node, belong to the thread
+that computes.
 """
 
 from __future__ import annotations
@@ -40,8 +40,11 @@ _LEAVE_POLLS = 20  # for the nodes to leave when they are asked to
 
 
 class WorkerNodes:
-    """Those from 1 on. `on_ready` is called when all ranks of one have loaded, `on_gone` when one is lost; both from
-    another thread. Raises RequestError when the address cannot be had, or a file is missing."""
+    """The nodes from 1 on.
+
+    `on_ready` is called when all ranks of a node have loaded, `on_gone` when a node is lost; both from another thread.
+    Raises RequestError when the address cannot be bound, or a file is missing.
+    """
 
     def __init__(
         self,
@@ -81,8 +84,8 @@ class WorkerNodes:
         return self._keys.public, self._keys.secret
 
     def wait_joined(self, check: Callable[[], None]) -> None:
-        """Until all are there. `check` raises when waiting has become useless. Raises RuntimeFailed when some do not
-        come."""
+        """Wait until all nodes have joined; `check` raises when waiting is useless. Raises RuntimeFailed when nodes are
+        missing."""
         with self._changed:
             come = self._changed.wait_for(lambda: len(self._joined) == self._num_nodes - 1 or self._end, JOIN_TIMEOUT)
             here = {join.node for join in self._joined.values()}
@@ -96,7 +99,7 @@ class WorkerNodes:
             socket.send(data)
 
     def end(self, error: ErrorInfo | None) -> None:
-        """Ask all to leave, without waiting for it."""
+        """Ask all nodes to leave, without waiting."""
         with self._changed:
             if self._end is None:
                 self._end = NodeLeave(error)
@@ -104,7 +107,7 @@ class WorkerNodes:
             self._changed.notify_all()
 
     def quit(self) -> None:
-        """Ask all for a quiet end, and wait a moment for it."""
+        """Ask all nodes to leave, and wait a moment for it."""
         self.end(None)
         any(self._left.wait(_POLL_MS / 1000) for _ in range(2 * _LEAVE_POLLS))
 
@@ -163,7 +166,7 @@ class WorkerNodes:
             self._changed.notify_all()
 
     def _check(self, join: NodeJoin) -> None:
-        """Raises RequestError for a node that does not fit the others."""
+        """Raise RequestError for a node that does not fit the others."""
         if not 0 < join.node < self._num_nodes:
             raise RequestError(
                 f"node_rank {join.node} of nnodes {self._num_nodes}: nodes are counted from 0, which is here",

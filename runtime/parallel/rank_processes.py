@@ -1,9 +1,9 @@
-"""The other ranks as rank 0 has them: child processes that are started, told every plan, watched, and ended.
+"""The child processes of the other ranks: rank 0 starts them, sends them plans, watches and ends them.
 
 Each has a pipe to its standard input, whose end tells it that rank 0 is gone (`lifeline`), and one from its standard
-output, whose end tells that *it* is. A thread per rank waits for that: nothing polls. A rank that dies while rank 0
-computes breaks the collective that rank 0 is in, or soon will be; should it not, as when the network keeps a dead
-device's promise, rank 0 leaves all the same.
+output, whose end tells rank 0 that the child is gone. One thread per rank waits for that; nothing polls. A rank that
+dies while rank 0 computes breaks rank 0's collective. In case it does not, as when the network keeps a dead device's
+promise, rank 0 exits all the same.
 """
 
 from __future__ import annotations
@@ -28,8 +28,10 @@ RANK_LOSS_GRACE = 1.2  # seconds that rank 0 has to tell its clients when a rank
 
 
 class RankProcesses:
-    """Those of this node but rank 0, and on node 0 the other nodes' by way of them. `wake` is a file descriptor that
-    becomes readable when one is gone."""
+    """The ranks of this node except rank 0; on node 0 it also reaches the ranks of other nodes.
+
+    `wake` is a file descriptor that becomes readable when one is gone.
+    """
 
     def __init__(self) -> None:
         self.wake, self._waker = os.pipe()
@@ -44,8 +46,10 @@ class RankProcesses:
         self._encoder = msgspec.msgpack.Encoder()
 
     def start(self, config: RuntimeConfig, rendezvous: Rendezvous | None = None) -> None:
-        """On node 0 of several, with the `rendezvous` of all: once all nodes are there. Raises RamiformError when they
-        do not come, or a setting is at fault."""
+        """Start the ranks. With `rendezvous`, on node 0 of several, wait for all nodes first.
+
+        Raises RamiformError when nodes do not join, or a setting is wrong.
+        """
         if rendezvous is not None:
             self._nodes = WorkerNodes(config, rendezvous, self._one_ready, self._gone)
             self._nodes.wait_joined(self.check)
@@ -81,34 +85,34 @@ class RankProcesses:
         self.relay(data)
 
     def relay(self, data: bytes) -> None:
-        """A message to the ranks of this node, as it came."""
+        """Send an encoded message to the ranks of this node."""
         for socket in self._sockets:
             socket.send(data)
 
     @property
     def ready(self) -> bool:
-        """Whether every rank has loaded its weights."""
+        """True when every rank has loaded its weights."""
         return self._num_ready == self._num_expected
 
     def wait_ready(self) -> None:
-        """Until every rank has loaded its weights. Raises what keeps one from it."""
+        """Wait until every rank has loaded its weights. Raises the error of a rank that failed."""
         with self._changed:
             self._changed.wait_for(lambda: self._down is not None or self.ready)
         self.check()
 
     def serve(self) -> None:
-        """From now on rank 0 answers soon when it is told that a rank is gone, or is made to leave."""
+        """Exit soon after a rank is lost from now on, in case rank 0 hangs in a collective."""
         self._serving = True
 
     def check(self, seconds: float = 0.0) -> None:
-        """Raises when a rank is gone, or goes within `seconds`."""
+        """Raise when a rank is gone, or goes within `seconds`."""
         with self._changed:
             self._changed.wait_for(lambda: self._down is not None, seconds)
             if self._down is not None:
                 raise self._down
 
     def quit(self) -> None:
-        """Ask all for a quiet end, waiting at most a moment for other nodes'."""
+        """Ask all ranks to end quietly; wait at most a moment for other nodes."""
         if self._nodes is not None:
             self._nodes.quit()
         for child in self._children:
@@ -120,7 +124,7 @@ class RankProcesses:
                 continue  # it has left already
 
     def stop(self) -> None:
-        """A quiet end of those of this node, and the end of those that do not leave."""
+        """End the ranks of this node, and kill those that do not leave."""
         self.quit()
         for child in self._children:
             try:

@@ -1,4 +1,4 @@
-"""Rank 0's side of a model on several ranks: the engine that the core drives, and how it comes about."""
+"""The engine of rank 0: it sends every plan to the other ranks before it computes its own part."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _CHECK_INTERVAL = 0.1  # seconds between looks at the other ranks while all of t
 
 @contextmanager
 def _cause_of_failure(ranks: RankProcesses) -> Iterator[None]:
-    """Raises RuntimeFailed in the place of a broken collective, which says less than its cause."""
+    """Raise RuntimeFailed with the cause of a broken collective, whose own error says less."""
     try:
         yield
     except RuntimeError:
@@ -45,7 +45,7 @@ def _cause_of_failure(ranks: RankProcesses) -> Iterator[None]:
 
 
 class RankZeroStep:
-    """As a `Launched`; what is sampled goes to the other ranks first."""
+    """A launched step of rank 0, which sends what is to be sampled to the other ranks."""
 
     def __init__(self, launched: InFlightStep, ranks: RankProcesses) -> None:
         self._launched = launched
@@ -62,10 +62,10 @@ class RankZeroStep:
 
 
 class RankZeroEngine:
-    """As an Engine; every plan goes to the other ranks first."""
+    """An engine on several ranks; it has the interface of `Engine`."""
 
     def __init__(self, engine: Engine, ranks: RankProcesses, store: dist.Store | None) -> None:
-        """`store` is where the ranks met, and may still look things up."""
+        """`store` is where the ranks met, and stays open for their lookups."""
         self._engine = engine
         self._ranks = ranks
         self._store = store
@@ -75,7 +75,7 @@ class RankZeroEngine:
         return self._engine.info
 
     def launch(self, plan: ForwardPlan) -> RankZeroStep:
-        """Raises RuntimeFailed, which says how, when a rank has died."""
+        """Send the plan, and start rank 0's part. Raises RuntimeFailed, with the cause, when a rank has died."""
         self._ranks.send(RunPlan(plan))
         with _cause_of_failure(self._ranks):
             return RankZeroStep(self._engine.launch(plan), self._ranks)
@@ -95,8 +95,10 @@ class MakeRankZeroEngine(Protocol):
 def build_rank_zero_engine(
     config: RuntimeConfig, ranks: RankProcesses, path: Path, on_progress: Progress, make_source: DraftSourceFactory
 ) -> RankZeroEngine:
-    """Starts the other ranks and loads this one's part. Raises RamiformError when a setting or the checkpoint is at
-    fault, or a rank fails."""
+    """Start the other ranks and load this one's part.
+
+    Raises RamiformError when a setting or the checkpoint is wrong, or a rank fails.
+    """
     place = placement_of(config.core, path, 0)
     store, rendezvous = None, None
     if config.core.nnodes > 1:
@@ -126,7 +128,8 @@ def build_rank_zero_engine(
 
 
 def _join_group(place: RankPlacement, config: RuntimeConfig, ranks: RankProcesses) -> DistributedGroup:
-    """Beside a look at whether all of them are still there: meeting would wait for the dead."""
+    """Join the ranks' group in a thread, while this one checks that the ranks are alive: joining would wait for a dead
+    rank."""
     met: list[DistributedGroup | BaseException] = []
     meet = partial(join_group, place, config)
 

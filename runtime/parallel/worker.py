@@ -1,8 +1,8 @@
-"""A rank other than the first: a process that computes every plan that rank 0 sends, on its own part of the model.
+"""A rank other than rank 0: a process that computes every plan of rank 0 on its own part of the model.
 
-Run as a module by rank 0, or by its node, with the runtime's configuration on its standard input (see `lifeline`) and
-its rank as argument. It reports on its standard output, in lines of JSON (`messages.RankReport`). It keeps no state but
-its KV and the last step's tokens, which follow from the plans and from the tokens that rank 0 decides.
+Rank 0 or its node runs it as a module, with the configuration on its standard input (see `lifeline`) and its rank as
+argument. It reports on its standard output, in lines of JSON (`messages.RankReport`). Its only state is its KV and the
+last step's tokens, which follow from the plans and from the tokens that rank 0 broadcasts.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _REPORT_DELAY = 0.5
 
 @dataclass(frozen=True)
 class CaptureOnlySource:
-    """In the place of a draft source that rank 0 has: so that this rank computes what that one captures."""
+    """A draft source that never drafts: this rank computes the captures of rank 0's draft source."""
 
     captures: tuple[int, ...]
 
@@ -48,14 +48,14 @@ class CaptureOnlySource:
         return [None] * len(step.rows)
 
     def skip(self, rows: Sequence[Row]) -> None:
-        """It keeps nothing."""
+        """Do nothing: there is no state."""
 
     def copy(self, copies: Sequence[PageCopy]) -> None:
-        """It has no memory."""
+        """Do nothing: there is no memory."""
 
 
 def serve(config: RuntimeConfig, rank: int, report: Callable[[RankReport], None]) -> None:
-    """For ever. Raises RamiformError when the checkpoint or a setting is at fault."""
+    """Compute plans forever. Raises RamiformError when the checkpoint or a setting is wrong."""
     socket = zmq.Context.instance().socket(zmq.PAIR)
     socket.setsockopt(zmq.LINGER, 0)
     socket.connect(plan_address(config.serve.socket_dir, rank))

@@ -1,6 +1,6 @@
-"""A node other than the first: starts its ranks, hands them the plans that node 0 sends, and tells it how they are.
+"""A node other than node 0: it starts its ranks, relays node 0's plans to them, and reports their state.
 
-`ramiform serve --node-rank N` is this, and serves no clients. It ends with node 0, and node 0 with it.
+`ramiform serve --node-rank N` runs it. It serves no clients. It ends with node 0, and node 0 with it.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _LINGER_MS = 1000  # for our last words to leave
 
 
 class NodeZeroConnection:
-    """The sockets of this node."""
+    """The sockets between this node and node 0."""
 
     def __init__(self, config: CoreConfig) -> None:
         assert config.node_keys is not None, "checked before"
@@ -60,7 +60,8 @@ class NodeZeroConnection:
         self._decoder = msgspec.msgpack.Decoder(ToNode)
 
     def join(self, node: int, facts: NodeFingerprint) -> NodeWelcome:
-        """Raises RequestError when node 0 will not have us, and says why; RuntimeFailed when it does not answer."""
+        """Join the runtime. Raises RequestError with node 0's reason for a refusal, RuntimeFailed when it does not
+        answer."""
         address = self.plans.getsockopt_string(zmq.LAST_ENDPOINT)
         self.say(NodeJoin(node, facts, address, self._keys.public.decode()))
         end = time.monotonic() + JOIN_TIMEOUT
@@ -88,16 +89,16 @@ class NodeZeroConnection:
         self.control.send(wire.encode(message))
 
     def close(self) -> None:
-        """What was said is given a moment to leave."""
+        """Close the sockets; messages under way get `_LINGER_MS` to leave."""
         self._doorman.stop()
         self._context.destroy(linger=_LINGER_MS)
 
 
 def serve_node(config: RuntimeConfig, on_start: Callable[[], None]) -> None:
-    """Until node 0 asks for the end; `on_start` is called when node 0 has let us in. Raises RamiformError when node 0
-    ends otherwise or will not have us, a rank is gone, a setting is at fault, or this process is told to end.
+    """Run the node until node 0 ends it; `on_start` is called when node 0 has accepted it.
 
-    The directory of the sockets is removed at the end, however it ends.
+    Raises RamiformError when node 0 fails or refuses the node, a rank is lost, a setting is wrong, or this process is
+    told to end. The directory of the sockets is removed at the end in every case.
     """
     node, ranks = config.core.node_rank, RankProcesses()
     signal.signal(signal.SIGTERM, signal.default_int_handler)
@@ -125,15 +126,17 @@ def serve_node(config: RuntimeConfig, on_start: Callable[[], None]) -> None:
 
 
 def _report_failure(link: NodeZeroConnection, error: RamiformError) -> RamiformError:
-    """The error, of which node 0 knows now."""
+    """Report the error to node 0, and return it."""
     link.say(NodeFailed(ErrorInfo.of(error)))
     return error
 
 
 @contextmanager
 def _termination_pipe() -> Iterator[int]:
-    """A file descriptor that can be read once this process was told to end. An exception out of a signal's handler is
-    lost where it comes up in a callback."""
+    """Yield a file descriptor that becomes readable on SIGINT or SIGTERM.
+
+    An exception out of a signal's handler would be lost where it comes up in a callback.
+    """
     readable, writable = os.pipe()
 
     def note(number: int, frame: FrameType | None) -> None:
@@ -150,8 +153,8 @@ def _termination_pipe() -> Iterator[int]:
 
 
 def _relay_plans(link: NodeZeroConnection, ranks: RankProcesses, master: str, told_to_end: int) -> None:
-    """Plans to the ranks, until node 0 says that it is enough. Raises KeyboardInterrupt when `told_to_end` can be
-    read."""
+    """Relay plans to the ranks until node 0 ends the runtime. Raises KeyboardInterrupt when `told_to_end` is
+    readable."""
     poller = zmq.Poller()
     for waited in (link.plans, link.control, link.monitor, ranks.wake, told_to_end):
         poller.register(waited, zmq.POLLIN)

@@ -1,4 +1,4 @@
-"""`ramiform plan`: what fits where, how fast at best, and what it costs."""
+"""`ramiform plan`: estimates memory, speed and cost of a model on given devices."""
 
 from __future__ import annotations
 

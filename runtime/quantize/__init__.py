@@ -1,2 +1,1 @@
-"""From a dense checkpoint to a quantised one, `ramiform quantize`, and to scales for quantised KV,
-`ramiform calibrate-kv`."""
+"""Quantising dense checkpoints (`ramiform quantize`) and measuring KV scales (`ramiform calibrate-kv`)."""

@@ -1,4 +1,4 @@
-"""`ramiform calibrate-kv`: how large a model's keys and values get on a text, for `--kv-dtype fp8` and `int8`."""
+"""`ramiform calibrate-kv`: measures the ranges of keys and values on a text, for `--kv-dtype fp8` and `int8`."""
 
 from __future__ import annotations
 

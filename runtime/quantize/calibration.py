@@ -1,6 +1,6 @@
-"""Rounds a model's layers one after the other, each to suit the inputs that it gets on a text.
+"""Calibrated quantisation: rounds a model's layers one after the other by AWQ or GPTQ, on a text.
 
-A layer's inputs are those that the rounded layers before it give. Knows the decoder's layers; knows nothing of files.
+A layer's inputs are the outputs of the rounded layers before it.
 
 Legend: T tokens, E hidden size, C columns (inputs).
 """
@@ -47,7 +47,7 @@ MIN_TOKENS = 64  # that a matrix must be given: fewer say less of what is to com
 
 @dataclass
 class RoundedLayer:
-    """A layer's matrices in 4 bits, by the names of Hugging Face's modules, and the dense tensors that changed."""
+    """A layer's matrices in 4 bits, by Hugging Face module, and the dense tensors that changed."""
 
     groups: dict[str, Int4Matrix] = field(default_factory=dict)
     dense: dict[str, torch.Tensor] = field(default_factory=dict)
@@ -58,8 +58,10 @@ class RoundedLayer:
 def round_layers(
     model: Decoder, texts: Sequence[Sequence[int]], method: Method, group_size: int
 ) -> Iterator[RoundedLayer]:
-    """Every layer, in order. `model` is dense; its norms, biases and routers are changed on the way. What the texts
-    give fewer than LEAST_TOKENS, as an expert that few tokens choose, is rounded to nearest."""
+    """Round every layer, in order. `model` is dense; its norms, biases and routers are changed.
+
+    Matrices with fewer than MIN_TOKENS tokens, such as experts that few tokens choose, are rounded to nearest.
+    """
     states_TE = model.embed(torch.tensor([token for text in texts for token in text], device=model.device))
     windows = list(pairwise(np.cumsum([0, *map(len, texts)]).tolist()))
     for index, stored in enumerate(model.parameters.layers):
@@ -99,10 +101,10 @@ def _transfer_scales(move: ScaleTransfer, group_size: int) -> None:
 def _run(
     model: Decoder, index: int, layer: LayerParameters, states_TE: torch.Tensor, windows: Sequence[tuple[int, int]]
 ) -> torch.Tensor:
-    """The layer's outputs, of each window by itself.
+    """Compute the layer's outputs, of each window by itself.
 
-    A decoder of two layers computes them: its embedding is the states, its first layer this one, and the second's
-    input is what is wanted. Of the second, attention alone is computed, and thrown away; so is the head.
+    A decoder of two layers does it: its embedding is the states, its first layer this one, and the second layer's input
+    is captured. The second layer's attention and the head are computed and discarded.
     """
     config = replace(model.config, num_layers=2, windows=(model.config.windows[index],) * 2, embedding_scale=None)
     one = Decoder(
@@ -127,6 +129,8 @@ def _run(
 
 
 class CalibratedTensors(NamedTuple):
+    """Tensors of a calibrated checkpoint, by the name of the tensor that they replace."""
+
     written: dict[str, dict[str, torch.Tensor]]  # by the name of the tensor that they take the place of
     seldom: list[str]  # modules that the text gave too little to suit
 
@@ -138,8 +142,11 @@ WINDOW = 512  # tokens that are read together
 def calibrate(
     path: Path, config: ModelConfig, method: Method, text: str, group_size: int, on_progress: Progress | None = None
 ) -> CalibratedTensors:
-    """Raises RequestError naming `calibration` when the text has fewer tokens than a window. The whole dense model is
-    loaded; on a CUDA device, when there is one."""
+    """Load the dense model, on a CUDA device when there is one, and round it on `text`.
+
+    Raises RequestError naming `calibration` when the text has fewer tokens than a window, CheckpointError when AWQ does
+    not know the model's block.
+    """
     if method == "awq" and (config.norm, config.norm_placement, config.gated_mlp) != ("rms", "pre", True):
         raise CheckpointError(
             path, "awq scales a pre-norm block of RMS norms and gated MLPs, which this model has not: use gptq"

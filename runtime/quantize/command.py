@@ -1,4 +1,4 @@
-"""`ramiform quantize`: the command's arguments, its progress bar and its report."""
+"""`ramiform quantize`: arguments, progress bars and report."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
-"""Writes a dense checkpoint again as a quantised one in compressed-tensors' format, file by file. Knows names and
-formats; knows no architecture, and holds one file's tensors at a time.
+"""Writing a dense checkpoint as a quantised one in the compressed-tensors format, file by file.
 
-The linear layers of attention and MLP, experts and all, are rounded; embeddings, routers, head, norms and biases stay
-as they are.
+The linear layers of attention and MLP, experts included, are rounded. Embeddings, routers, head, norms and biases stay
+as they are. One file's tensors are held at a time.
 """
 
 from __future__ import annotations
@@ -33,13 +32,15 @@ LINEAR_WEIGHT = re.compile(rf"(model\.layers\.\d+\.(?:self_attn\.\w+_proj|{_MLP}
 def write_quantised(
     source: Path, out: Path, method: Method, on_progress: Progress | None = None, text: str | None = None
 ) -> list[str]:
-    """Quantise the checkpoint in directory `source` into the new directory `out`. The modules that were to suit `text`
-    and were given too little by it, as experts are that few tokens choose: rounded to nearest.
+    """Quantise the checkpoint in directory `source` into the new directory `out`.
 
-    `method` is "int8" (a scale per row), "fp8" (e4m3 with a scale per row; inputs by token) or one of 4 bits in groups
-    of at most 128 inputs with scale and zero point: "int4-rtn" (round to nearest), "awq" or "gptq", which suit the
-    inputs that `text` gives. Raises CheckpointError when `source` cannot be read, is quantised already, or has sizes
-    that no group divides; when `out` exists; and RequestError when the text has too few tokens.
+    `method` is "int8" (a scale per row), "fp8" (e4m3 with a scale per row; inputs by token) or one of 4 bits, in groups
+    of at most 128 inputs with scale and zero point: "int4-rtn" (round to nearest), "awq" or "gptq", which are
+    calibrated on `text`.
+
+    Returns the modules that `text` gave too few tokens, such as experts that few tokens choose; they are rounded to
+    nearest. Raises CheckpointError when `source` cannot be read, is quantised already or has sizes that no group
+    divides, or when `out` exists; RequestError when the text has too few tokens.
     """
     config = read_config(source)
     if config.quantisation is not None:
@@ -127,7 +128,7 @@ def _quantisation_config(method: Method, group_size: int | None, mixture: bool) 
 
 
 class _IndexFile:
-    """Which file holds which tensor, and the bytes of all."""
+    """Builder of the safetensors index: the file of each tensor, and their total bytes."""
 
     def __init__(self) -> None:
         self._files: dict[str, str] = {}

@@ -1,7 +1,6 @@
-"""The tokenizer that a GGUF file's metadata describe: byte-level BPE ("gpt2") or SentencePiece's BPE ("llama").
+"""The tokenizer in a GGUF file's metadata: byte-level BPE ("gpt2") or SentencePiece's BPE ("llama").
 
-Its parts are put together as the files that the two libraries read. Knows the metadata's keys; opens the file through
-`gguf_file`.
+The metadata are converted to the files that `tokenizers` and `sentencepiece` read.
 """
 
 from __future__ import annotations
@@ -43,7 +42,10 @@ _PRE = {
 
 
 def load_gguf_tokenizer(path: Path) -> Tokenizer:
-    """Raises TokenizerError naming the key whose value is not supported, RamiformError when the file cannot be read."""
+    """Load the tokenizer of the GGUF file `path`.
+
+    Raises TokenizerError naming the key with an unsupported value, RamiformError when the file cannot be read.
+    """
     file = open_gguf(path)
     tokens: list[str] = _required(file, "tokens")
     types: list[int] = file.value("tokenizer.ggml.token_type", default=[_NORMAL] * len(tokens))
@@ -78,7 +80,7 @@ def _tokenizer_config(file: GgufFile, tokens: Sequence[str]) -> TokenizerConfig:
 
 
 def _to_tokenizer_json(file: GgufFile, tokens: Sequence[str], types: Sequence[int]) -> dict[str, Any]:
-    """As a tokenizer.json."""
+    """Convert the metadata to the content of a tokenizer.json."""
     pre = file.value("tokenizer.ggml.pre", default="absent")
     if pre not in _PRE:
         raise TokenizerError(f"{file.path}: tokenizer.ggml.pre: supported: {', '.join(_PRE)}; {pre!r} is not supported")
@@ -101,7 +103,7 @@ def _to_tokenizer_json(file: GgufFile, tokens: Sequence[str], types: Sequence[in
 
 
 def _to_tokenizer_model(file: GgufFile, tokens: Sequence[str], types: Sequence[int]) -> bytes:
-    """As a tokenizer.model."""
+    """Convert the metadata to the content of a tokenizer.model."""
     try:
         from sentencepiece import sentencepiece_model_pb2 as messages
     except ImportError:

@@ -21,10 +21,10 @@ _NORMALIZER_SPEC, _CHARACTERS_MAP, _REMOVES_BLANKS = 3, 2, 4
 
 
 class SentencePieceTokenizer(BaseTokenizer):
-    """The library never makes a special token from text; their names are looked for here, when asked to."""
+    """A tokenizer of `sentencepiece`. The library never parses special tokens; their names are searched for here."""
 
     def __init__(self, path: Path, facts: TokenizerConfig, model: bytes | None = None) -> None:
-        """Of the tokenizer.model `path`; of its content `model`, when it is given, and `path` is named in errors."""
+        """Load the tokenizer.model `path`, or its content `model`; errors name `path`."""
         if model is None:
             model = path.read_bytes()
         self._first = _load(path, model)
@@ -98,7 +98,7 @@ def _load(path: Path, model: bytes) -> sentencepiece.SentencePieceProcessor:
 
 
 def _fields(message: bytes) -> dict[int, bytes]:
-    """The last value of each field of a protobuf message: bytes as they are, a varint as its bytes."""
+    """Return the last value of each field of a protobuf message: bytes as they are, a varint as its bytes."""
     fields: dict[int, bytes] = {}
     at = 0
     while at < len(message):
@@ -119,7 +119,7 @@ def _fields(message: bytes) -> dict[int, bytes]:
 
 
 def _varint(message: bytes, at: int) -> tuple[int, int]:
-    """The number at `at`, and where it ends."""
+    """Return the number at `at`, and where it ends."""
     value = shift = 0
     while True:
         byte = message[at]
@@ -130,7 +130,7 @@ def _varint(message: bytes, at: int) -> tuple[int, int]:
 
 
 def _any_of(names: list[str]) -> re.Pattern[str] | None:
-    """Splits a text at the longest names."""
+    """Make a pattern that splits a text at the longest names."""
     if not names:
         return None
     return re.compile(f"({'|'.join(re.escape(name) for name in sorted(names, key=len, reverse=True))})")

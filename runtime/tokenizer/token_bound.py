@@ -1,4 +1,4 @@
-"""How few tokens a text can have, from its length alone. Knows bytes; no library and no file."""
+"""Lower bound on a text's number of tokens, from its length alone."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ WHITESPACE = "".join(filter(str.isspace, map(chr, range(0x3001))))  # Unicode's 
 
 @dataclass(frozen=True)
 class TokenCountBound:
-    """`num_bytes`: the most bytes of text that one token id stands for; None: there is no such number.
+    """Bound of one tokenizer. `num_bytes` is the most bytes of text that one token id stands for; None: unlimited.
 
-    `shrinks`: the most by which normalisation divides the bytes of text that is not ASCII. `strips`: blanks may vanish
-    before the text is tokenised, so that they count for nothing.
+    `shrinks` is the most by which normalisation divides the bytes of text that is not ASCII. `strips`: blanks may be
+    removed before tokenisation, so they do not count.
     """
 
     num_bytes: int | None
@@ -24,14 +24,14 @@ class TokenCountBound:
     strips: bool = False
 
     def least_tokens(self, texts: Iterable[str]) -> int:
-        """A number of tokens that the concatenation of `texts` has at least; the texts are not tokenised."""
+        """Return a lower bound on the tokens of the concatenation of `texts`, without tokenising them."""
         if self.num_bytes is None:
             return 0
         total = sum(self._share(text) for text in texts)
         return -(-total // (self.num_bytes * self.shrinks))
 
     def _share(self, text: str) -> int:
-        """The bytes of text that count, multiplied by `shrinks` where nothing can shrink."""
+        """Return the bytes of text that count, multiplied by `shrinks` where nothing can shrink."""
         is_ascii = text.isascii()
         num_bytes = len(text) if is_ascii else len(text.encode("utf-8", "surrogatepass"))
         if self.strips:

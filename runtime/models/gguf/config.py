@@ -1,4 +1,4 @@
-"""From a GGUF file's metadata to a ModelConfig: by way of the fields that a config.json would have."""
+"""The ModelConfig of a GGUF file: its metadata are mapped to the fields of a config.json."""
 
 from __future__ import annotations
 
@@ -37,7 +37,8 @@ GROUP_SIZE = 32  # of the formats that are kept in 4 bits
 
 
 def read_gguf_config(file: GgufFile) -> ModelConfig:
-    """Raises CheckpointError when the architecture or one of its settings is none that is computed here."""
+    """Make the ModelConfig of `file`. Raises CheckpointError for an architecture or setting that is not computed
+    here."""
     path = file.path
     config = parse_config(_to_config_json(file), path)
     if ROPE_FACTORS in file.tensors:

@@ -1,4 +1,4 @@
-"""Linear layers whose weights take a byte each, with a scale per row: int8 and FP8, with inputs quantised or not.
+"""Linear layers with 8-bit weights, int8 or FP8, with a scale per row, and inputs quantised or not.
 
 Legend: T tokens, N outputs, C inputs.
 """
@@ -17,7 +17,7 @@ _MOST_PACK_ROWS = 24  # above it torch's int8 product on CPUs is slower than mak
 
 
 class EightBitLinear:
-    """`codes_NC` are int8 or float8 e4m3; row n of the weight is `codes_NC[n] * scale_N[n]`."""
+    """A linear layer of int8 or float8 e4m3 codes; row n of the weight is `codes_NC[n] * scale_N[n]`."""
 
     def __init__(
         self, scheme: Scheme, outputs: int, inputs: int, bias: bool, *, device: torch.device | str, dtype: torch.dtype
@@ -97,7 +97,7 @@ class EightBitLinear:
         }
 
     def finish(self) -> None:
-        """Nothing is left to do."""
+        """Do nothing: codes and scales are ready."""
 
     @property
     def nbytes(self) -> int:

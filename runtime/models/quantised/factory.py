@@ -1,4 +1,4 @@
-"""Which kind of linear layer a fused group of modules gets. Knows schemes; knows no file."""
+"""Making the linear layer that a quantisation scheme asks for."""
 
 from __future__ import annotations
 
@@ -24,8 +24,10 @@ def make_linear(
     device: torch.device | str,
     dtype: torch.dtype,
 ) -> Linear:
-    """An unfilled layer for `modules`, which share their inputs. Raises ValueError, naming them, when the scheme does
-    not fit their sizes or not all of them have it."""
+    """Make an unfilled layer for `modules`, which share their inputs.
+
+    Raises ValueError, naming the modules, when the scheme does not fit their sizes or not all of them have it.
+    """
     schemes = {quantisation.scheme_of(module) if quantisation is not None else None for module in modules}
     if len(schemes) > 1:
         raise ValueError(f"{', '.join(modules)} are one product here: quantised in part is not supported")

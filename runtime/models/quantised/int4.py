@@ -22,10 +22,10 @@ _ACT_ORDER = "groups inputs that are not neighbours (act-order), which is not su
 
 
 class Int4Linear:
-    """weight[n, c] = (code[n, c] - zero[n, g]) * scale[n, g], with codes and zero points in [0, 16).
+    """4-bit linear layer: weight[n, c] = (code[n, c] - zero[n, g]) * scale[n, g], codes and zero points in [0, 16).
 
-    Codes take their final place at once, two to a byte, low nibble first; on a CPU, `finish` turns them, layer by
-    layer and in place, into the order of torch's product.
+    Codes are stored at once in place, two to a byte, low nibble first. On a CPU `finish` reorders them, in place, into
+    the order of torch's product.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class Int4Linear:
             int4.is_supported()  # compiled now, not in a step
 
     def _dequantised(self) -> torch.Tensor:
-        """[N, C], of codes in their stored order."""
+        """Return the dense weight [N, C] of codes in their stored order."""
         codes = _two_to_one(self.codes_NC2).to(self.groups_GN2.dtype) - 8
         scale_NG, base_NG = self.groups_GN2.permute(2, 1, 0)
         groups = codes.view(len(codes), -1, self.group_size)
@@ -165,7 +165,7 @@ def _multiple_of(sizes: list[int]) -> Callable[[torch.Tensor], None]:
 
 
 def _expect_groups(neighbours: list[int]) -> Callable[[torch.Tensor], None]:
-    """Counted from the first, which of a slice is not 0."""
+    """Make a check that input groups are neighbours. Groups count from the first one, which is not 0 in a slice."""
 
     def check(stored: torch.Tensor) -> None:
         if (stored - stored[0]).tolist() != neighbours:
