@@ -28,8 +28,8 @@ from .norm import RmsNorm
 from .packed_linear import PackedLinear
 from .parameters import DecoderParameters, LayerParameters
 
-_MAX_TOKENS = 256  # tokens of a step: beyond it what lies between products leaves the cache
-# Tokens and multiplications that a thread is given at least: it reads all weights for them, and is woken for them.
+_MAX_TOKENS = 256  # tokens of a step; beyond it activations between products leave the cache
+# Least tokens and multiplications per thread: waking it and reading all weights must pay.
 _PART_TOKENS, _PART_WORK = 8, 30_000_000
 
 
@@ -109,7 +109,7 @@ class CompiledLayers:
         count = min(T // _PART_TOKENS, T * self._work // _PART_WORK) if num_threads() > 1 else 1
         if count < 2:
             return [slice(0, T)]
-        bounds = np.searchsorted(row_T, row_T[np.arange(count) * T // count])  # the beginnings of rows
+        bounds = np.searchsorted(row_T, row_T[np.arange(count) * T // count])  # first tokens of rows
         return [slice(begin, end) for begin, end in pairwise([*np.unique(bounds).tolist(), T])]
 
 
@@ -131,7 +131,11 @@ def _is_compiled_block(layer: LayerParameters) -> bool:
 def loop_weights(linears: Sequence[Linear]) -> list[tuple[PackedWeights, Floats]] | None:
     """Return weights and biases as the loops take them, of one type; None when one of the layers is not a packed
     one."""
-    pairs = [linear.held for linear in linears if isinstance(linear, PackedLinear) and linear.held is not None]
+    pairs = [
+        linear.loop_weights
+        for linear in linears
+        if isinstance(linear, PackedLinear) and linear.loop_weights is not None
+    ]
     if len(pairs) < len(linears):
         return None
     weights, biases = zip(*pairs, strict=True)

@@ -55,7 +55,7 @@ class Family(NamedTuple):
     windows: WindowRule = "none"
     default_head_dim: int | None = None  # None: hidden_size / num_attention_heads
     experts: ExpertFamily | None = None
-    activations: tuple[Activation, ...] = ("silu",)  # those that the architecture's checkpoints may ask for
+    activations: tuple[Activation, ...] = ("silu",)  # accepted values of the activation field
     activation_field: str = "hidden_act"
     mlp_names: tuple[str, ...] = ("gate_proj", "up_proj", "down_proj")  # two names: an MLP without a gate
     norm: NormKind = "rms"
@@ -64,7 +64,7 @@ class Family(NamedTuple):
     scales_embeddings: bool = False  # by sqrt(hidden_size)
     logit_cap_field: str | None = None
     attention_cap_field: str | None = None
-    attention_scale_field: str | None = None  # its value to the power -0.5 takes the place of head_dim ** -0.5
+    attention_scale_field: str | None = None  # v: scale v ** -0.5 instead of head_dim ** -0.5
     tied_embeddings: bool = False  # when tie_word_embeddings is absent
 
 
@@ -97,8 +97,8 @@ class ModelConfig:
     head_dim: int
     norm_eps: float
     rope: RopeConfig
-    context_length: int  # the longest sequence the model is meant for, rope scaling included
-    windows: tuple[int | None, ...]  # per layer: W sees the last W positions, its own among them
+    context_length: int  # tokens of the longest sequence, rope scaling included
+    windows: tuple[int | None, ...]  # per layer: W attends to the last W positions, its own included
     qkv_bias: bool
     o_bias: bool
     mlp_bias: bool
@@ -112,8 +112,8 @@ class ModelConfig:
     attention_cap: float | None = None  # c: scores become c * tanh(score / c)
     embedding_scale: float | None = None
     logit_cap: float | None = None  # as `attention_cap`, of the logits
-    experts: ExpertsConfig | None = None  # of the layers that are mixtures
-    quantisation: Quantisation | None = None  # of what the checkpoint stores
+    experts: ExpertsConfig | None = None  # of the layers with a mixture of experts
+    quantisation: Quantisation | None = None  # of the checkpoint's tensors
 
     @property
     def gated_mlp(self) -> bool:

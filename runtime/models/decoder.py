@@ -23,8 +23,8 @@ from .packed_linear import pack_linear
 from .parameters import DecoderParameters, LayerParameters, num_parameters
 from .rope import Rope
 
-# Of products, where they must all have the same. Fewer waste less on a step of few tokens, more read the weights less
-# often on one of many.
+# Rows per product in deterministic mode. Fewer rows waste less in small steps, more read the weights less often in
+# large ones.
 ROWS_PER_PRODUCT = {"cpu": 16, "cuda": 64}
 
 
@@ -35,7 +35,7 @@ class DecoderInputs:
     ids_T: torch.Tensor
     cos_T1D: torch.Tensor
     sin_T1D: torch.Tensor
-    slots_T: torch.Tensor  # where each token's KV goes
+    slots_T: torch.Tensor  # the KV slot of each token
     attention: dict[int | None, Attention]  # by window
     wanted_O: torch.Tensor | None  # indices of tokens whose hidden states are read; None: all
 
@@ -72,12 +72,12 @@ class Decoder:
                 f"the model caps attention scores at {config.attention_cap}, {ops.name} ops at {ops.attention_cap}"
             )
         self.ops = ops
-        # Slices whose number is fixed attend one by one, as their heads do that are alone on a rank. Triton's kernels
-        # compute each key/value head by itself anyway.
+        # A fixed number of slices attend one by one, as on ranks of their own. Triton's kernels compute each key/value
+        # head separately anyway.
         one_by_one = shard.ordered and ops.name != "triton"
         self._head_slices = shard.heads_of_slices(config) if one_by_one else None
         self.parameters = parameters
-        # Beside the weight itself, which the embedding often is.
+        # A packed copy: the weight itself is often the embedding too.
         rows, head = parameters.rows, parameters.head
         self.head: Linear = head
         if group.stage.has_ends:
@@ -143,7 +143,7 @@ class Decoder:
             self._compiled.go_through(residual, inputs.cos_T1D, inputs.sin_T1D, inputs.slots_T, kv, attentions, copies)
             captured |= {self.layers.start + place: copy for place, copy in copies.items()}
             return residual[wanted_O] if is_last and wanted_O is not None and num_layers not in captures else residual
-        x = None  # output of the part before, which is not added to the residual stream yet
+        x = None  # the last part's output, not yet added to the residual stream
         for place, layer in enumerate(self.parameters.layers):
             index, norms = self.layers.start + place, layer.norms
             if x is None:
@@ -154,7 +154,7 @@ class Decoder:
                 captured[index] = residual
             x = self._attention(x, layer, inputs, kv[place], inputs.attention[config.windows[place]])
             if index == num_layers - 1 and wanted_O is not None and num_layers not in captures:
-                # Nobody reads the other tokens' hidden states, and their keys and values are all written.
+                # Only the wanted tokens' hidden states are read; all keys and values are written.
                 if not len(wanted_O):
                     return residual[:0]
                 x, residual = x[wanted_O], residual[wanted_O]

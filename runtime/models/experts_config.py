@@ -23,7 +23,7 @@ class ExpertFamily(NamedTuple):
     names: ExpertNames
     size_field: str
     everywhere: bool  # no layer has a dense MLP, and weights are always normalised
-    shared: bool  # one more expert that every token passes, with a gate of its own
+    shared: bool  # a shared expert with a gate of its own
 
 
 MIXTRAL = ExpertFamily(ExpertNames("block_sparse_moe", "w1", "w3", "w2"), "intermediate_size", True, False)
@@ -42,12 +42,12 @@ class ExpertsConfig:
     intermediate_size: int  # of one expert
     normalised: bool  # a token's weights sum to 1: the softmax is taken over its own experts
     shared_size: int | None  # of the shared expert
-    layers: tuple[bool, ...]  # which layers are mixtures; the others' MLPs are dense
+    layers: tuple[bool, ...]  # True for layers with a mixture; the others have a dense MLP
 
 
 def parse_experts(fields: ConfigFields, family: ExpertFamily, num_layers: int) -> ExpertsConfig:
     """Read the fields of a mixture. Raises CheckpointError, naming the field."""
-    # Qwen's are `num_experts` in the files that Qwen writes, `num_local_experts` in those of transformers 5.
+    # Qwen writes `num_experts`, transformers 5 `num_local_experts`.
     spelling = "num_experts" if fields.raw.get("num_experts") is not None else "num_local_experts"
     num_experts = fields.count(spelling)
     num_per_token = fields.count("num_experts_per_tok")

@@ -28,8 +28,8 @@ class FixedRowsLinear:
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         return in_fixed_rows(self.linear, x, self.num_rows)
 
-    def pieces(self, start: int, size: int) -> dict[str, Destination]:
-        return self.linear.pieces(start, size)
+    def row_destinations(self, start: int, size: int) -> dict[str, Destination]:
+        return self.linear.row_destinations(start, size)
 
     def finish(self) -> None:
         self.linear.finish()
@@ -77,7 +77,7 @@ def with_fixed_rows(parameters: DecoderParameters, num_rows: int) -> DecoderPara
     def mlp(whole: Mlp) -> Mlp:
         if not isinstance(whole, MixtureMlp):
             return FixedRowsMlp(whole, num_rows)
-        # A token's experts have other tokens than it has itself.
+        # Experts get other batches of tokens than the router.
         return replace(
             whole,
             router=rows(whole.router),

@@ -12,7 +12,7 @@ _KV = re.compile(
     r"model\.layers\.(?P<layer>\d+)\.self_attn\."
     r"(?:(?:attn\.|qkv_proj\.|[kv]_proj\.)?(?P<whose>k|v|kv)_scale|(?P<output>[kv])_proj\.output_scale)"
 )
-# Of queries and of the softmax: for products in FP8, which are not made here.
+# Scales of queries and of the softmax, for FP8 attention products, which are not computed here.
 _UNUSED = re.compile(
     r"model\.layers\.\d+\.self_attn\.(?:(?:attn\.)?(?:q|prob)_scale|q_proj\.(?:q|output)_scale|prob_output_scale)"
 )

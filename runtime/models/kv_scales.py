@@ -73,7 +73,7 @@ def _scale(file: Path, name: str, tensor: torch.Tensor, num_heads: int) -> torch
         )
     scale = tensor.float().flatten()
     if not (scale.isfinite() & (scale > 0)).all():
-        raise CheckpointError(file, f"the tensor {name} holds what is no scale: {scale.tolist()}")
+        raise CheckpointError(file, f"the tensor {name} holds an invalid scale: {scale.tolist()}")
     return scale.expand(num_heads)
 
 

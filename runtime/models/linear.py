@@ -22,8 +22,8 @@ class Destination(NamedTuple):
 
     shape: tuple[int, ...]
     put: Callable[[torch.Tensor], object]
-    dtypes: tuple[torch.dtype, ...] | None = None  # None: any of floating point, which is converted
-    part: tuple[slice, ...] | None = None  # of what has that shape, that which is read and put; None: all
+    dtypes: tuple[torch.dtype, ...] | None = None  # None: any floating point, converted
+    part: tuple[slice, ...] | None = None  # the part of the stored tensor to read; None: all
     outputs: int | None = 0
     inputs: int | None = 1
 
@@ -48,7 +48,7 @@ class Linear(Loadable, Protocol):
         """Multiply [T, in] to [T, out], in the type of `x`."""
         ...
 
-    def pieces(self, start: int, size: int) -> dict[str, Destination]:
+    def row_destinations(self, start: int, size: int) -> dict[str, Destination]:
         """Return the destinations of the rows [start, start + size), by the last part of the tensors' names."""
         ...
 
@@ -63,7 +63,7 @@ class DenseLinear:
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         return F.linear(x, self.weight, self.bias)
 
-    def pieces(self, start: int, size: int) -> dict[str, Destination]:
+    def row_destinations(self, start: int, size: int) -> dict[str, Destination]:
         part = self.weight[start : start + size]
         return {"weight": Destination(tuple(part.shape), part.copy_), **bias_destination(self.bias, start, size)}
 
@@ -89,7 +89,7 @@ def stacked_destinations(prefix: str, names_sizes: Sequence[tuple[str, int]], li
     parts: dict[str, Destination] = {}
     start = 0
     for name, size in names_sizes:
-        parts |= {f"{prefix}.{name}.{last}": piece for last, piece in linear.pieces(start, size).items()}
+        parts |= {f"{prefix}.{name}.{last}": piece for last, piece in linear.row_destinations(start, size).items()}
         start += size
     return parts
 

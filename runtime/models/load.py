@@ -39,12 +39,13 @@ def load_model(
     Raises CheckpointError when the files cannot be served, or are to be quantised twice.
     """
     if device.type == "cuda":
-        torch.cuda.set_device(device)  # of this thread: Triton launches there, wherever its tensors lie
+        torch.cuda.set_device(device)  # Triton launches on this thread's device, wherever the tensors are
     config = read_config(path)
     if quantize is not None:
         if config.quantisation is not None:
             raise CheckpointError(
-                path, f"holds {config.quantisation.scheme.kind} weights already: quantize {quantize!r} asks too much"
+                path,
+                f"holds {config.quantisation.scheme.kind} weights: quantize {quantize!r} needs a dense checkpoint",
             )
         sizes = config.linear_inputs
         if group.shard.num_slices > 1:
@@ -82,10 +83,10 @@ def _fill(
     """Read the weights. Tensors of other stages are skipped; without a stage, all those that have no destination."""
 
     def ignored(name: str) -> bool:
-        return stage is None or stage.lacks(name, config)
+        return stage is None or stage.is_foreign(name, config)
 
     if is_gguf(path):
-        from .gguf.weights import load_gguf_weights  # the package that reads them need not be installed
+        from .gguf.weights import load_gguf_weights  # needs the optional package `gguf`
 
         load_gguf_weights(path, config, parts, on_progress, ignored)
     else:

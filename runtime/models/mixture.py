@@ -163,7 +163,7 @@ class MixtureMlp:
     config: ExpertsConfig
     hidden_size: int
     router: Linear  # E -> N, never quantised
-    slices: tuple[ExpertSlice, ...]  # this rank's
+    slices: tuple[ExpertSlice, ...]  # of this rank
     shared: Mlp | None = None
 
     def __call__(self, x_TE: torch.Tensor, ops: Ops) -> torch.Tensor:
@@ -181,7 +181,7 @@ class MixtureMlp:
             parts_TE.append(ops.combine_experts(y_PE, order_P, weights_TK))
         if self.shared is None:
             return parts_TE
-        # Slice by slice, so that both need one sum over the ranks.
+        # Added slice by slice, so that one all-reduce sums both.
         return [part + shared for part, shared in zip(parts_TE, self.shared.parts(x_TE, ops), strict=True)]
 
     def total(self, parts_TE: Sequence[torch.Tensor]) -> torch.Tensor:

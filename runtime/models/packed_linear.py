@@ -15,9 +15,9 @@ from ...kernels.cpu.matmul import packed_matmul
 from ...kernels.cpu.packed_weights import PackedWeights, pack_weights
 from .linear import DenseLinear, Destination, Linear, total_bytes
 
-_SMALL_BATCH = 8, 64  # rows for which our loops are faster than oneDNN, with many threads and with one; they have one
-_MAX_COPIED_BYTES = 4 << 20  # bytes of a weight that is held twice; beyond it oneDNN reads one row's product as fast
-_NUM_ROWS = 32  # of the products that the order is chosen for; measured, it is no worse for 1 or 1,024
+_SMALL_BATCH = 8, 64  # most rows for the plain loops, which use one thread: when torch has many threads, and one
+_MAX_COPIED_BYTES = 4 << 20  # weights up to this size are kept twice; for larger ones oneDNN is as fast at one row
+_NUM_ROWS = 32  # rows of the products that the layout is chosen for; measured, no worse for 1 or 1,024
 
 
 def uses_small_batch_loop(num_rows: int) -> bool:
@@ -51,17 +51,19 @@ class PackedLinear:
         self._dense: DenseLinear | None = dense
         self._bias = dense.bias
         self._packed = torch.empty(0)
-        self.held: tuple[PackedWeights, Floats] | None = None  # weight and bias for the plain loops, if they serve
+        self.loop_weights: tuple[PackedWeights, Floats] | None = (
+            None  # weight and bias for the plain loops, of small weights
+        )
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        if self.held is not None and uses_small_batch_loop(len(x)):
-            return packed_matmul(x, *self.held)
+        if self.loop_weights is not None and uses_small_batch_loop(len(x)):
+            return packed_matmul(x, *self.loop_weights)
         y: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, self._packed, self._bias, "none", [], "")
         return y
 
-    def pieces(self, start: int, size: int) -> dict[str, Destination]:
-        assert self._dense is not None, "filled after it was packed"
-        return self._dense.pieces(start, size)
+    def row_destinations(self, start: int, size: int) -> dict[str, Destination]:
+        assert self._dense is not None, "weights must be loaded before packing"
+        return self._dense.row_destinations(start, size)
 
     def finish(self) -> None:
         assert self._dense is not None, "packed twice"
@@ -69,7 +71,7 @@ class PackedLinear:
         self._packed = torch.ops.mkldnn._reorder_linear_weight(weight, _NUM_ROWS)
         if weight.dtype == torch.float32 and weight.nbytes <= _MAX_COPIED_BYTES:
             bias = weight.new_zeros(len(weight)) if self._bias is None else self._bias.detach().contiguous()
-            self.held = pack_weights(weight), bias.numpy()
+            self.loop_weights = pack_weights(weight), bias.numpy()
         self._dense = None
 
     def dense(self) -> DenseLinear:

@@ -69,11 +69,11 @@ class LayerParameters:
 class DecoderParameters:
     """Tensors of a decoder. A stage without the model's ends has an embedding, norm and head of no rows."""
 
-    embedding_VE: torch.Tensor  # this rank's rows, if the vocabulary is cut
+    embedding_VE: torch.Tensor  # this rank's rows of the vocabulary
     layers: tuple[LayerParameters, ...]
     norm: Norm
     head: DenseLinear  # E -> V; the embedding itself when tied
-    rows: VocabParallelEmbedding | None = None  # which of the vocabulary the two hold; None: all
+    rows: VocabParallelEmbedding | None = None  # this rank's part of the vocabulary; None: all
 
     def linears(self) -> Iterator[Loadable]:
         """Iterate over the layers' linear layers, which may be quantised; the head never is."""

@@ -49,7 +49,7 @@ class Rope:
         """Return cos and sin [P, 1, D] of the positions 0 to P - 1, with P >= `count`; not for dynamic scaling."""
         assert not self.depends_on_length
         if len(self._tables[0]) < count:
-            with torch.inference_mode(False):  # training may read them, too
+            with torch.inference_mode(False):  # training reads the tables too
                 positions = torch.arange(max(count, 2 * len(self._tables[0]), 256), device=self._frequencies.device)
                 self._tables = self._compute(positions, self._frequencies)
         return self._tables

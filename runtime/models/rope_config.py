@@ -22,7 +22,7 @@ class RopeConfig:
     factor: float = 1.0
     low_freq_factor: float = 1.0  # llama3
     high_freq_factor: float = 4.0  # llama3
-    factors: tuple[float, ...] = ()  # listed: what each pair's frequency is divided by; of GGUF files alone
+    factors: tuple[float, ...] = ()  # listed: divisor of each pair's frequency; GGUF files only
     beta_fast: float = 32.0  # yarn
     beta_slow: float = 1.0  # yarn
     truncate: bool = True  # yarn
@@ -57,7 +57,7 @@ def parse_rope(config: ConfigFields, max_positions: int) -> RopeConfig:
     def optional(field: str) -> float | None:
         return None if rope.raw.get(field) is None else rope.number(field)
 
-    original = max_positions  # where the linear and dynamic types start from
+    original = max_positions  # for linear and dynamic
     if kind in ("yarn", "llama3"):
         original = rope.count("original_max_position_embeddings", default=max_positions)
     return RopeConfig(

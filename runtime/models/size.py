@@ -14,12 +14,12 @@ from .config import ModelConfig
 class ModelSize:
     """Counts of parameters by how they are stored and read."""
 
-    linear: int  # the layers' matrices and their biases: what quantisation makes smaller
-    embedding: int  # looked up, not read whole
+    linear: int  # matrices and biases of the layers, which quantisation shrinks
+    embedding: int  # looked up row by row
     head: int  # read whole for each token; the embedding itself when tied
-    norms: int  # and the routers of mixtures: what no format makes smaller
+    norms: int  # norms and routers, which stay in 16 bits
     tied: bool
-    experts: int = 0  # those of `linear` that are a mixture's; a token meets `chosen_share` of them
+    experts: int = 0  # part of `linear` in experts; a token uses `chosen_share` of them
     chosen_share: float = 1.0
 
     @property

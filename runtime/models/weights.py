@@ -15,7 +15,7 @@ from .kv_scale_names import is_attention_scale
 from .linear import Destination
 
 Progress = Callable[[int, int], None]  # (done_bytes, total_bytes), called after each tensor
-IsIgnored = Callable[[str], bool]  # whether a checkpoint may have a tensor of that name that is not wanted
+IsIgnored = Callable[[str], bool]  # True for tensors that need no destination
 
 _SINGLE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
@@ -67,7 +67,7 @@ def _copy(
 ) -> int:
     """Copy one tensor, remove it from `missing`, and return its bytes in the file."""
     if name not in parts:
-        # A tied head may be stored all the same; the scales of quantised KV are read by whoever wants them.
+        # Some checkpoints store a tied head. KV scales are read separately, by `read_kv_scales`.
         if _DERIVED.search(name) or name == "lm_head.weight" or is_attention_scale(name):
             return 0
         raise CheckpointError(file, f"the tensor {name} is unexpected for this architecture")

@@ -15,16 +15,17 @@ from ..protocol.config import CoreConfig
 from ..protocol.errors import RequestError
 from ..protocol.version import __version__
 
-# Settings that are each node's own, or only node 0's.
+# Settings with paths: the files must be equal, their paths need not.
 _FILE_SETTINGS = (
     "model",
     "speculative_draft_model",
     "kv_scales",
-)  # settings that name what must be alike, wherever it lies
+)
+# Settings that may differ between nodes.
 _PER_NODE = frozenset(
     (*_FILE_SETTINGS, "served_model_name", "device", "node_rank", "master", "node_keys", "log_plans", "kv_events")
 )
-_HEAD_BYTES = 1 << 16  # bytes of a large file that are looked at: names and shapes are there
+_HEAD_BYTES = 1 << 16  # bytes hashed of a large file: its header has names and shapes
 _MAX_JSON_BYTES = 1 << 24
 
 
@@ -33,7 +34,7 @@ class NodeFingerprint(msgspec.Struct, frozen=True):
 
     version: str
     settings: dict[str, str | int | float | bool | None]
-    files: dict[str, str]  # digests, by setting
+    files: dict[str, str]  # digest by setting
 
     @classmethod
     def of(cls, config: CoreConfig) -> NodeFingerprint:
@@ -64,7 +65,7 @@ class NodeFingerprint(msgspec.Struct, frozen=True):
                 )
         for name in _FILE_SETTINGS:
             if self.files.get(name) != other.files.get(name):
-                raise RequestError(f"the {name} of node {node} is another than that of node 0", param=name)
+                raise RequestError(f"the {name} of node {node} differs from node 0's", param=name)
 
 
 def files_digest(path: Path) -> str:

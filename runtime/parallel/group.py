@@ -1,7 +1,7 @@
 """The collectives that the ranks of a model use while they compute.
 
-The ranks of a stage hold parts of the same layers. All of them call `sum` and `gather` in the same order; all ranks of
-all stages call `broadcast`. `send` and `receive` are between ranks of the same number in two stages.
+The ranks of a stage hold parts of the same layers. All of them call `all_reduce` and `all_gather` in the same order;
+all ranks of all stages call `broadcast`. `send` and `receive` are between ranks of the same number in two stages.
 
 Legend: N ranks of a stage.
 """
@@ -18,7 +18,7 @@ from .shard import Shard
 from .stage import Stage
 
 WHOLE_MODEL = Stage()
-WaitSent = Callable[[], None]  # waits until a tensor that was sent may be given up
+WaitSent = Callable[[], None]  # waits until the sent tensor may be overwritten
 
 
 class Group(Protocol):
@@ -34,15 +34,15 @@ class Group(Protocol):
         """The layers of this rank."""
         ...
 
-    def sum(self, x: torch.Tensor) -> torch.Tensor:
+    def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
         """Add up the `x` of all ranks of the stage, with the same bits on each. `x` may be overwritten."""
         ...
 
-    def gather(self, x: torch.Tensor) -> torch.Tensor:
+    def all_gather(self, x: torch.Tensor) -> torch.Tensor:
         """Return the `x` of every rank of the stage, [N, ...], on each."""
         ...
 
-    def decide(self, x: torch.Tensor) -> torch.Tensor:
+    def broadcast(self, x: torch.Tensor) -> torch.Tensor:
         """Return rank 0's `x` on every rank. The other ranks' `x` has its shape and type, and may be overwritten."""
         ...
 
@@ -67,13 +67,13 @@ class SingleRank:
     shard: Shard
     stage: Stage = WHOLE_MODEL
 
-    def sum(self, x: torch.Tensor) -> torch.Tensor:
+    def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
         return x
 
-    def gather(self, x: torch.Tensor) -> torch.Tensor:
+    def all_gather(self, x: torch.Tensor) -> torch.Tensor:
         return x[None]
 
-    def decide(self, x: torch.Tensor) -> torch.Tensor:
+    def broadcast(self, x: torch.Tensor) -> torch.Tensor:
         return x
 
     def send(self, x: torch.Tensor, stage: int) -> WaitSent:

@@ -30,52 +30,6 @@ from .shard import Shard
 _ROW_ALIGNMENT = 16  # rows
 
 
-class VocabParallelEmbedding:
-    """The vocabulary's rows of this rank, for the embedding and the head."""
-
-    def __init__(self, group: Group, vocab_size: int) -> None:
-        shard = group.shard
-        self._group = group
-        self._vocab_size = vocab_size
-        self._per_slice = -(-vocab_size // (shard.num_slices * _ROW_ALIGNMENT)) * _ROW_ALIGNMENT
-        self.num_rows = len(shard.slices) * self._per_slice
-        self._first = shard.slices.start * self._per_slice
-
-    def destination(self, table_RE: torch.Tensor) -> Destination:
-        """Return the destination of a stored table [V, E]."""
-        stop = min(self._first + self.num_rows, self._vocab_size)
-        rows = slice(min(self._first, stop), stop)
-
-        def put(stored: torch.Tensor) -> None:
-            table_RE[: len(stored)].copy_(stored)
-            table_RE[len(stored) :].zero_()
-
-        return Destination((self._vocab_size, table_RE.shape[1]), put, part=(rows, slice(None)))
-
-    def embed(self, ids_T: torch.Tensor, table_RE: torch.Tensor) -> torch.Tensor:
-        """Look up [T, E]. Each token's row is on one rank; the others add zeros."""
-        if self._group.shard.size == 1:
-            return F.embedding(ids_T, table_RE)
-        own_T = ids_T - self._first
-        others_T = (own_T < 0) | (own_T >= self.num_rows)
-        x_TE = F.embedding(own_T.masked_fill(others_T, 0), table_RE)
-        return self._group.sum(x_TE.masked_fill(others_T[:, None], 0))
-
-    def parts(self, table_RE: torch.Tensor) -> list[DenseLinear]:
-        """Split the head's weight by slice."""
-        return [DenseLinear(slice_RE) for slice_RE in table_RE.split(self._per_slice)]
-
-    def head(self, parts: Sequence[Linear]) -> Callable[[torch.Tensor], torch.Tensor]:
-        """Make the product from hidden states [O, E] to logits [O, V], which are the same on every rank."""
-
-        def logits(hidden_OE: torch.Tensor) -> torch.Tensor:
-            own_OR = torch.cat([part(hidden_OE) for part in parts], dim=1)
-            logits_NOR = self._group.gather(own_OR)
-            return logits_NOR.transpose(0, 1).flatten(1)[:, : self._vocab_size]
-
-        return logits
-
-
 class OutputSection(NamedTuple):
     """Rows of a layer that are cut together, such as those of all queries, into `num_pieces` equal pieces.
 
@@ -111,7 +65,7 @@ class ColumnParallelLinear:
         columns = [linear(x).split(self._sizes, dim=1) for linear in self.slices]
         outputs: list[torch.Tensor] = []
         for number, section in enumerate(self._sections):
-            # Slices that hold the same piece have computed the same.
+            # Slices with the same piece have computed the same columns.
             pieces = {section.piece(index, self._shard): column[number] for index, column in self._numbered(columns)}
             outputs += pieces.values()
         return torch.cat(outputs, dim=1)
@@ -119,11 +73,11 @@ class ColumnParallelLinear:
     def _numbered(self, columns: Sequence[Sequence[torch.Tensor]]) -> list[tuple[int, Sequence[torch.Tensor]]]:
         return list(zip(self._shard.slices, columns, strict=True))
 
-    def pieces(self, start: int, size: int) -> dict[str, Destination]:
+    def row_destinations(self, start: int, size: int) -> dict[str, Destination]:
         """Return the destinations of rows of the whole layer."""
         number, own_start = self._find(start, size)
         section = self._sections[number]
-        slices = [linear.pieces(own_start, self._sizes[number]) for linear in self.slices]
+        slices = [linear.row_destinations(own_start, self._sizes[number]) for linear in self.slices]
         places = [section.piece(index, self._shard) for index in self._shard.slices]
         return {
             name: merged_destination(
@@ -168,19 +122,19 @@ class RowParallelLinear:
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         if len(self.slices) == 1:
             return self.total([self.slices[0](x)])
-        # A slice's inputs lie as they would if they were alone: their strides must not choose another product.
+        # Contiguous as on a rank of its own: other strides could select another product.
         parts = [part.contiguous() for part in x.split(self._size, dim=1)]
         return self.total([linear(part) for linear, part in zip(self.slices, parts, strict=True)])
 
     def total(self, products: Sequence[torch.Tensor]) -> torch.Tensor:
         """Add up the slices' `products` over all ranks, and add the bias."""
-        y = self._group.sum(tree_sum(products))
+        y = self._group.all_reduce(tree_sum(products))
         return y if self._bias is None else y + self._bias
 
-    def pieces(self, start: int, size: int) -> dict[str, Destination]:
+    def row_destinations(self, start: int, size: int) -> dict[str, Destination]:
         """Return the destinations of rows of the whole layer."""
         shard = self._group.shard
-        slices = [linear.pieces(start, size) for linear in self.slices]
+        slices = [linear.row_destinations(start, size) for linear in self.slices]
         pieces = {
             name: merged_destination(
                 [own[name] for own in slices], slices[0][name].inputs, list(shard.slices), shard.num_slices
@@ -256,4 +210,50 @@ class TensorParallelMixture(MixtureMlp):
         )
 
     def total(self, parts_TE: Sequence[torch.Tensor]) -> torch.Tensor:
-        return self.group.sum(tree_sum(parts_TE))
+        return self.group.all_reduce(tree_sum(parts_TE))
+
+
+class VocabParallelEmbedding:
+    """The vocabulary's rows of this rank, for the embedding and the head."""
+
+    def __init__(self, group: Group, vocab_size: int) -> None:
+        shard = group.shard
+        self._group = group
+        self._vocab_size = vocab_size
+        self._per_slice = -(-vocab_size // (shard.num_slices * _ROW_ALIGNMENT)) * _ROW_ALIGNMENT
+        self.num_rows = len(shard.slices) * self._per_slice
+        self._first = shard.slices.start * self._per_slice
+
+    def destination(self, table_RE: torch.Tensor) -> Destination:
+        """Return the destination of a stored table [V, E]."""
+        stop = min(self._first + self.num_rows, self._vocab_size)
+        rows = slice(min(self._first, stop), stop)
+
+        def put(stored: torch.Tensor) -> None:
+            table_RE[: len(stored)].copy_(stored)
+            table_RE[len(stored) :].zero_()
+
+        return Destination((self._vocab_size, table_RE.shape[1]), put, part=(rows, slice(None)))
+
+    def embed(self, ids_T: torch.Tensor, table_RE: torch.Tensor) -> torch.Tensor:
+        """Look up [T, E]. Each token's row is on one rank; the others add zeros."""
+        if self._group.shard.size == 1:
+            return F.embedding(ids_T, table_RE)
+        own_T = ids_T - self._first
+        others_T = (own_T < 0) | (own_T >= self.num_rows)
+        x_TE = F.embedding(own_T.masked_fill(others_T, 0), table_RE)
+        return self._group.all_reduce(x_TE.masked_fill(others_T[:, None], 0))
+
+    def parts(self, table_RE: torch.Tensor) -> list[DenseLinear]:
+        """Split the head's weight by slice."""
+        return [DenseLinear(slice_RE) for slice_RE in table_RE.split(self._per_slice)]
+
+    def head(self, parts: Sequence[Linear]) -> Callable[[torch.Tensor], torch.Tensor]:
+        """Make the product from hidden states [O, E] to logits [O, V], which are the same on every rank."""
+
+        def logits(hidden_OE: torch.Tensor) -> torch.Tensor:
+            own_OR = torch.cat([part(hidden_OE) for part in parts], dim=1)
+            logits_NOR = self._group.all_gather(own_OR)
+            return logits_NOR.transpose(0, 1).flatten(1)[:, : self._vocab_size]
+
+        return logits

@@ -38,7 +38,7 @@ class MasterAddress(NamedTuple):
             try:
                 unsent.connect((self.ip, self.port))
             except OSError as error:
-                raise RequestError(f"there is no way to master {self.ip}: {error}", param="master") from None
+                raise RequestError(f"no route to master {self.ip}: {error}", param="master") from None
             return str(unsent.getsockname()[0])
 
 
@@ -56,13 +56,13 @@ def check_nodes(config: CoreConfig) -> None:
     if config.num_ranks % config.nnodes:
         raise RequestError(
             f"tp {config.tp} x pp {config.pp} are {config.num_ranks} processes, which nnodes {config.nnodes} cannot "
-            "share evenly",
+            "divide evenly",
             param="nnodes",
         )
     _parse_address(config.master)
     if config.node_keys is None:
         raise RequestError(
-            "nodes must show each other a key: make them with `ramiform keys FOLDER`, and name it with node_keys",
+            "nodes authenticate each other by keys: make them with `ramiform keys FOLDER`, and name it with node_keys",
             param="node_keys",
         )
     try:
@@ -74,9 +74,7 @@ def check_nodes(config: CoreConfig) -> None:
 def _parse_address(master: str | None) -> tuple[str, int]:
     host, _, port = (master or "").rpartition(":")
     if not host or not (port.isdecimal() and 0 < int(port) < 1 << 16):
-        raise RequestError(
-            f"several nodes meet at master HOST:PORT, an address of node 0; got {master!r}", param="master"
-        )
+        raise RequestError(f"several nodes need master HOST:PORT, an address of node 0; got {master!r}", param="master")
     return host, int(port)
 
 
@@ -89,7 +87,7 @@ def interface_name(ip: str) -> str | None:
             try:
                 answer = fcntl.ioctl(asked.fileno(), _GET_ADDRESS, struct.pack("256s", name.encode()[:15]))
             except OSError:
-                continue  # it has no address
+                continue  # an interface without an address
             if socket.inet_ntoa(answer[20:24]) == ip:
                 return name
     return None

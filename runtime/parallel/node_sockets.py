@@ -21,7 +21,7 @@ logger = logging.getLogger("ramiform.nodes")
 MAX_PLAN_BYTES = 1 << 28
 MAX_REPORT_BYTES = 1 << 20
 _KEEP_ALIVE = {zmq.TCP_KEEPALIVE: 1, zmq.TCP_KEEPALIVE_IDLE: 4, zmq.TCP_KEEPALIVE_INTVL: 2, zmq.TCP_KEEPALIVE_CNT: 3}
-_UNANSWERED_MS = 10_000  # that bytes may be on their way
+_UNANSWERED_MS = 10_000  # until unacknowledged bytes close the connection
 _HANDSHAKE_MS = 15_000
 
 
@@ -47,7 +47,7 @@ def configure_socket(socket: zmq.Socket[bytes], own: tuple[bytes, bytes], *, ser
 
 
 LOST_EVENTS = zmq.Event.DISCONNECTED | zmq.Event.HANDSHAKE_FAILED_AUTH
-# Of whoever was there before we connect: nobody listens any more.
+# Events of a peer that has closed its port.
 REFUSED_EVENTS = zmq.Event.CONNECT_RETRIED
 
 

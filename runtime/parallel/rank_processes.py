@@ -23,8 +23,8 @@ from ..protocol.errors import ErrorInfo, RamiformError, RuntimeFailed
 from .messages import RankFailed, RankReady, RankReport, Rendezvous, ToRank, plan_address
 from .node_zero import WorkerNodes
 
-_CAUSE_DELAY = 0.2  # seconds that the end of another, which made a rank fail, may be heard of later than the failure
-RANK_LOSS_GRACE = 1.2  # seconds that rank 0 has to tell its clients when a rank is gone, whatever it is waiting for
+_CAUSE_DELAY = 0.2  # seconds: another rank's exit, the cause of a failure, may be noticed after it
+RANK_LOSS_GRACE = 1.2  # seconds for rank 0 to tell its clients when a rank is gone
 
 
 class RankProcesses:
@@ -37,11 +37,11 @@ class RankProcesses:
         self.wake, self._waker = os.pipe()
         self._children: list[subprocess.Popen[bytes]] = []
         self._sockets: list[zmq.Socket[bytes]] = []
-        self._changed = threading.Condition()
+        self._condition = threading.Condition()
         self._num_ready = self._num_expected = 0
         self._nodes: WorkerNodes | None = None
-        self._where = ""
-        self._down: RamiformError | None = None
+        self._node_suffix = ""
+        self._failure: RamiformError | None = None
         self._serving = False
         self._encoder = msgspec.msgpack.Encoder()
 
@@ -51,11 +51,11 @@ class RankProcesses:
         Raises RamiformError when nodes do not join, or a setting is wrong.
         """
         if rendezvous is not None:
-            self._nodes = WorkerNodes(config, rendezvous, self._one_ready, self._gone)
+            self._nodes = WorkerNodes(config, rendezvous, self._count_ready, self._report_loss)
             self._nodes.wait_joined(self.check)
             self._num_expected += config.core.nnodes - 1
         if config.core.nnodes > 1:
-            self._where = f" of node {config.core.node_rank}"
+            self._node_suffix = f" of node {config.core.node_rank}"
         for rank in config.core.own_ranks:
             if rank == 0:
                 continue
@@ -69,7 +69,7 @@ class RankProcesses:
                 [*lifeline.child_command("ramiform.runtime.parallel.worker"), str(rank)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
-                start_new_session=True,  # a terminal's Ctrl-C is the frontend's to answer
+                start_new_session=True,  # Ctrl-C goes to the frontend only
                 env=lifeline.child_environment(),
             )
             self._children.append(child)
@@ -81,7 +81,7 @@ class RankProcesses:
     def send(self, message: ToRank) -> None:
         data = self._encoder.encode(message)
         if self._nodes is not None:
-            self._nodes.send(data)  # theirs is the longer way
+            self._nodes.send(data)  # the longer way first
         self.relay(data)
 
     def relay(self, data: bytes) -> None:
@@ -96,8 +96,8 @@ class RankProcesses:
 
     def wait_ready(self) -> None:
         """Wait until every rank has loaded its weights. Raises the error of a rank that failed."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._down is not None or self.ready)
+        with self._condition:
+            self._condition.wait_for(lambda: self._failure is not None or self.ready)
         self.check()
 
     def serve(self) -> None:
@@ -106,10 +106,10 @@ class RankProcesses:
 
     def check(self, seconds: float = 0.0) -> None:
         """Raise when a rank is gone, or goes within `seconds`."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._down is not None, seconds)
-            if self._down is not None:
-                raise self._down
+        with self._condition:
+            self._condition.wait_for(lambda: self._failure is not None, seconds)
+            if self._failure is not None:
+                raise self._failure
 
     def quit(self) -> None:
         """Ask all ranks to end quietly; wait at most a moment for other nodes."""
@@ -121,7 +121,7 @@ class RankProcesses:
                 child.stdin.write(lifeline.QUIT)
                 child.stdin.flush()
             except BrokenPipeError:
-                continue  # it has left already
+                continue  # it has exited already
 
     def stop(self) -> None:
         """End the ranks of this node, and kill those that do not leave."""
@@ -133,10 +133,10 @@ class RankProcesses:
                 child.kill()
                 child.wait()
 
-    def _one_ready(self) -> None:
-        with self._changed:
+    def _count_ready(self) -> None:
+        with self._condition:
             self._num_ready += 1
-            self._changed.notify_all()
+            self._condition.notify_all()
 
     def _watch(self, rank: int, child: subprocess.Popen[bytes]) -> None:
         assert child.stdout is not None
@@ -144,27 +144,27 @@ class RankProcesses:
         for line in child.stdout:
             match msgspec.json.decode(line, type=RankReport):
                 case RankReady():
-                    self._one_ready()
+                    self._count_ready()
                 case RankFailed(error=error):
                     failed = error
         status = child.wait()
         if failed is not None and failed.kind != "request":
             bounded_sleep(_CAUSE_DELAY)
-        who = f"rank {rank} (process {child.pid}{self._where})"
+        name = f"rank {rank} (process {child.pid}{self._node_suffix})"
         if failed is not None and failed.kind == "request":
-            self._gone(failed.to_exception())  # a setting that does not fit this rank either
+            self._report_loss(failed.to_exception())  # a setting that is wrong for all ranks
         elif failed is not None:
-            self._gone(RuntimeFailed(f"{who} failed: {failed.message}"))
+            self._report_loss(RuntimeFailed(f"{name} failed: {failed.message}"))
         else:
-            how = f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
-            self._gone(RuntimeFailed(f"{who} {how}; the runtime is down"))
+            outcome = f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
+            self._report_loss(RuntimeFailed(f"{name} {outcome}; the runtime is down"))
 
-    def _gone(self, error: RamiformError) -> None:
-        with self._changed:
-            if self._down is not None:
-                return  # the others follow the first
-            self._down = error
-            self._changed.notify_all()
+    def _report_loss(self, error: RamiformError) -> None:
+        with self._condition:
+            if self._failure is not None:
+                return  # only the first loss is reported
+            self._failure = error
+            self._condition.notify_all()
         os.write(self._waker, b"\n")
         if self._nodes is not None:
             self._nodes.end(ErrorInfo.of(error))

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import secrets
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Protocol
 
 import msgspec
 import torch.distributed as dist
@@ -30,8 +29,8 @@ from .placement import RankPlacement, placement_of
 from .rank_processes import RankProcesses
 from .rendezvous import write_rendezvous
 
-_CAUSE_TIMEOUT = 3.0  # seconds that the end of a rank may be heard of later than the collective that it broke
-_CHECK_INTERVAL = 0.1  # seconds between looks at the other ranks while all of them meet
+_CAUSE_TIMEOUT = 3.0  # seconds: a rank's exit may be noticed after the collective that it broke
+_CHECK_INTERVAL = 0.1  # seconds between checks of the other ranks while they join
 
 
 @contextmanager
@@ -87,9 +86,8 @@ class RankZeroEngine:
         self.run(Engine.warm_up_plan())
 
 
-class MakeRankZeroEngine(Protocol):
-    def __call__(self, path: Path, on_progress: Progress, make_source: DraftSourceFactory) -> RankZeroEngine:
-        """`build_lead_engine` for the model in directory `path`."""
+# `build_rank_zero_engine` of a model path, with configuration and ranks bound.
+MakeRankZeroEngine = Callable[[Path, Progress, DraftSourceFactory], RankZeroEngine]
 
 
 def build_rank_zero_engine(
@@ -114,14 +112,14 @@ def build_rank_zero_engine(
         on_progress(done, total)
 
     def source(target: Decoder, *, num_pages: int, num_host_pages: int) -> DraftSource | None:
-        # What drafts for the model stands on this rank alone, and may want the model's own embedding and head.
+        # The draft source runs on rank 0 only; it may need the model's own embedding and head.
         whole = load_embedding_and_head(path, device=target.device, dtype=target.dtype)
         made = make_source(whole, num_pages=num_pages, num_host_pages=num_host_pages)
         ranks.send(StartSteps(() if made is None else made.captures))
         return made
 
     core = msgspec.structs.replace(config.core, device=str(place.device))
-    # All ranks count the memory of what drafts on this one: pages must have the same numbers everywhere.
+    # All ranks count the memory of rank 0's draft source: they must have the same number of pages.
     engine = build_engine(core, path, progress, source, group, partial(draft_page_bytes, core, path))
     ranks.wait_ready()
     return RankZeroEngine(engine, ranks, store)
@@ -130,21 +128,21 @@ def build_rank_zero_engine(
 def _join_group(place: RankPlacement, config: RuntimeConfig, ranks: RankProcesses) -> DistributedGroup:
     """Join the ranks' group in a thread, while this one checks that the ranks are alive: joining would wait for a dead
     rank."""
-    met: list[DistributedGroup | BaseException] = []
-    meet = partial(join_group, place, config)
+    results: list[DistributedGroup | BaseException] = []
+    join = partial(join_group, place, config)
 
     def run() -> None:
         try:
-            met.append(meet())
-        except BaseException as error:  # handed on to the thread that waits
-            met.append(error)
+            results.append(join())
+        except BaseException as error:  # re-raised in the waiting thread
+            results.append(error)
 
-    thread = threading.Thread(target=run, name="meeting", daemon=True)
+    thread = threading.Thread(target=run, name="join group", daemon=True)
     thread.start()
     while thread.is_alive():
         ranks.check(seconds=_CHECK_INTERVAL)
         thread.join(timeout=0)
-    (result,) = met
+    (result,) = results
     if isinstance(result, BaseException):
         ranks.check(seconds=_CAUSE_TIMEOUT)
         raise result

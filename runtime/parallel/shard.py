@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from ..models.config import ModelConfig
 from ..protocol.errors import RequestError
 
-CANONICAL_SLICE_COUNTS = (8, 4, 2, 1)  # numbers of slices that do not depend on the number of ranks, the best first
+CANONICAL_SLICE_COUNTS = (8, 4, 2, 1)  # of ordered shards, the best first
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,7 @@ class Shard:
     rank: int = 0
     size: int = 1  # ranks
     num_slices: int = 1  # of the whole model; `size` divides it
-    ordered: bool = False  # the number of slices does not depend on that of ranks, nor do the bits of any sum
+    ordered: bool = False  # slices and the bits of sums do not depend on the number of ranks
 
     @property
     def slices(self) -> range:
@@ -73,7 +73,7 @@ def shard_of(config: ModelConfig, *, rank: int, size: int, ordered: bool) -> Sha
     if num_slices % size:
         raise RequestError(
             f"tp {size} does not fit deterministic: the model is computed in {num_slices} slices, "
-            "which the ranks must share evenly",
+            "which the ranks must divide evenly",
             param="tp",
         )
     return Shard(rank, size, num_slices, ordered=True)
@@ -83,14 +83,14 @@ def why_indivisible(config: ModelConfig, count: int) -> str | None:
     """Return the reason why the model cannot be cut into `count` equal slices; None when it can."""
     heads, kv_heads = config.num_heads, config.num_kv_heads
     if heads % count:
-        return f"num_attention_heads {heads} is no multiple of it"
+        return f"num_attention_heads {heads} is not divisible by it"
     if kv_heads % count and count % kv_heads:
         return f"num_key_value_heads {kv_heads} is neither a multiple nor a divisor of it"
     if config.qk_norm == "all heads" and count > 1:
         return "its queries are normalised over all heads, which one rank must hold"
     for name, size in mlp_sizes(config).items():
         if size % count:
-            return f"{name} {size} is no multiple of it"
+            return f"{name} {size} is not divisible by it"
     return None
 
 

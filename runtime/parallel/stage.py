@@ -14,11 +14,11 @@ from ..models.config import ModelConfig
 from ..models.size import ModelSize, model_size
 from ..protocol.errors import RequestError
 
-# Tokens that are worth a micro-batch of their own, by kind of device. Fewer take a stage as long as many do, since it
-# reads its weights for them; then it is best to go through the stages once.
+# Least tokens of a micro-batch, by kind of device. Fewer take a stage as long as many, since it reads its weights for
+# them; then one pass through the stages is best.
 MIN_MICRO_BATCH_TOKENS = {"cpu": 16, "cuda": 256}
 
-_LAYER = re.compile(r"(?:model\.layers|blk)\.(\d+)\.")  # in names of safetensors, and of GGUF
+_LAYER = re.compile(r"(?:model\.layers|blk)\.(\d+)\.")  # in names of safetensors and of GGUF
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,11 +48,11 @@ class Stage:
             experts = replace(experts, layers=experts.layers[own])
         return replace(config, num_layers=len(layers), windows=config.windows[own], experts=experts)
 
-    def held(self, config: ModelConfig) -> ModelSize:
+    def size_of(self, config: ModelConfig) -> ModelSize:
         """Count the parameters of this stage."""
         return model_size(self.local(config), has_ends=self.has_ends)
 
-    def lacks(self, name: str, config: ModelConfig) -> bool:
+    def is_foreign(self, name: str, config: ModelConfig) -> bool:
         """Return True when the checkpoint tensor `name` belongs to another stage, which checks its name."""
         found = _LAYER.match(name)
         if found is None:
@@ -80,7 +80,7 @@ def layer_counts(config: ModelConfig, size: int) -> list[int]:
     if size == 1:
         return [config.num_layers]
     whole, num_layers = model_size(config), config.num_layers
-    layer = whole.linear / num_layers  # on average: a mixture's may differ
+    layer = whole.linear / num_layers  # on average: layers with a mixture differ from dense ones
 
     def most(first: int) -> float:
         return max(whole.ends + first * layer, -(-(num_layers - first) // (size - 1)) * layer)

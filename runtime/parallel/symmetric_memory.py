@@ -13,11 +13,9 @@ import torch.distributed as dist
 
 logger = logging.getLogger("ramiform.engine")
 
-MAX_SYMMETRIC_BYTES = 64 << 20  # bytes of a sum; above it NCCL's rings are as fast
-_MAX_ONE_SHOT_BYTES = (
-    256 << 10
-)  # bytes; above it each rank reading all of the others' costs more than a second exchange
-_MIN_MULTICAST_RANKS = 4  # ranks; with fewer the switch has little to add up
+MAX_SYMMETRIC_BYTES = 64 << 20  # of one sum; above it NCCL's rings are as fast
+_MAX_ONE_SHOT_BYTES = 256 << 10  # above it reading all ranks' tensors costs more than a second exchange
+_MIN_MULTICAST_RANKS = 4  # with fewer ranks the switch has little to add up
 _ALIGNMENT = 16  # bytes of a load
 _DTYPES = (torch.float32, torch.bfloat16)
 _CAPABILITY = (9, 0)
@@ -50,14 +48,14 @@ class SymmetricAllReduce:
         self._multicast = multicast
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor | None:
-        """Sum a contiguous `x` in place as `Group.sum`; return None when NCCL must do it. All ranks get the same
+        """Sum a contiguous `x` in place as `Group.all_reduce`; return None when NCCL must do it. All ranks get the same
         answer."""
         way = all_reduce_method(x.nbytes, x.dtype, self._size, multicast=self._multicast)
         if way is None:
             return None
         shared = self._memory[: x.nbytes].view(x.dtype).view(x.shape)
         shared.copy_(x)
-        # Each begins and ends with all ranks waiting for each other, so the memory is free when it returns.
+        # Each op begins and ends with a barrier, so the memory is free when it returns.
         match way:
             case "one-shot":
                 summed: torch.Tensor = torch.ops.symm_mem.one_shot_all_reduce(shared, "sum", self._group)
@@ -66,7 +64,7 @@ class SymmetricAllReduce:
                 torch.ops.symm_mem.two_shot_all_reduce_(shared, "sum", self._group)
             case "multicast":
                 torch.ops.symm_mem.multimem_all_reduce_(shared, "sum", self._group)
-        return x.copy_(shared)  # the next sum writes there
+        return x.copy_(shared)  # copied out, since the next sum overwrites it
 
 
 def connect_symmetric(
@@ -78,7 +76,7 @@ def connect_symmetric(
     """
     if not _all_agree(_has_peer_access(device, rank, size), device, group):
         return None
-    from torch.distributed import _symmetric_memory as symmetric  # whose import is slow
+    from torch.distributed import _symmetric_memory as symmetric  # a slow import
 
     group = group or dist.group.WORLD
     assert group is not None

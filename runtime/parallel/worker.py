@@ -33,8 +33,8 @@ from .collectives import join_group
 from .messages import RankFailed, RankReady, RankReport, RunPlan, SampleStep, StartSteps, ToRank, plan_address
 from .placement import placement_of
 
-# Seconds until a rank tells of what it did not expect. It may be the end of another, which breaks off what this one
-# asked of it: that is heard first then, and ends this process too.
+# Seconds until a rank reports an unexpected error. Its cause may be the exit of another rank, which is then noticed
+# first and ends this process too.
 _REPORT_DELAY = 0.5
 
 
@@ -64,7 +64,7 @@ def serve(config: RuntimeConfig, rank: int, report: Callable[[RankReport], None]
     def source(target: Decoder, *, num_pages: int, num_host_pages: int) -> DraftSource | None:
         report(RankReady())
         begin = decoder.decode(socket.recv())
-        assert isinstance(begin, StartSteps), "rank 0 begins with Begin"
+        assert isinstance(begin, StartSteps), "the first message is StartSteps"
         return CaptureOnlySource(begin.captures) if begin.captures else None
 
     path = find_checkpoint(config.core.model)
@@ -77,12 +77,12 @@ def serve(config: RuntimeConfig, rank: int, report: Callable[[RankReport], None]
     while True:
         match decoder.decode(socket.recv()):
             case RunPlan(plan):
-                launched = engine.launch(plan)  # its result is rank 0's affair
+                launched = engine.launch(plan)  # rank 0 alone reads the result
             case SampleStep(sampling):
-                assert launched is not None, "what is sampled belongs to a step"
+                assert launched is not None, "SampleStep follows a RunPlan"
                 launched.sample(sampling)
             case _:
-                raise AssertionError("after Begin there are steps")
+                raise AssertionError("RunPlan and SampleStep follow StartSteps")
 
 
 def main() -> int:

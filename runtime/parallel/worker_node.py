@@ -35,9 +35,9 @@ from .node_sockets import (
 from .rank_processes import RankProcesses
 from .rendezvous import write_rendezvous
 
-JOIN_TIMEOUT = 300.0  # seconds that node 0 may take to answer
-_CHECK_INTERVAL_MS = 50  # between looks at ranks that load
-_LINGER_MS = 1000  # for our last words to leave
+JOIN_TIMEOUT = 300.0  # seconds for node 0 to answer
+_CHECK_INTERVAL_MS = 50  # between checks of loading ranks
+_LINGER_MS = 1000  # for the last messages to leave
 
 
 class NodeZeroConnection:
@@ -63,13 +63,13 @@ class NodeZeroConnection:
         """Join the runtime. Raises RequestError with node 0's reason for a refusal, RuntimeFailed when it does not
         answer."""
         address = self.plans.getsockopt_string(zmq.LAST_ENDPOINT)
-        self.say(NodeJoin(node, facts, address, self._keys.public.decode()))
+        self.send(NodeJoin(node, facts, address, self._keys.public.decode()))
         end = time.monotonic() + JOIN_TIMEOUT
-        while (left := end - time.monotonic()) > 0:
+        while (remaining := end - time.monotonic()) > 0:
             poller = zmq.Poller()
             for socket in (self.control, self.monitor):
                 poller.register(socket, zmq.POLLIN)
-            ready = dict(poller.poll(left * 1000))
+            ready = dict(poller.poll(remaining * 1000))
             if self.control in ready:
                 message = self.receive()
                 if isinstance(message, NodeWelcome):
@@ -85,7 +85,7 @@ class NodeZeroConnection:
         message: ToNode = wire.decode(self._decoder, self.control.recv())
         return message
 
-    def say(self, message: FromNode) -> None:
+    def send(self, message: FromNode) -> None:
         self.control.send(wire.encode(message))
 
     def close(self) -> None:
@@ -110,8 +110,8 @@ def serve_node(config: RuntimeConfig, on_start: Callable[[], None]) -> None:
                 write_rendezvous(config.serve.socket_dir, welcome.rendezvous)
                 ranks.start(config)
                 on_start()
-                with _termination_pipe() as told_to_end:
-                    _relay_plans(link, ranks, f"node 0 at {config.core.master}", told_to_end)
+                with _termination_pipe() as termination_pipe:
+                    _relay_plans(link, ranks, f"node 0 at {config.core.master}", termination_pipe)
             except KeyboardInterrupt:
                 raise _report_failure(
                     link, RuntimeFailed(f"node {node} was told to end; the runtime is down")
@@ -127,7 +127,7 @@ def serve_node(config: RuntimeConfig, on_start: Callable[[], None]) -> None:
 
 def _report_failure(link: NodeZeroConnection, error: RamiformError) -> RamiformError:
     """Report the error to node 0, and return it."""
-    link.say(NodeFailed(ErrorInfo.of(error)))
+    link.send(NodeFailed(ErrorInfo.of(error)))
     return error
 
 
@@ -152,28 +152,28 @@ def _termination_pipe() -> Iterator[int]:
         os.close(writable)
 
 
-def _relay_plans(link: NodeZeroConnection, ranks: RankProcesses, master: str, told_to_end: int) -> None:
-    """Relay plans to the ranks until node 0 ends the runtime. Raises KeyboardInterrupt when `told_to_end` is
+def _relay_plans(link: NodeZeroConnection, ranks: RankProcesses, master: str, termination_pipe: int) -> None:
+    """Relay plans to the ranks until node 0 ends the runtime. Raises KeyboardInterrupt when `termination_pipe` is
     readable."""
     poller = zmq.Poller()
-    for waited in (link.plans, link.control, link.monitor, ranks.wake, told_to_end):
+    for waited in (link.plans, link.control, link.monitor, ranks.wake, termination_pipe):
         poller.register(waited, zmq.POLLIN)
-    told = False
+    ready_sent = False
     while True:
-        come = dict(poller.poll(None if told else _CHECK_INTERVAL_MS))
-        if told_to_end in come:
+        readable = dict(poller.poll(None if ready_sent else _CHECK_INTERVAL_MS))
+        if termination_pipe in readable:
             raise KeyboardInterrupt
         ranks.check()
-        if not told and ranks.ready:
-            link.say(NodeReady())
-            told = True
-        while link.plans in come and link.plans.poll(0):
+        if not ready_sent and ranks.ready:
+            link.send(NodeReady())
+            ready_sent = True
+        while link.plans in readable and link.plans.poll(0):
             ranks.relay(link.plans.recv())
-        if link.control in come:
+        if link.control in readable:
             message = link.receive()
-            assert isinstance(message, NodeLeave), "a welcome comes once"
+            assert isinstance(message, NodeLeave), "NodeWelcome is sent once"
             if message.error is not None:
                 raise message.error.to_exception()
             return
-        if link.monitor in come and not link.control.poll(0):  # what was said last counts
+        if link.monitor in readable and not link.control.poll(0):  # a final message takes precedence
             raise RuntimeFailed(f"{master} is gone; the runtime is down")

@@ -15,7 +15,7 @@ from ..parallel.stage import MIN_MICRO_BATCH_TOKENS, Stage, num_micro_batches
 from .devices import DeviceSpec
 from .memory import KvFormat, WeightFormat, kv_bytes, mean_kept_tokens, mlp_width, read_bytes, weight_bytes
 
-TRANSFER_LATENCY = 10e-6  # seconds, of a message so small that its bytes do not count
+TRANSFER_LATENCY = 10e-6  # seconds of an empty message
 
 
 @dataclass(frozen=True)
@@ -23,9 +23,9 @@ class StepLoad:
     """Tokens, outputs, KV reads and attention pairs of one step."""
 
     num_tokens: float
-    num_outputs: float  # of which logits are made
-    kv_read: float  # bytes of KV that one device reads for the tokens, in a layer's average
-    attended: float  # pairs of a new and a kept token, in a layer's average
+    num_outputs: float  # tokens whose logits are computed
+    kv_read: float  # bytes of KV that one device reads per layer, on average
+    attended: float  # pairs of a new and a kept token per layer, on average
 
 
 def prefill_seconds(
@@ -39,7 +39,7 @@ def prefill_seconds(
 ) -> float:
     """Time of one prompt alone, in equal steps of at most `chunk` tokens."""
     new = workload.prompt - workload.cached
-    # Each new token meets what is cached and, on average, half of the others.
+    # Each new token attends to the cached ones and, on average, half of the new ones.
     met = [
         new * workload.cached + new * new / 2 if window is None else new * min(window, workload.cached + new / 2)
         for window in config.windows
@@ -72,12 +72,12 @@ def _forward_seconds(
     rate = _matrix_rate(device, arrangement.weights) * tp
     stages = []
     for stage in (Stage(index, pp) for index in range(pp)):
-        size = stage.held(config)
+        size = stage.size_of(config)
         num_layers = len(stage.layers(config))
         layers = read_bytes(size, arrangement.weights, T) - 2 * size.head
         read = layers / tp + num_layers * step.kv_read / num_parts
         products = 2 * size.active_linear * T / rate
-        # Twice: for scores and for values.
+        # Two products: scores and values.
         attention = 4 * config.num_heads * config.head_dim * num_layers * step.attended / num_parts / tp / device.bf16
         stages.append(
             max(products + attention, read / device.bandwidth) / efficiency
@@ -141,10 +141,10 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True):
     """Memory, concurrency and speed of one arrangement."""
 
     arrangement: Arrangement
-    weight_bytes: float  # on the device that has most
-    max_sequences: int  # of the workload's context, that memory holds; 0: not even the weights fit, or no sequence does
-    prefill_seconds: float  # of one prompt by itself: the floor of the time to first token
-    step_seconds: float  # between two tokens of a sequence, with the workload's concurrency
+    weight_bytes: float  # on the device with most
+    max_sequences: int  # of the workload's context; 0: weights or one sequence do not fit
+    prefill_seconds: float  # of one prompt alone: the least time to first token
+    step_seconds: float  # between two tokens of a sequence, at the workload's concurrency
     tokens_per_second: float  # decoded, of all sequences
 
     def cost_per_million(self, price: float) -> float:
@@ -168,13 +168,13 @@ def estimate(
     a step, whose activations need memory.
     """
     stages = [Stage(index, arrangement.pp) for index in range(arrangement.pp)]
-    weights = [weight_bytes(stage.held(config), arrangement.weights) / arrangement.tp for stage in stages]
+    weights = [weight_bytes(stage.size_of(config), arrangement.weights) / arrangement.tp for stage in stages]
     tokens = [kv_bytes(stage.local(config), arrangement.kv, arrangement.tp) for stage in stages]
     activations = chunk * (
         2 * (2 * config.hidden_size + 2 * mlp_width(config) / arrangement.tp) + 4 * 8 * config.num_heads
     )
     logits = 4 * workload.concurrency * config.vocab_size / arrangement.tp
-    # Pages have the same numbers on every stage, and hold all of its layers, those with a window too.
+    # All stages have the same number of pages, which hold all of their layers, windowed ones included.
     pages = -(-workload.context // PAGE_SIZE)
     sequences = [
         (device.memory * memory_share - held - activations - logits * stage.has_ends) // (token * pages * PAGE_SIZE)

@@ -11,8 +11,8 @@ from ..models.size import ModelSize
 WeightFormat = Literal["bf16", "fp8", "int8", "int4"]
 KvFormat = Literal["bf16", "fp8", "int8"]
 
-# Bytes of a layer's weight, scales included: one float32 for a channel is lost in the noise, int4 has 16 bits of scale
-# and 4 of zero point for each 128.
+# Bytes of a layer's weight, scales included: a float32 scale per channel is negligible; int4 has 16 bits of scale and
+# 4 of zero point per 128 weights.
 WEIGHT_BYTES: dict[WeightFormat, float] = {"bf16": 2.0, "fp8": 1.0, "int8": 1.0, "int4": 0.5 + 20 / 8 / 128}
 KV_BYTES: dict[KvFormat, float] = {"bf16": 2.0, "fp8": 1.0, "int8": 1.0}
 

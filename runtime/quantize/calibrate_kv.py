@@ -32,7 +32,7 @@ def calibrate_kv(
     config = read_config(path)
     text = data.read_text(encoding="utf-8")
     if not text.strip():
-        raise RequestError(f"{data} has no text to measure on", param="data")
+        raise RequestError(f"{data} is empty: measuring needs a text", param="data")
     tokens = load_tokenizer(path).encode(text, add_bos=True)
     window = min(window, config.context_length)
     where = choose_device(device)

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -29,6 +29,7 @@ from ..models.parameters import LayerParameters, num_parameters
 from ..models.weights import Progress
 from ..protocol.errors import RequestError
 from ..scheduler.plan import Row
+from . import CalibratedMethod
 from .awq import input_scales
 from .gptq import gptq
 from .int4_matrix import Int4Matrix, packed_tensors, round_to_nearest
@@ -41,8 +42,7 @@ from .recorded_inputs import (
     transferred_tensors,
 )
 
-Method = Literal["awq", "gptq"]
-MIN_TOKENS = 64  # that a matrix must be given: fewer say less of what is to come than chance does
+MIN_TOKENS = 64  # least tokens of a matrix's statistics
 
 
 @dataclass
@@ -51,12 +51,12 @@ class RoundedLayer:
 
     groups: dict[str, Int4Matrix] = field(default_factory=dict)
     dense: dict[str, torch.Tensor] = field(default_factory=dict)
-    seldom: list[str] = field(default_factory=list)  # modules that were given too little to suit
+    undersampled: list[str] = field(default_factory=list)  # modules with too few tokens
 
 
 @torch.inference_mode()
 def round_layers(
-    model: Decoder, texts: Sequence[Sequence[int]], method: Method, group_size: int
+    model: Decoder, texts: Sequence[Sequence[int]], method: CalibratedMethod, group_size: int
 ) -> Iterator[RoundedLayer]:
     """Round every layer, in order. `model` is dense; its norms, biases and routers are changed.
 
@@ -72,15 +72,15 @@ def round_layers(
                 _transfer_scales(move, group_size)
         rounded = RoundedLayer(dense=transferred_tensors(index, layer) if method == "awq" else {})
         for modules, inputs in recorded_products(index, layer, model.config):
-            weight, seldom = inputs.linear.weight, inputs.count < MIN_TOKENS
-            suits = method == "gptq" and not seldom
+            weight, undersampled = inputs.linear.weight, inputs.count < MIN_TOKENS
+            suits = method == "gptq" and not undersampled
             groups = gptq(weight, inputs.hessian_CC, group_size) if suits else round_to_nearest(weight, group_size)
             weight.copy_(groups.dense())
             start = 0
             for module, size in modules:
                 rounded.groups[module] = groups.rows(start, size)
                 start += size
-            rounded.seldom += [module for module, _ in modules if seldom]
+            rounded.undersampled += [module for module, _ in modules if undersampled]
         states_TE = _run(model, index, stop_recording(layer), states_TE, windows)
         yield rounded
 
@@ -131,16 +131,21 @@ def _run(
 class CalibratedTensors(NamedTuple):
     """Tensors of a calibrated checkpoint, by the name of the tensor that they replace."""
 
-    written: dict[str, dict[str, torch.Tensor]]  # by the name of the tensor that they take the place of
-    seldom: list[str]  # modules that the text gave too little to suit
+    written: dict[str, dict[str, torch.Tensor]]  # by the tensor that they replace
+    undersampled: list[str]  # modules with too few tokens
 
 
-MAX_TOKENS = 1 << 15  # of the text; more change little
-WINDOW = 512  # tokens that are read together
+MAX_TOKENS = 1 << 15  # of the text; more tokens change little
+WINDOW = 512  # tokens per window
 
 
 def calibrate(
-    path: Path, config: ModelConfig, method: Method, text: str, group_size: int, on_progress: Progress | None = None
+    path: Path,
+    config: ModelConfig,
+    method: CalibratedMethod,
+    text: str,
+    group_size: int,
+    on_progress: Progress | None = None,
 ) -> CalibratedTensors:
     """Load the dense model, on a CUDA device when there is one, and round it on `text`.
 
@@ -168,7 +173,7 @@ def calibrate(
                 name: part.cpu() for name, part in packed_tensors(module, groups).items()
             }
         found.written.update({name: {name: tensor.cpu()} for name, tensor in layer.dense.items()})
-        found.seldom.extend(layer.seldom)
+        found.undersampled.extend(layer.undersampled)
         if on_progress is not None:
             on_progress(done, config.num_layers)
     return found

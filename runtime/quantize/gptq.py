@@ -10,8 +10,8 @@ import torch
 
 from .int4_matrix import Int4Matrix, round_to_nearest
 
-DAMPING = 0.01  # of the mean of the Hessian's diagonal, added to it
-_BLOCK = 128  # columns whose errors reach the ones behind them in one product
+DAMPING = 0.01  # added to the Hessian's diagonal, as a part of its mean
+_BLOCK = 128  # columns whose errors update the later ones in one product
 
 
 def gptq(weight_NC: torch.Tensor, hessian_CC: torch.Tensor, group_size: int) -> Int4Matrix:
@@ -22,7 +22,7 @@ def gptq(weight_NC: torch.Tensor, hessian_CC: torch.Tensor, group_size: int) -> 
     """
     weight = weight_NC.float().clone()
     inverse = _inverse_factor(hessian_CC.double()).float()
-    assert _BLOCK % group_size == 0, "a group in two blocks would be chosen before its last columns are up to date"
+    assert _BLOCK % group_size == 0, "a group must lie in one block"
     N, C = weight.shape
     codes = torch.empty((N, C), dtype=torch.uint8, device=weight.device)
     scales: list[torch.Tensor] = []
@@ -50,7 +50,7 @@ def _inverse_factor(hessian_CC: torch.Tensor) -> torch.Tensor:
     column."""
     hessian_CC = hessian_CC.clone()
     diagonal_C = hessian_CC.diagonal()
-    diagonal_C[diagonal_C == 0] = 1.0  # an input that is always 0: its column does not matter
+    diagonal_C[diagonal_C == 0] = 1.0  # an input that is always 0: any value works
     diagonal_C += DAMPING * diagonal_C.mean()
     inverse = torch.cholesky_inverse(torch.linalg.cholesky(hessian_CC))
     return torch.linalg.cholesky(inverse, upper=True)

@@ -35,8 +35,8 @@ class RecordedInputs:
         self.count += len(x)
         return self.linear(x)
 
-    def pieces(self, start: int, size: int) -> dict[str, Destination]:
-        return self.linear.pieces(start, size)
+    def row_destinations(self, start: int, size: int) -> dict[str, Destination]:
+        return self.linear.row_destinations(start, size)
 
     def finish(self) -> None:
         self.linear.finish()

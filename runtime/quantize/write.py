@@ -10,7 +10,7 @@ import json
 import re
 import shutil
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from safetensors import safe_open
@@ -20,10 +20,10 @@ from ..models.errors import CheckpointError
 from ..models.quantised.rounding import GROUP_SIZES, fp8_rows, int4_group_size, int8_rows
 from ..models.read_config import read_config
 from ..models.weights import INDEX_FILE, Progress, weight_files
+from . import Method
 from .calibration import CalibratedTensors, calibrate
 from .int4_matrix import packed_tensors, round_to_nearest
 
-Method = Literal["int8", "int4-rtn", "awq", "gptq", "fp8"]
 FOUR_BITS = ("int4-rtn", "awq", "gptq")
 _MLP = r"mlp\.(?:experts\.\d+\.|shared_expert\.)?(?:\w+_proj|c_fc)|block_sparse_moe\.experts\.\d+\.w[123]"
 LINEAR_WEIGHT = re.compile(rf"(model\.layers\.\d+\.(?:self_attn\.\w+_proj|{_MLP}))\.weight")
@@ -47,7 +47,7 @@ def write_quantised(
         raise CheckpointError(source, f"holds {config.quantisation.scheme.kind} weights already")
     group_size = int4_group_size(*config.linear_inputs)
     if method in FOUR_BITS and group_size is None:
-        raise CheckpointError(source, f"int4 takes sizes that {min(GROUP_SIZES)} divides, not {config.linear_inputs}")
+        raise CheckpointError(source, f"int4 needs sizes divisible by {min(GROUP_SIZES)}, not {config.linear_inputs}")
     if out.exists():
         raise CheckpointError(out, "exists already")
     files = weight_files(source)
@@ -85,7 +85,7 @@ def write_quantised(
             shutil.copyfile(file, out / file.name)
     if on_progress is not None:
         on_progress(total, total)
-    return calibrated.seldom
+    return calibrated.undersampled
 
 
 def _rounded_tensors(
@@ -113,7 +113,7 @@ def _quantisation_config(method: Method, group_size: int | None, mixture: bool) 
         "quant_method": "compressed-tensors",
         "format": kind,
         "quantization_status": "compressed",
-        # Routers of mixtures, too, are linear layers to the libraries that read this.
+        # Other libraries treat routers as linear layers too.
         "ignore": ["lm_head", *(["re:.*\\.gate$", "re:.*shared_expert_gate$"] if mixture else [])],
         "config_groups": {
             "group_0": {

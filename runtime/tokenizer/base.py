@@ -50,7 +50,7 @@ class BaseTokenizer(ABC):
             text.encode()
         except UnicodeEncodeError as error:
             raise RequestError(
-                f"text holds half a surrogate pair, {text[error.start]!r}, at character {error.start}", param="text"
+                f"text holds an unpaired surrogate, {text[error.start]!r}, at character {error.start}", param="text"
             ) from None
         ids = self.encode_text(text, parse_special=parse_special, continues=continues) if text else []
         return [self.bos_id, *ids] if add_bos and self.bos_id is not None else ids

@@ -65,7 +65,7 @@ class ChatTemplate:
                 parts.append(part)
                 num_characters += len(part)
                 if num_characters > MAX_CHARACTERS or time.thread_time() > deadline:
-                    raise RequestError("the chat template writes without end", param="messages")
+                    raise RequestError("the chat template exceeds its limit of output or CPU time", param="messages")
         except jinja2.TemplateError as error:
             raise RequestError(f"the chat template refuses the messages: {error}", param="messages") from None
         except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError) as error:

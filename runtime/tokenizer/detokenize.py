@@ -7,18 +7,10 @@ from __future__ import annotations
 
 import codecs
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from ...constrained.regex.search import Scan
-
-
-class TokenText(Protocol):
-    """What is asked of a tokenizer here."""
-
-    @property
-    def token_bytes(self) -> Sequence[bytes | None]: ...
-    @property
-    def special_ids(self) -> dict[str, int]: ...
+from .interface import Tokenizer
 
 
 class Detokenizer:
@@ -31,7 +23,7 @@ class Detokenizer:
 
     def __init__(
         self,
-        tokenizer: TokenText,
+        tokenizer: Tokenizer,
         stops: Sequence[str] = (),
         patterns: Scan | None = None,
         *,
@@ -41,8 +33,8 @@ class Detokenizer:
         self._stops = [stop.encode() for stop in stops]
         self._max_held = max(map(len, self._stops), default=1) - 1
         self._patterns = patterns
-        self._may_stop = bool(self._stops) or patterns is not None
-        self._held = b""  # the longest end of what came that begins a stop string or match
+        self._has_stops = bool(self._stops) or patterns is not None
+        self._held = b""  # the longest suffix of the output that may begin a stop string or match
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     @property
@@ -69,9 +61,9 @@ class Detokenizer:
 
     def _window(self, token: int) -> tuple[bytes, int]:
         """Return the held bytes with the token's, and the number of them that can be part of no match."""
-        data, interrupts = self._pieces.of(token)
+        data, ends_stops = self._pieces.of(token)
         window = self._held + data
-        if interrupts:
+        if ends_stops:
             if self._patterns is not None:
                 self._patterns.reset()
             return window, len(window)
@@ -85,7 +77,7 @@ class Detokenizer:
         return window, num_certain
 
     def _add(self, token: int) -> str:
-        if not self._may_stop:
+        if not self._has_stops:
             return self._decoder.decode(self._pieces.of(token)[0])
         window, num_certain = self._window(token)
         self._held = window[num_certain:]
@@ -100,19 +92,19 @@ class Cut(NamedTuple):
     leftover: str
 
 
-def cut(tokenizer: TokenText, ids: Sequence[int], stop: str, *, skip_special_tokens: bool = True) -> Cut:
+def cut(tokenizer: Tokenizer, ids: Sequence[int], stop: str, *, skip_special_tokens: bool = True) -> Cut:
     """Cut `ids` before the stop: the matched text, which ends in the last of them.
 
     The whole ids end at the end of a character, so that `text` is their text followed by `leftover`.
     """
     pieces = _TokenPieces(tokenizer, skip_special_tokens)
     data: list[bytes] = []
-    num_bytes = num_apart = 0  # of which the first `num_apart` hold no part of the match
+    num_bytes = num_apart = 0  # the first `num_apart` bytes hold no part of the match
     for token in ids:
-        piece, interrupts = pieces.of(token)
+        piece, ends_stops = pieces.of(token)
         data.append(piece)
         num_bytes += len(piece)
-        num_apart = num_bytes if interrupts else num_apart
+        num_apart = num_bytes if ends_stops else num_apart
     output = b"".join(data)
     end = _find_match(output, stop.encode(), max(len(output) - len(data[-1]), num_apart + len(stop.encode()) - 1))
     num_whole = num_bytes = at = 0
@@ -129,7 +121,7 @@ def cut(tokenizer: TokenText, ids: Sequence[int], stop: str, *, skip_special_tok
 class _TokenPieces:
     """Bytes of each token, and whether stop strings end there: at special tokens that are shown."""
 
-    def __init__(self, tokenizer: TokenText, skip_special_tokens: bool) -> None:
+    def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool) -> None:
         self._token_bytes = tokenizer.token_bytes
         special = {} if skip_special_tokens else tokenizer.special_ids
         self._shown = {token: name.encode() for name, token in special.items()}

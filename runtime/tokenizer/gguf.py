@@ -19,7 +19,7 @@ from .tokenizer_config import TokenizerConfig
 
 _NORMAL, _CONTROL, _USER_DEFINED, _BYTE = 1, 3, 4, 6  # ggml's types of tokens
 _NAMED = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
-# How text is cut before merging; the keys are what `tokenizer.ggml.pre` calls it, the patterns the models' own.
+# Pre-tokenisers by their names in `tokenizer.ggml.pre`.
 _LLAMA3 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
     r"|\s+(?!\S)|\s+"
@@ -113,7 +113,7 @@ def _to_tokenizer_model(file: GgufFile, tokens: Sequence[str], types: Sequence[i
     scores: list[float] = _required(file, "scores")
     model = messages.ModelProto()
     for text, score, kind in zip(tokens, scores, types, strict=True):
-        model.pieces.add(piece=text, score=score, type=kind)  # ggml's numbers are SentencePiece's
+        model.pieces.add(piece=text, score=score, type=kind)  # ggml's and SentencePiece's type numbers agree
     trained, normal = model.trainer_spec, model.normalizer_spec
     trained.model_type = messages.TrainerSpec.BPE
     trained.byte_fallback = _BYTE in types

@@ -41,7 +41,7 @@ class HFTokenizer(BaseTokenizer):
         }
         to_bytes = _piece_decoder(path, self._state)
         unknown = self._state.get("model", {}).get("unk_token")
-        # Ids are rows of the model's embedding: the largest counts, and there may be holes.
+        # Ids are rows of the model's embedding; some may be unused.
         token_bytes: list[bytes | None] = [None] * (1 + max(vocabulary.values(), default=-1))
         for piece, number in vocabulary.items():
             if piece not in special_ids and piece != unknown:
@@ -52,7 +52,7 @@ class HFTokenizer(BaseTokenizer):
 
     def encode_text(self, text: str, *, parse_special: bool, continues: bool) -> list[int]:
         library = self._library(parse_special=parse_special, continues=continues and self._has_first_space)
-        # The batch call lets other threads go on meanwhile; the single one does not.
+        # Unlike the single call, the batch call releases the GIL.
         [encoding] = library.encode_batch_fast([text], add_special_tokens=False)
         ids: list[int] = encoding.ids
         return ids
@@ -64,7 +64,7 @@ class HFTokenizer(BaseTokenizer):
             try:
                 library = tokenizers.Tokenizer.from_str(json.dumps(state))
             except Exception as error:  # the library raises bare Exception
-                raise TokenizerError(f"{self._path} is no tokenizer that `tokenizers` can read: {error}") from None
+                raise TokenizerError(f"{self._path} is not readable by `tokenizers`: {error}") from None
             library.no_truncation()
             library.no_padding()
             library.encode_special_tokens = not parse_special
@@ -130,7 +130,7 @@ def _piece_decoder(path: Path, state: dict[str, Any]) -> Callable[[str], bytes]:
     )
 
 
-# Steps before the model that drop no text, and those that drop blanks only.
+# Pre-processing steps that keep all text, and those that drop only whitespace.
 _KEEPING_STEPS = {"ByteLevel", "Digits", "Metaspace", "Prepend", "Punctuation", "Split", "UnicodeScripts"}
 _STRIPPING_STEPS = {"Strip", "Whitespace", "WhitespaceSplit", "BertPreTokenizer"}
 

@@ -41,7 +41,7 @@ class SentencePieceTokenizer(BaseTokenizer):
                 token_bytes.append(None)
             else:
                 token_bytes.append(metaspace_bytes(piece, byte_fallback=self._first.is_byte(number)))
-        # Tokens that fine-tuning appended, which only the configuration files know.
+        # Tokens added by fine-tuning, which are in the configuration files only.
         added = {number: entry for number, entry in facts.added.items() if number >= size}
         token_bytes += [None] * (1 + max(added, default=size - 1) - size)
         for number, (text, special) in added.items():
@@ -67,7 +67,7 @@ class SentencePieceTokenizer(BaseTokenizer):
         parts = names.split(text) if names is not None else [text]
         ids: list[int] = []
         for n, part in enumerate(parts):
-            if n % 2:  # what the pattern captured: a name
+            if n % 2:  # captured by the pattern: a name
                 ids.append(self._named[part])
             elif part:
                 is_first = not continues and ids in ([], [self.bos_id])
@@ -78,7 +78,7 @@ class SentencePieceTokenizer(BaseTokenizer):
         library = self._first
         numbers = range(library.vocab_size())
         normalizer = _fields(_fields(model).get(_NORMALIZER_SPEC, b""))
-        # A map of characters may shrink text; without all the bytes a run of unknown characters is one token.
+        # A character map may shrink text; without all byte pieces a run of unknown characters is one token.
         if normalizer.get(_CHARACTERS_MAP) or sum(map(library.is_byte, numbers)) < 256:
             return TokenCountBound(None)
         pieces = [*map(library.id_to_piece, numbers), *self._named]
@@ -94,7 +94,7 @@ def _load(path: Path, model: bytes) -> sentencepiece.SentencePieceProcessor:
     try:
         return sentencepiece.SentencePieceProcessor(model_proto=model)
     except (RuntimeError, ValueError, OSError) as error:
-        raise TokenizerError(f"{path} is no SentencePiece model: {error}") from None
+        raise TokenizerError(f"{path} is not a SentencePiece model: {error}") from None
 
 
 def _fields(message: bytes) -> dict[int, bytes]:

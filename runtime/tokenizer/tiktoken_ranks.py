@@ -13,7 +13,7 @@ from .errors import TokenizerError
 from .token_bound import TokenCountBound
 from .tokenizer_config import TokenizerConfig
 
-# Llama 3's model card: how text is cut before merging, and the 256 special tokens that follow the ranks.
+# From Llama 3's model card: the pre-tokeniser's pattern, and the special tokens that follow the ranks.
 PATTERN = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
     r"|\s+(?!\S)|\s+"

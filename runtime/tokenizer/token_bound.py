@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-# The most by which composing a text (NFC) or decomposing it (NFD) can divide its bytes in UTF-8. One character becomes
-# a shorter one by a factor of 3 at most, and so do several that are composed; both may happen to the same text.
+# Largest factor by which NFC or NFD can divide a text's UTF-8 bytes: one character becomes a shorter one by a factor of
+# 3 at most, and so do several that are composed; both may happen to the same text.
 MAX_NORMALISATION_SHRINK = 9
-WHITESPACE = "".join(filter(str.isspace, map(chr, range(0x3001))))  # Unicode's and ASCII's separators: none is beyond
+WHITESPACE = "".join(filter(str.isspace, map(chr, range(0x3001))))  # Unicode has none beyond U+3000
 
 
 @dataclass(frozen=True)
@@ -36,5 +36,5 @@ class TokenCountBound:
         num_bytes = len(text) if is_ascii else len(text.encode("utf-8", "surrogatepass"))
         if self.strips:
             num_bytes -= sum(text.count(blank) * len(blank.encode()) for blank in WHITESPACE)
-        # ASCII is in every normal form already.
+        # ASCII text is in every normal form already.
         return num_bytes * self.shrinks if is_ascii else num_bytes

@@ -62,13 +62,13 @@ class ThreadGroup:
     everybody: Meeting
     mail: dict[tuple[int, int, int], queue.Queue[torch.Tensor]]  # of rank, from one stage to another
 
-    def sum(self, x: torch.Tensor) -> torch.Tensor:
+    def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
         return tree_sum(self.meeting.exchange(self.shard.rank, x))
 
-    def gather(self, x: torch.Tensor) -> torch.Tensor:
+    def all_gather(self, x: torch.Tensor) -> torch.Tensor:
         return torch.stack(self.meeting.exchange(self.shard.rank, x))
 
-    def decide(self, x: torch.Tensor) -> torch.Tensor:
+    def broadcast(self, x: torch.Tensor) -> torch.Tensor:
         return self.everybody.exchange(number(self), x)[0].clone()
 
     def send(self, x: torch.Tensor, stage: int) -> WaitSent:

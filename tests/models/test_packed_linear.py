@@ -52,7 +52,7 @@ def test_a_layer_filled_in_pieces_is_the_layer_it_was_made_of() -> None:
     packed = PackedLinear(DenseLinear(torch.empty(48, 64), torch.empty(48)))
     assert source.bias is not None
     for start, size in ((0, 32), (32, 16)):
-        for name, piece in packed.pieces(start, size).items():
+        for name, piece in packed.row_destinations(start, size).items():
             stored = source.weight if name == "weight" else source.bias
             assert piece.shape == tuple(stored[start : start + size].shape)
             piece.put(stored[start : start + size])

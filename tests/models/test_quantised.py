@@ -163,7 +163,7 @@ def test_with_quantised_inputs_a_product_is_that_of_the_rounded_numbers(kind: st
     layer = EightBitLinear(
         Scheme(kind=kind, source="dense", activations=True), 48, 32, bias=False, device="cpu", dtype=torch.float32
     )
-    layer.pieces(0, 48)["weight"].put(weight)
+    layer.row_destinations(0, 48)["weight"].put(weight)
 
     def rounded(matrix: torch.Tensor) -> torch.Tensor:
         largest = {"int8": 127.0, "fp8": 448.0}[kind]
@@ -334,7 +334,7 @@ def test_weights_of_a_byte_with_dense_inputs_give_the_product_of_the_dequantised
     torch.manual_seed(num_tokens)
     weight, x = torch.randn(48, 32), torch.randn(num_tokens, 32).to(dtype)
     layer = EightBitLinear(Scheme(kind=kind, source="dense"), 48, 32, bias=False, device="cpu", dtype=dtype)
-    layer.pieces(0, 48)["weight"].put(weight)
+    layer.row_destinations(0, 48)["weight"].put(weight)
     codes, scale = (fp8_rows if kind == "fp8" else int8_rows)(weight)
     expected = x.double() @ (codes.double() * scale.double()).T
     error = (layer(x).double() - expected).norm() / expected.norm()
@@ -350,8 +350,8 @@ def test_four_bit_weights_give_the_product_of_the_dequantised(dtype: torch.dtype
     scheme = Scheme(kind="int4", source="dense", group_size=GROUP)
     layer = Int4Linear(scheme, 144, 64, bias=True, group_size=GROUP, device="cpu", dtype=dtype)
     bias = torch.randn(144)
-    layer.pieces(0, 144)["weight"].put(weight)
-    layer.pieces(0, 144)["bias"].put(bias)
+    layer.row_destinations(0, 144)["weight"].put(weight)
+    layer.row_destinations(0, 144)["bias"].put(bias)
     layer.finish()
     codes, scale, zero = int4_groups(weight, GROUP)
     restored = dequantised(codes.long().numpy(), scale.numpy(), zero.long().numpy()).double()

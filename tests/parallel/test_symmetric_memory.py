@@ -79,10 +79,10 @@ def _rank(rank: int, size: int, folder: str) -> None:
     group = collectives.join_group(RankPlacement(rank, Shard(rank, size, size), Stage(), device), config)
     for rows in (1, 3, 64, 4096):
         x = torch.randn(rows, 4096, dtype=BF16, device=device, generator=torch.Generator(device).manual_seed(rank))
-        expected = group.gather(x).float().sum(0)
-        got = group.sum(x.clone())
+        expected = group.all_gather(x).float().sum(0)
+        got = group.all_reduce(x.clone())
         assert ((got.float() - expected).norm() / expected.norm()).item() < 1e-2
-        assert torch.equal(group.gather(got)[0], group.gather(got)[1])
+        assert torch.equal(group.all_gather(got)[0], group.all_gather(got)[1])
 
 
 @pytest.mark.gpu

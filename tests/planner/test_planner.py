@@ -172,7 +172,7 @@ def test_a_stage_is_planned_with_what_its_rank_would_allocate(raw: dict[str, Any
         )
         held.append(sum(torch.Size(part.shape).numel() for part in parts.values()))
         pages.append(bytes_per_page(stage.local(model), torch.bfloat16))
-        assert stage.held(model).num_parameters == held[-1]
+        assert stage.size_of(model).num_parameters == held[-1]
     planned = estimate(model, device, Workload(prompt=1, context=160, concurrency=1), Arrangement(pp=num_stages))
     assert planned.weight_bytes == 2 * max(held)
     # Weights and activations of these models are nothing beside the memory, so what it holds is KV.

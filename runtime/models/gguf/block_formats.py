@@ -51,7 +51,7 @@ def read_four_bit(data_NB: Bytes, kind: Type) -> FourBitBlocks:
     return FourBitBlocks(*(torch.from_numpy(part.reshape(N, -1)) for part in (codes, scales, offsets + 8 * scales)))
 
 
-# Each gives codes, scales and offsets, with weight = code * scale + offset.
+# Readers of formats: codes, scales and offsets, with weight = code * scale + offset.
 def _q4_0(blocks: Bytes) -> tuple[NDArray[np.generic], ...]:
     scale = _as_float16(blocks[..., :2])
     return _unpack_nibbles(blocks[..., 2:]), scale, -8 * scale

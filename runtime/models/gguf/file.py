@@ -42,7 +42,7 @@ def open_gguf(path: Path) -> GgufFile:
     return _open(path, path.stat().st_mtime_ns)
 
 
-@lru_cache(maxsize=1)  # a core asks for its config, its weights and its tokenizer, one after the other
+@lru_cache(maxsize=1)  # config, weights and tokenizer are read one after the other
 def _open(path: Path, changed: int) -> GgufFile:
     try:
         import gguf

@@ -13,7 +13,7 @@ from .rounding import GROUP_SIZES
 from .scheme import Quantisation, Scheme
 
 _GROUP_SIZES = (256, *GROUP_SIZES)
-_LAYERS_ONLY = ("lm_head",)  # ignored by every writer; here it is never quantised
+_LAYERS_ONLY = ("lm_head",)  # every writer lists it; here the head is never quantised
 
 
 def parse_quantisation(fields: ConfigFields) -> Quantisation | None:

@@ -17,7 +17,7 @@ from .rounding import int4_groups
 from .scheme import Scheme
 
 _INT32 = (torch.int32,)
-_TURNED = {"outputs": 1, "inputs": 0}  # stored with inputs first
+_TRANSPOSED = {"outputs": 1, "inputs": 0}  # the stored axes are inputs, outputs
 _ACT_ORDER = "groups inputs that are not neighbours (act-order), which is not supported"
 
 
@@ -42,7 +42,7 @@ class Int4Linear:
         self.scheme = scheme
         self.group_size = group_size
         self.codes_NC2 = torch.empty((outputs, inputs // 2), device=device, dtype=torch.uint8)
-        # torch's product on CPUs is fast in bfloat16 alone: in float32 it is 50 times as slow.
+        # torch's product on CPUs is fast in bfloat16 only: in float32 it is 50 times slower.
         groups_dtype = torch.bfloat16 if torch.device(device).type == "cpu" else dtype
         # Scale s and the weight of code 8, (8 - zero) * s, as torch's product wants them.
         self.groups_GN2 = torch.empty((inputs // group_size, outputs, 2), device=device, dtype=groups_dtype)
@@ -60,12 +60,12 @@ class Int4Linear:
         return y if self.bias_N is None else y + self.bias_N
 
     def finish(self) -> None:
-        if self.scheme.source != "gguf":  # whose groups say that of code 8 themselves, and need be no whole steps
+        if self.scheme.source != "gguf":  # GGUF stores the weight of code 8 itself; its zero points are no integers
             self.groups_GN2[..., 1] = (8 - self.zeros_NG.t().float()) * self.groups_GN2[..., 0].float()
         if self.codes_NC2.device.type == "cpu":
             codes = _two_to_one(self.codes_NC2).to(torch.int32)
             self.codes_NC2.copy_(torch._convert_weight_to_int4pack_for_cpu(codes, 1))
-            int4.is_supported()  # compiled now, not in a step
+            int4.is_supported()  # compile now, not in the first step
 
     def _dequantised(self) -> torch.Tensor:
         """Return the dense weight [N, C] of codes in their stored order."""
@@ -78,7 +78,7 @@ class Int4Linear:
     def nbytes(self) -> int:
         return total_bytes(self.codes_NC2, self.groups_GN2, self.bias_N)
 
-    def pieces(self, start: int, size: int) -> dict[str, Destination]:
+    def row_destinations(self, start: int, size: int) -> dict[str, Destination]:
         rows = slice(start, start + size)
         C, G = 2 * self.codes_NC2.shape[1], len(self.groups_GN2)
         zeros_NG, scale_NG = self.zeros_NG[rows], self.groups_GN2[:, rows, 0].t()
@@ -108,7 +108,7 @@ class Int4Linear:
                 pieces = {
                     "weight_packed": Destination((size, C // 8), lambda w: put_codes(nibbles.unpack(w, 1)), _INT32),
                     "weight_scale": Destination((size, G), scale_NG.copy_),
-                    # Of the whole layer, of which this may be a slice.
+                    # The stored shape is the whole layer's; this may be a slice.
                     "weight_shape": Destination(
                         (2,), _multiple_of([size, C]), (torch.int64, torch.int32), outputs=None, inputs=None
                     ),
@@ -120,15 +120,15 @@ class Int4Linear:
             case "gptq":
                 pieces = {
                     "qweight": Destination(
-                        (C // 8, size), lambda w: put_codes(nibbles.unpack(w, 0).t()), _INT32, **_TURNED
+                        (C // 8, size), lambda w: put_codes(nibbles.unpack(w, 0).t()), _INT32, **_TRANSPOSED
                     ),
-                    "scales": Destination((G, size), lambda s: scale_NG.copy_(s.t()), **_TURNED),
-                    # Stored less one, modulo 16: a habit of the format's first writer that became the format.
+                    "scales": Destination((G, size), lambda s: scale_NG.copy_(s.t()), **_TRANSPOSED),
+                    # The format stores zero points minus one, modulo 16.
                     "qzeros": Destination(
                         (G, size // 8),
                         lambda z: zeros_NG.copy_((nibbles.unpack(z, 1).t() + 1) & 15),
                         _INT32,
-                        **_TURNED,
+                        **_TRANSPOSED,
                     ),
                     "g_idx": Destination((C,), _expect_groups(neighbours), _INT32, outputs=None, inputs=0),
                 }
@@ -136,11 +136,11 @@ class Int4Linear:
                 order = nibbles.AWQ_ORDER
                 pieces = {
                     "qweight": Destination(
-                        (C, size // 8), lambda w: put_codes(nibbles.unpack(w, 1, order).t()), _INT32, **_TURNED
+                        (C, size // 8), lambda w: put_codes(nibbles.unpack(w, 1, order).t()), _INT32, **_TRANSPOSED
                     ),
-                    "scales": Destination((G, size), lambda s: scale_NG.copy_(s.t()), **_TURNED),
+                    "scales": Destination((G, size), lambda s: scale_NG.copy_(s.t()), **_TRANSPOSED),
                     "qzeros": Destination(
-                        (G, size // 8), lambda z: zeros_NG.copy_(nibbles.unpack(z, 1, order).t()), _INT32, **_TURNED
+                        (G, size // 8), lambda z: zeros_NG.copy_(nibbles.unpack(z, 1, order).t()), _INT32, **_TRANSPOSED
                     ),
                 }
         return {**pieces, **bias}
@@ -159,7 +159,7 @@ def _two_to_one(codes_NC2: torch.Tensor) -> torch.Tensor:
 def _multiple_of(sizes: list[int]) -> Callable[[torch.Tensor], None]:
     def check(stored: torch.Tensor) -> None:
         if any(whole <= 0 or whole % size for whole, size in zip(stored.tolist(), sizes, strict=True)):
-            raise ValueError(f"says {stored.tolist()}, which are no multiples of {sizes}")
+            raise ValueError(f"holds {stored.tolist()}, which are not multiples of {sizes}")
 
     return check
 

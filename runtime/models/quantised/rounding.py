@@ -10,7 +10,7 @@ import torch
 FP8 = torch.float8_e4m3fn
 FP8_MAX = 448.0
 _SIGN = -0x8000  # of an int16
-GROUP_SIZES = (128, 64, 32)  # that the int4 product takes, the cheapest first
+GROUP_SIZES = (128, 64, 32)  # supported by the int4 product, the smallest overhead first
 
 
 def int8_rows(weight_NC: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -35,7 +35,7 @@ def fp8_as_bfloat16(codes: torch.Tensor) -> torch.Tensor:
     three. The two exponents' biases, 7 and 127, then differ by a factor that one product makes good exactly, also for
     subnormals.
     """
-    bits = codes.view(torch.int8).to(torch.int16)  # the sign is extended into the bits that are to become 0
+    bits = codes.view(torch.int8).to(torch.int16)  # sign extension fills bits that are cleared below
     return bits.bitwise_left_shift_(4).bitwise_and_(_SIGN | 0x7F0).view(torch.bfloat16).mul_(2.0**120)
 
 
@@ -60,5 +60,5 @@ def int4_group_size(*nums_inputs: int) -> int | None:
 
 
 def _nonzero(scale: torch.Tensor) -> torch.Tensor:
-    # Zeros are zeros at any scale, and a scale too small for its stored type would come back as 0 or inf.
+    # A zero row may have any scale; a scale too small for its stored type would become 0 or inf.
     return scale.clamp_(min=1e-7)

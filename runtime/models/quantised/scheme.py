@@ -16,8 +16,8 @@ class Scheme:
     group."""
 
     kind: WeightKind
-    source: WeightSource  # what the files hold; dense: rounded while loading
-    group_size: int | None = None  # of int4; None: no size divides all rows
+    source: WeightSource  # format of the files; dense: rounded while loading
+    group_size: int | None = None  # int4 only; None: no size divides all rows
     activations: bool = False  # inputs are quantised too, with a scale per token
     per_tensor: bool = False  # one stored scale for all rows
     zero_points: bool = False  # stored; int4 of compressed-tensors only, AWQ and GPTQ always store them
