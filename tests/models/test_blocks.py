@@ -1,4 +1,4 @@
-"""Decoder blocks that one row of FAMILIES describes. Judge: transformers, on random checkpoints in float32."""
+"""Decoder blocks described by a row of FAMILIES. Judge: transformers, on random checkpoints in float32."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def _rows(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def make_judge(name: str) -> PreTrainedModel:
-    """A random model in which every parameter matters."""
+    """Make a random model in which every parameter matters."""
     torch.manual_seed(len(name))
     model = transformers.AutoModelForCausalLM.from_config(
         CONFIGS[name](), dtype=torch.float32, attn_implementation="eager"
@@ -112,7 +112,7 @@ def make_judge(name: str) -> PreTrainedModel:
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
-    """The directory of the checkpoint of a name, made on first use."""
+    """Directories of the checkpoints by name, made on first use."""
     made: dict[str, Path] = {}
 
     def make(name: str) -> Path:
@@ -130,7 +130,7 @@ def expected(name: str, prompt: list[int]) -> torch.Tensor:
 
 
 def logits(path: Path, *, group: Group | None = None, **options: Any) -> torch.Tensor:
-    """Logits of a prompt in chunks and of single tokens after it."""
+    """Compute logits of a prompt in chunks and of single tokens after it."""
     model = load_model(path, device=CPU, dtype=torch.float32, **options, **({} if group is None else {"group": group}))
     pool = KvPool(KvMemory(model.config, 8, device=CPU, dtype=model.dtype))
     return torch.cat(
@@ -222,9 +222,7 @@ def test_weights_rounded_while_loading(name: str, quantize: Any, bound: float, c
 
 
 @every_block
-def test_a_quantised_checkpoint_holds_what_is_rounded_while_loading(
-    name: str, checkpoint: Checkpoint, tmp_path: Path
-) -> None:
+def test_a_written_checkpoint_equals_rounding_while_loading(name: str, checkpoint: Checkpoint, tmp_path: Path) -> None:
     write_quantised(checkpoint(name), tmp_path / "int8", "int8")
     torch.testing.assert_close(
         logits(tmp_path / "int8"), logits(checkpoint(name), quantize="int8"), atol=1e-4, rtol=1e-4
@@ -239,7 +237,7 @@ def test_compiled_layers_leave_other_blocks_alone(name: str, checkpoint: Checkpo
 def test_norm_weights_stored_less_one_give_the_same_bits(
     checkpoint: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also through compiled layers."""
+    """Weights that bfloat16 holds exactly are used, with compiled layers."""
     torch.manual_seed(1)
     whole = tmp_path / "whole"
     transformers.LlamaForCausalLM(LlamaConfig(**SIZES)).save_pretrained(whole)

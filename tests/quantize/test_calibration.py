@@ -1,5 +1,7 @@
-"""Judges: GPTQ written as the paper derives it, one column and one inverse at a time; transformers; and plain rounding,
-than which a calibrated method must leave less error on inputs like those it has seen."""
+"""Calibrated quantisation. Judges: GPTQ as the paper derives it, transformers, and plain rounding.
+
+A calibrated method must leave less error than plain rounding on inputs like those it has seen.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,7 @@ torch.set_num_threads(1)  # threads that wait for each other on a busy machine c
 
 
 def correlated(num_rows: int, num_columns: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """A weight, and inputs some of which are large and all of which have to do with each other."""
+    """Make a weight, and correlated inputs of which some are large."""
     draw = torch.Generator().manual_seed(seed)
     weight = torch.randn(num_rows, num_columns, generator=draw)
     mixed = torch.randn(400, num_columns, generator=draw) @ torch.randn(num_columns, num_columns, generator=draw)
@@ -41,7 +43,7 @@ def correlated(num_rows: int, num_columns: int, seed: int) -> tuple[torch.Tensor
 
 
 def by_definition(weight: torch.Tensor, hessian: torch.Tensor) -> torch.Tensor:
-    """Optimal brain quantisation in order: equations 2 and 3, with the inverse taken anew for what is left."""
+    """Round by optimal brain quantisation, equations 2 and 3, with a new inverse for each column."""
     w = weight.double().clone()
     h = hessian.double().clone()
     h += DAMPING * h.diagonal().mean() * torch.eye(len(h), dtype=torch.float64)
@@ -61,7 +63,7 @@ def by_definition(weight: torch.Tensor, hessian: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("num_columns", [32, 64, 160, 256])  # less than a block of columns, and several
-def test_gptq_rounds_as_its_derivation_says(num_columns: int) -> None:
+def test_gptq_equals_its_derivation(num_columns: int) -> None:
     weight, x = correlated(24, num_columns, seed=num_columns)
     hessian = x.T @ x
     got, want = gptq(weight, hessian, GROUP).dense(), by_definition(weight, hessian)
@@ -152,7 +154,7 @@ def made(config: transformers.PretrainedConfig, path: Path) -> Path:
 
 
 def unpacked(path: Path, out: Path) -> Path:
-    """A dense checkpoint with the numbers of a packed one."""
+    """Write a dense checkpoint with the numbers of a packed one."""
     tensors = load_file(path / "model.safetensors")
     out.mkdir()
     for name in [name for name in tensors if name.endswith(".weight_packed")]:
@@ -205,7 +207,7 @@ def test_awq_s_factors_cancel_when_nothing_is_rounded(
     kept: dict[str, torch.Tensor] = {}
 
     class Unrounded:
-        """Groups that hold the weight as it is."""
+        """Stand-in for Int4Matrix that keeps the weight unchanged."""
 
         def __init__(self, weight: torch.Tensor) -> None:
             self.weight = weight.clone()

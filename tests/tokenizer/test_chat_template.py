@@ -1,4 +1,4 @@
-"""Chat templates say what transformers' `apply_chat_template` says."""
+"""Chat templates. Judge: transformers' `apply_chat_template`."""
 
 from __future__ import annotations
 

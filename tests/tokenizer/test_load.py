@@ -1,4 +1,4 @@
-"""Which files make a tokenizer, what they say of ends and BOS, and what is said of files that make none."""
+"""Loading tokenizers: files, end tokens, BOS, and errors."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_a_missing_or_corrupt_file_is_named(tmp_path: Path, write: Callable[[Pat
     assert str(tmp_path) in str(caught.value)
 
 
-def test_a_vocabulary_whose_bytes_are_unknown_is_refused(tmp_path: Path) -> None:
+def test_a_vocabulary_with_an_unknown_decoder_is_refused(tmp_path: Path) -> None:
     KINDS["byte_level"](tmp_path)
     state = json.loads((tmp_path / "tokenizer.json").read_text())
     state["decoder"] = {"type": "WordPiece", "prefix": "##", "cleanup": True}
