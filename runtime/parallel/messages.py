@@ -53,7 +53,7 @@ class NodeJoin(msgspec.Struct, frozen=True, tag="join"):
     """A node joins. It receives plans at `address` as the holder of the public `key`."""
 
     node: int
-    facts: NodeFingerprint
+    fingerprint: NodeFingerprint
     address: Annotated[str, Meta(pattern=r"^tcp://[0-9.]{7,15}:[0-9]{1,5}$")]
     key: Annotated[str, Meta(min_length=40, max_length=40)]
 

@@ -57,11 +57,11 @@ class WorkerNodes:
         assert core.node_keys is not None, "checked before"
         self._keys = server_keys(Path(core.node_keys))
         self._num_nodes = core.nnodes
-        self._facts = NodeFingerprint.of(core)
+        self._fingerprint = NodeFingerprint.of(core)
         self._rendezvous = rendezvous
         self._on_ready, self._on_gone = on_ready, on_gone
         self._context = zmq.Context()
-        self._doorman = KeyAuthenticator(self._context, lambda key: key in self._keys.programs)
+        self._authenticator = KeyAuthenticator(self._context, lambda key: key in self._keys.programs)
         self._control = self._context.socket(zmq.ROUTER)
         configure_socket(self._control, self._own, server=None, most=MAX_REPORT_BYTES)
         master = MasterAddress.of(core)
@@ -174,7 +174,7 @@ class WorkerNodes:
                 f"node_rank {join.node} of nnodes {self._num_nodes}: nodes are counted from 0, which is here",
                 param="node_rank",
             )
-        self._facts.check(join.facts, join.node)
+        self._fingerprint.check(join.fingerprint, join.node)
         for other in self._joined.values():
             if other.node == join.node:
                 raise RequestError(f"node_rank {join.node} is taken, by a node at {other.address}", param="node_rank")

@@ -1,9 +1,9 @@
 """The child processes of the other ranks: rank 0 starts them, sends them plans, watches and ends them.
 
-Each has a pipe to its standard input, whose end tells it that rank 0 is gone (`lifeline`), and one from its standard
-output, whose end tells rank 0 that the child is gone. One thread per rank waits for that; nothing polls. A rank that
-dies while rank 0 computes breaks rank 0's collective. In case it does not, as when the network keeps a dead device's
-promise, rank 0 exits all the same.
+Each has a pipe to its standard input, whose end tells it that rank 0 is gone (`parent_watchdog`), and one from its
+standard output, whose end tells rank 0 that the child is gone. One thread per rank waits for that; nothing polls. A
+rank that dies while rank 0 computes breaks rank 0's collective. In case it does not, as when the network keeps a dead
+device's promise, rank 0 exits all the same.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import threading
 import msgspec
 import zmq
 
-from ..processes import parent_watchdog as lifeline
+from ..processes import parent_watchdog
 from ..processes.bounded_sleep import bounded_sleep
 from ..protocol.config import RuntimeConfig
 from ..protocol.errors import ErrorInfo, RamiformError, RuntimeFailed
@@ -66,15 +66,15 @@ class RankProcesses:
             socket.bind(plan_address(config.serve.socket_dir, rank))
             self._sockets.append(socket)
             child = subprocess.Popen(
-                [*lifeline.child_command("ramiform.runtime.parallel.worker"), str(rank)],
+                [*parent_watchdog.child_command("ramiform.runtime.parallel.worker"), str(rank)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 start_new_session=True,  # Ctrl-C goes to the frontend only
-                env=lifeline.child_environment(),
+                env=parent_watchdog.child_environment(),
             )
             self._children.append(child)
             assert child.stdin is not None
-            child.stdin.write(lifeline.config_line(config))
+            child.stdin.write(parent_watchdog.config_line(config))
             child.stdin.flush()
             threading.Thread(target=self._watch, args=(rank, child), name=f"rank {rank}", daemon=True).start()
 
@@ -118,7 +118,7 @@ class RankProcesses:
         for child in self._children:
             assert child.stdin is not None
             try:
-                child.stdin.write(lifeline.QUIT)
+                child.stdin.write(parent_watchdog.QUIT)
                 child.stdin.flush()
             except BrokenPipeError:
                 continue  # it has exited already
@@ -171,4 +171,4 @@ class RankProcesses:
         if self._serving:
             bounded_sleep(RANK_LOSS_GRACE)
             print(f"ramiform core: {error}", file=sys.stderr)
-            lifeline.exit_now(1)
+            parent_watchdog.exit_now(1)

@@ -1,8 +1,8 @@
 """A rank other than rank 0: a process that computes every plan of rank 0 on its own part of the model.
 
-Rank 0 or its node runs it as a module, with the configuration on its standard input (see `lifeline`) and its rank as
-argument. It reports on its standard output, in lines of JSON (`messages.RankReport`). Its only state is its KV and the
-last step's tokens, which follow from the plans and from the tokens that rank 0 broadcasts.
+Rank 0 or its node runs it as a module, with the configuration on its standard input (see `parent_watchdog`) and its
+rank as argument. It reports on its standard output, in lines of JSON (`messages.RankReport`). Its only state is its KV
+and the last step's tokens, which follow from the plans and from the tokens that rank 0 broadcasts.
 """
 
 from __future__ import annotations
@@ -20,8 +20,7 @@ from ..engine import build_engine
 from ..engine.in_flight_step import InFlightStep
 from ..models.checkpoint import find_checkpoint
 from ..models.decoder import Decoder
-from ..processes import logs
-from ..processes import parent_watchdog as lifeline
+from ..processes import logs, parent_watchdog
 from ..processes.bounded_sleep import bounded_sleep
 from ..protocol.config import RuntimeConfig
 from ..protocol.errors import ErrorInfo, RamiformError
@@ -86,15 +85,17 @@ def serve(config: RuntimeConfig, rank: int, report: Callable[[RankReport], None]
 
 
 def main() -> int:
-    reports = lifeline.redirect_stdout()
+    reports = parent_watchdog.redirect_stdout()
 
     def report(value: RankReport) -> None:
         reports.write(msgspec.json.encode(value) + b"\n")
 
     rank = int(sys.argv[1])
-    config = lifeline.read_config(sys.stdin.buffer)
+    config = parent_watchdog.read_config(sys.stdin.buffer)
     parent = "core" if config.core.node_rank == 0 else "node"
-    lifeline.exit_with_parent(sys.stdin.buffer, who=f"rank {rank}", parent=parent, socket_dir=config.serve.socket_dir)
+    parent_watchdog.exit_with_parent(
+        sys.stdin.buffer, who=f"rank {rank}", parent=parent, socket_dir=config.serve.socket_dir
+    )
     logs.set_up_logging(config.serve, f"rank {rank}")
     try:
         serve(config, rank, report)
@@ -107,4 +108,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    lifeline.exit_now(main())
+    parent_watchdog.exit_now(main())

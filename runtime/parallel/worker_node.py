@@ -49,7 +49,7 @@ class NodeZeroConnection:
         self._keys = keys = program_keys(Path(config.node_keys))
         own = (keys.public, keys.secret)
         self._context = zmq.Context()
-        self._doorman = KeyAuthenticator(self._context, lambda key: key == keys.server)
+        self._authenticator = KeyAuthenticator(self._context, lambda key: key == keys.server)
         self.plans = self._context.socket(zmq.PULL)
         configure_socket(self.plans, own, server=None, most=MAX_PLAN_BYTES)
         self.plans.bind(f"tcp://{self._master.own_ip()}:*")
@@ -59,11 +59,11 @@ class NodeZeroConnection:
         self.control.connect(f"tcp://{self._master.ip}:{self._master.port}")
         self._decoder = msgspec.msgpack.Decoder(ToNode)
 
-    def join(self, node: int, facts: NodeFingerprint) -> NodeWelcome:
+    def join(self, node: int, fingerprint: NodeFingerprint) -> NodeWelcome:
         """Join the runtime. Raises RequestError with node 0's reason for a refusal, RuntimeFailed when it does not
         answer."""
         address = self.plans.getsockopt_string(zmq.LAST_ENDPOINT)
-        self.send(NodeJoin(node, facts, address, self._keys.public.decode()))
+        self.send(NodeJoin(node, fingerprint, address, self._keys.public.decode()))
         end = time.monotonic() + JOIN_TIMEOUT
         while (remaining := end - time.monotonic()) > 0:
             poller = zmq.Poller()
@@ -90,7 +90,7 @@ class NodeZeroConnection:
 
     def close(self) -> None:
         """Close the sockets; messages under way get `_LINGER_MS` to leave."""
-        self._doorman.stop()
+        self._authenticator.stop()
         self._context.destroy(linger=_LINGER_MS)
 
 
@@ -103,9 +103,9 @@ def serve_node(config: RuntimeConfig, on_start: Callable[[], None]) -> None:
     node, ranks = config.core.node_rank, RankProcesses()
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        facts, link = NodeFingerprint.of(config.core), NodeZeroConnection(config.core)
+        fingerprint, link = NodeFingerprint.of(config.core), NodeZeroConnection(config.core)
         try:
-            welcome = link.join(node, facts)
+            welcome = link.join(node, fingerprint)
             try:
                 write_rendezvous(config.serve.socket_dir, welcome.rendezvous)
                 ranks.start(config)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import torch
 
-from ..models.quantised import int4_packing as nibbles
+from ..models.quantised import int4_packing
 from ..models.quantised.rounding import int4_groups
 
 
@@ -42,9 +42,9 @@ def packed_tensors(module: str, groups: Int4Matrix) -> dict[str, torch.Tensor]:
     The format's codes and zero points are signed from -8, with 8 added when packed: the same bits as ours.
     """
     return {
-        f"{module}.weight_packed": nibbles.pack(groups.codes_NC, 1),
+        f"{module}.weight_packed": int4_packing.pack(groups.codes_NC, 1),
         f"{module}.weight_scale": groups.scales_NG.bfloat16(),
-        f"{module}.weight_zero_point": nibbles.pack(groups.zeros_NG, 0),
+        f"{module}.weight_zero_point": int4_packing.pack(groups.zeros_NG, 0),
         f"{module}.weight_shape": torch.tensor(groups.codes_NC.shape),
     }
 

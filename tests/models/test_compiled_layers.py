@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from ramiform.kernels import for_device
-from ramiform.kernels.cpu import thread_pool as workers
+from ramiform.kernels.cpu import thread_pool
 from ramiform.runtime.engine.inputs import decoder_inputs
 from ramiform.runtime.engine.kv_pool import KvMemory, KvPool
 from ramiform.runtime.models import compiled_layers
@@ -83,16 +83,16 @@ def test_threads_do_not_change_a_bit_of_a_step(
     model = load_model(checkpoint(name), device=CPU, dtype=torch.float32)
     alone = states(model, STEPS[step], (0, 2, 3))
     shared: list[int] = []
-    share = workers.share
+    share = thread_pool.share
     monkeypatch.setattr(compiled_layers, "share", lambda parts: shared.append(len(parts)) or share(parts))
     monkeypatch.setattr(compiled_layers, "_PART_TOKENS", 1)
     monkeypatch.setattr(compiled_layers, "_PART_WORK", 1)
-    before = workers.num_threads()
-    workers.set_num_threads(3)
+    before = thread_pool.num_threads()
+    thread_pool.set_num_threads(3)
     try:
         together = states(model, STEPS[step], (0, 2, 3))
     finally:
-        workers.set_num_threads(before)
+        thread_pool.set_num_threads(before)
     for got, want in zip(together, alone, strict=True):
         assert torch.equal(got, want)
     assert shared[-1] == len(STEPS[step])  # a part for each row, however many tokens it has

@@ -18,7 +18,7 @@ from ramiform.runtime.engine import KvMemory, KvPool
 from ramiform.runtime.engine.inputs import decoder_inputs
 from ramiform.runtime.models.errors import CheckpointError
 from ramiform.runtime.models.load import load_model
-from ramiform.runtime.models.quantised import int4_packing as nibbles
+from ramiform.runtime.models.quantised import int4_packing
 from ramiform.runtime.models.quantised.eight_bit import EightBitLinear
 from ramiform.runtime.models.quantised.int4 import Int4Linear
 from ramiform.runtime.models.quantised.rounding import fp8_as_bfloat16, fp8_rows, int4_groups, int8_rows
@@ -365,6 +365,6 @@ def test_packing_equals_the_compressed_tensors_package(dim: int, shape: tuple[in
     package = pytest.importorskip("compressed_tensors.compressors.pack_quantized")
     numbers = torch.randint(0, 16, shape, dtype=torch.uint8, generator=torch.Generator().manual_seed(dim))
     packed = package.pack_to_int32((numbers.to(torch.int8) - 8), 4, packed_dim=dim)
-    assert torch.equal(nibbles.pack(numbers, dim), packed)
-    restored = nibbles.unpack(packed, dim)[: shape[0], : shape[1]]
+    assert torch.equal(int4_packing.pack(numbers, dim), packed)
+    restored = int4_packing.unpack(packed, dim)[: shape[0], : shape[1]]
     assert torch.equal(restored, numbers)

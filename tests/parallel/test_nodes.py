@@ -69,14 +69,14 @@ def come(first: CoreConfig) -> Iterator[Come]:
     made = []
 
     def join(
-        node: int, *, facts: NodeFingerprint | None = None, reachable: bool = True, **changed: Any
+        node: int, *, fingerprint: NodeFingerprint | None = None, reachable: bool = True, **changed: Any
     ) -> NodeZeroConnection:
         config = msgspec.structs.replace(first, node_rank=node, **changed)
         link = NodeZeroConnection(config)
         made.append(link)
         if not reachable:
             link.plans.unbind(link.plans.getsockopt_string(zmq.LAST_ENDPOINT))
-        assert link.join(node, facts or NodeFingerprint.of(config)) == NodeWelcome(RENDEZVOUS)
+        assert link.join(node, fingerprint or NodeFingerprint.of(config)) == NodeWelcome(RENDEZVOUS)
         return link
 
     yield join
@@ -140,12 +140,12 @@ def test_a_node_of_other_settings_is_refused_by_name(
 
 
 def test_a_node_of_another_model_or_version_is_refused(house: House, come: Come, first: CoreConfig) -> None:
-    facts = NodeFingerprint.of(first)
+    fingerprint = NodeFingerprint.of(first)
     with pytest.raises(RequestError, match="the model of node 1 differs from node 0") as caught:
-        come(1, facts=msgspec.structs.replace(facts, files={"model": "0"}))
+        come(1, fingerprint=msgspec.structs.replace(fingerprint, files={"model": "0"}))
     assert caught.value.param == "model"
     with pytest.raises(RequestError, match=r"node 1 runs ramiform 0\.0") as caught:
-        come(1, facts=msgspec.structs.replace(facts, version="0.0"))
+        come(1, fingerprint=msgspec.structs.replace(fingerprint, version="0.0"))
     assert caught.value.param == "version"
 
 

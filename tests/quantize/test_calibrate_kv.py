@@ -55,9 +55,7 @@ def test_the_ranges_are_those_of_transformers_and_the_runtime_finds_them(model: 
 
 
 @pytest.mark.parametrize("text", ["", "x"])
-def test_unmeasurable_texts_and_unwritable_files_are_named(
-    text: str, model: Path, tmp_path: Path
-) -> None:
+def test_unmeasurable_texts_and_unwritable_files_are_named(text: str, model: Path, tmp_path: Path) -> None:
     (tmp_path / "text").write_text(text)
     out = tmp_path / "no" / "folder"
     result = CliRunner().invoke(app, ["calibrate-kv", str(model), "--data", str(tmp_path / "text"), "--out", str(out)])

@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 from ramiform.cli import app
 from ramiform.runtime.models.checkpoint import SHIPPED_MODEL
 from ramiform.runtime.models.load import load_model
-from ramiform.runtime.models.quantised import int4_packing as nibbles
+from ramiform.runtime.models.quantised import int4_packing
 from ramiform.runtime.protocol.errors import RequestError
 from ramiform.runtime.quantize.awq import input_scales
 from ramiform.runtime.quantize.gptq import DAMPING, gptq
@@ -159,9 +159,9 @@ def unpacked(path: Path, out: Path) -> Path:
     out.mkdir()
     for name in [name for name in tensors if name.endswith(".weight_packed")]:
         module = name.removesuffix(".weight_packed")
-        codes = nibbles.unpack(tensors.pop(name), 1).float()
+        codes = int4_packing.unpack(tensors.pop(name), 1).float()
         scale, zeros = tensors.pop(f"{module}.weight_scale").float(), tensors.pop(f"{module}.weight_zero_point")
-        zero = nibbles.unpack(zeros, 0)[: len(codes)].float()
+        zero = int4_packing.unpack(zeros, 0)[: len(codes)].float()
         assert tensors.pop(f"{module}.weight_shape").tolist() == list(codes.shape)
         groups = codes.view(len(codes), -1, GROUP)
         tensors[f"{module}.weight"] = ((groups - zero[..., None]) * scale[..., None]).flatten(1)
@@ -202,7 +202,7 @@ def test_a_calibrated_checkpoint_is_nearer_to_the_dense_model_than_a_rounded_one
 def test_awq_s_factors_cancel_when_nothing_is_rounded(
     dense: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from ramiform.runtime.quantize import calibration as calibrated
+    from ramiform.runtime.quantize import calibration
 
     kept: dict[str, torch.Tensor] = {}
 
@@ -218,10 +218,10 @@ def test_awq_s_factors_cancel_when_nothing_is_rounded(
         def rows(self, start: int, size: int) -> Unrounded:
             return Unrounded(self.weight[start : start + size])
 
-    monkeypatch.setattr(calibrated, "round_to_nearest", lambda weight, _: Unrounded(weight))
+    monkeypatch.setattr(calibration, "round_to_nearest", lambda weight, _: Unrounded(weight))
     ids = AutoTokenizer.from_pretrained(SHIPPED_MODEL).encode(TEXT, add_special_tokens=False)[:256]
     model = load_model(dense, device=torch.device("cpu"), dtype=torch.float32)
-    for layer in calibrated.round_layers(model, [ids], "awq", GROUP):
+    for layer in calibration.round_layers(model, [ids], "awq", GROUP):
         kept |= {f"{module}.weight": groups.weight for module, groups in layer.groups.items()} | layer.dense
     tensors = load_file(dense / "model.safetensors")
     changed = {name for name, tensor in kept.items() if not torch.equal(tensor, tensors[name])}

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 
 from ....kernels.cpu import int4
 from ..linear import Destination, bias_destination, total_bytes
-from . import int4_packing as nibbles
+from . import int4_packing
 from .rounding import int4_groups
 from .scheme import Scheme
 
@@ -106,7 +106,9 @@ class Int4Linear:
                 }
             case "compressed-tensors":
                 pieces = {
-                    "weight_packed": Destination((size, C // 8), lambda w: put_codes(nibbles.unpack(w, 1)), _INT32),
+                    "weight_packed": Destination(
+                        (size, C // 8), lambda w: put_codes(int4_packing.unpack(w, 1)), _INT32
+                    ),
                     "weight_scale": Destination((size, G), scale_NG.copy_),
                     # The stored shape is the whole layer's; this may be a slice.
                     "weight_shape": Destination(
@@ -115,32 +117,35 @@ class Int4Linear:
                 }
                 if self.scheme.zero_points:
                     pieces["weight_zero_point"] = Destination(
-                        (-(-size // 8), G), lambda w: zeros_NG.copy_(nibbles.unpack(w, 0)[:size]), _INT32
+                        (-(-size // 8), G), lambda w: zeros_NG.copy_(int4_packing.unpack(w, 0)[:size]), _INT32
                     )
             case "gptq":
                 pieces = {
                     "qweight": Destination(
-                        (C // 8, size), lambda w: put_codes(nibbles.unpack(w, 0).t()), _INT32, **_TRANSPOSED
+                        (C // 8, size), lambda w: put_codes(int4_packing.unpack(w, 0).t()), _INT32, **_TRANSPOSED
                     ),
                     "scales": Destination((G, size), lambda s: scale_NG.copy_(s.t()), **_TRANSPOSED),
                     # The format stores zero points minus one, modulo 16.
                     "qzeros": Destination(
                         (G, size // 8),
-                        lambda z: zeros_NG.copy_((nibbles.unpack(z, 1).t() + 1) & 15),
+                        lambda z: zeros_NG.copy_((int4_packing.unpack(z, 1).t() + 1) & 15),
                         _INT32,
                         **_TRANSPOSED,
                     ),
                     "g_idx": Destination((C,), _expect_groups(neighbours), _INT32, outputs=None, inputs=0),
                 }
             case "awq":
-                order = nibbles.AWQ_ORDER
+                order = int4_packing.AWQ_ORDER
                 pieces = {
                     "qweight": Destination(
-                        (C, size // 8), lambda w: put_codes(nibbles.unpack(w, 1, order).t()), _INT32, **_TRANSPOSED
+                        (C, size // 8), lambda w: put_codes(int4_packing.unpack(w, 1, order).t()), _INT32, **_TRANSPOSED
                     ),
                     "scales": Destination((G, size), lambda s: scale_NG.copy_(s.t()), **_TRANSPOSED),
                     "qzeros": Destination(
-                        (G, size // 8), lambda z: zeros_NG.copy_(nibbles.unpack(z, 1, order).t()), _INT32, **_TRANSPOSED
+                        (G, size // 8),
+                        lambda z: zeros_NG.copy_(int4_packing.unpack(z, 1, order).t()),
+                        _INT32,
+                        **_TRANSPOSED,
                     ),
                 }
         return {**pieces, **bias}
