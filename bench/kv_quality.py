@@ -31,8 +31,8 @@ from ramiform.runtime.core.main import LoadedCore, load_core
 from ramiform.runtime.engine.kv_pool import PAGE_SIZE, bytes_per_page
 from ramiform.runtime.engine.kv_ranges import KvRanges, measure, random_texts, write_ranges
 from ramiform.runtime.models.checkpoint import SHIPPED_MODEL
-from ramiform.runtime.models.config import read_config
 from ramiform.runtime.models.load import load_model
+from ramiform.runtime.models.read_config import read_config
 from ramiform.runtime.protocol.config import CoreConfig, KvDtypeName
 from ramiform.runtime.quantize.perplexity import perplexity
 

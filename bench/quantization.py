@@ -158,7 +158,7 @@ def _layers(quantize: QuantizeName | None) -> list[Linear]:
         layer = make_linear(
             quantisation, [f"layer {len(made)}"], OUTPUTS, INPUTS, bias=False, device="cpu", dtype=torch.bfloat16
         )
-        layer.pieces(0, OUTPUTS)["weight"].put(torch.randn(OUTPUTS, INPUTS))
+        layer.row_destinations(0, OUTPUTS)["weight"].put(torch.randn(OUTPUTS, INPUTS))
         layer.finish()
         made.append(layer)
     return made

@@ -38,6 +38,11 @@ class Ops(Protocol):
         ...
 
     @property
+    def attention_cap(self) -> float | None:
+        """The c of attention scores that become c * tanh(score / c) before the softmax; None: scores as they are."""
+        ...
+
+    @property
     def rotates_stored_keys(self) -> bool:
         """Whether `attention` takes a `key_rope`."""
         ...

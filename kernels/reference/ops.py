@@ -18,9 +18,10 @@ from .deterministic_attention import deterministic_attention
 @dataclass(frozen=True)
 class PaddedAttention:
     layout: AttentionLayout
+    cap: float | None = None
 
     def attend(self, q_THD: torch.Tensor, kv: KvCache, scale: float) -> torch.Tensor:
-        return paged_attention(q_THD, kv, self.layout, scale)
+        return paged_attention(q_THD, kv, self.layout, scale, self.cap)
 
 
 class ReferenceOps:
@@ -28,6 +29,9 @@ class ReferenceOps:
     deterministic: bool = False
     rotates_stored_keys: bool = True
     groups_experts: bool = True
+
+    def __init__(self, attention_cap: float | None = None) -> None:
+        self.attention_cap = attention_cap
 
     rms_norm = staticmethod(layers.rms_norm)
     add_rms_norm = staticmethod(layers.add_rms_norm)
@@ -53,7 +57,8 @@ class ReferenceOps:
     ) -> Attention:
         device = kv.k_SKD.device
         return PaddedAttention(
-            attention_layout(rows, page_size=page_size, window=window, dtype=dtype, device=device, key_rope=key_rope)
+            attention_layout(rows, page_size=page_size, window=window, dtype=dtype, device=device, key_rope=key_rope),
+            self.attention_cap,
         )
 
     def decode_attention(

@@ -21,6 +21,7 @@ class TritonOps:
     name = "triton"
     rotates_stored_keys = False
     groups_experts = True
+    attention_cap = None
 
     rms_norm = staticmethod(layers.rms_norm)
     add_rms_norm = staticmethod(layers.add_rms_norm)

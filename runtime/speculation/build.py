@@ -10,10 +10,11 @@ from msgspec.structs import replace
 from ..engine import kv_pool
 from ..engine.build import choose_device
 from ..models.checkpoint import find_checkpoint
-from ..models.config import ModelConfig, read_config
+from ..models.config import ModelConfig
 from ..models.decoder import Decoder
 from ..models.load import load_model
 from ..models.parameters import num_parameters
+from ..models.read_config import read_config
 from ..protocol.config import CoreConfig, SpeculativeName
 from ..protocol.errors import RequestError
 from ..tokenizer import load_tokenizer
