@@ -125,7 +125,7 @@ class Admission:
         """It ends without having started."""
         self._queue.remove(request)
         self._forget(request)
-        self._cache.drop_claim(request.rid)
+        self._cache.drop_soft_pin(request.rid)
 
     def admit(self, num_tokens: int) -> AdmissionResult:
         """Start requests for `num_tokens` tokens in all. Who has no room is not passed by those behind."""

@@ -89,11 +89,11 @@ class Batch:
             num_tokens=min(num_matched + max_tokens, len(request.tokens)),
             spare=spare,
             priority=request.message.priority,
-            family=request.family,
+            program_id=request.program_id,
         )
         if lease is None:
             return None
-        self._cache.drop_claim(request.rid)
+        self._cache.drop_soft_pin(request.rid)
         request.lease = lease
         request.num_computed = lease.matched
         insort(self._requests, request, key=lambda other: other.seniority)
@@ -192,7 +192,7 @@ class Batch:
         assert request.lease is not None
         self.leave(request)
         self._cache.commit(request.lease, request.tokens[: request.num_computed])
-        self._cache.claim(request.lease, request.rid, request.num_computed, request.rank)
+        self._cache.set_soft_pin(request.lease, request.rid, request.num_computed, request.rank)
         self.release(request)
 
     def _room(self, request: Request, num_available: int) -> int:

@@ -108,7 +108,7 @@ def _remaining_generations(request: Request) -> tuple[int, ...]:
 
 
 def _program_or_request(request: Request) -> str:
-    return request.family or request.rid
+    return request.program_id or request.rid
 
 
 QUEUE_POLICIES: dict[OrderName, QueuePolicy] = {

@@ -129,7 +129,7 @@ class Request:
         return self.message.rid
 
     @property
-    def family(self) -> str | None:
+    def program_id(self) -> str | None:
         """Its program; frontends name theirs independently."""
         program = self.message.program
         return None if program is None else program_id(self.owner, program)

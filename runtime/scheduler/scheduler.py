@@ -330,7 +330,7 @@ class Scheduler:
         if self._parked.pop(request.rid, None) is None:
             self._waiting.remove(request)
         else:
-            self._cache.drop_claim(request.rid)
+            self._cache.drop_soft_pin(request.rid)
 
     def _end(self, request: Request) -> None:
         """A running request is over."""
