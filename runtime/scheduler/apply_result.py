@@ -37,14 +37,14 @@ def apply_result(
     request.num_computed += row.num_committed
     assert len(result.scores) == (0 if row.score is None else len(row.score.targets))
     request.take_scores(result.scores)
-    if request.pool is not None and row.pool_from is not None:
+    if request.pooling is not None and row.pool_from is not None:
         assert result.pooled is not None
-        request.pool.add(result.pooled, request.num_computed)
+        request.pooling.add(result.pooled, request.num_computed)
     if row.sample is None:
         return AppliedResult(None if request.num_uncomputed or request.awaits_grammar else prompt_answer(request))
     request.num_passes += 1
     if row.parents is not None:
-        request.note_accepted(len(result.tokens) - 1)
+        request.record_accepted(len(result.tokens) - 1)
     finish, error = None, None
     position = len(request.tokens)  # of the next of the result's tokens
     num_done = request.num_output  # tokens up to the last sampled one
@@ -117,7 +117,7 @@ def _take_settled(request: Request) -> tuple[list[int], list[TokenLogprob] | Non
 def prompt_answer(request: Request) -> Tokens:
     """The whole answer to a request that wants no tokens."""
     logprobs: list[TokenLogprob] | None = None if request.message.logprobs is None else []
-    embedding = None if request.pool is None else request.pool.embedding()
+    embedding = None if request.pooling is None else request.pooling.embedding()
     return _tokens_message(request, [], Finish("length"), logprobs=logprobs, embedding=embedding)
 
 

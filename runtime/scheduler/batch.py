@@ -42,11 +42,11 @@ class ScheduledRequest:
 
     request: Request
     num_tokens: int
-    guesses: PreparedDraft | None = None  # of what follows them
+    draft: PreparedDraft | None = None  # of what follows them
 
     @property
     def num_slots(self) -> int:
-        return self.num_tokens + (0 if self.guesses is None else len(self.guesses.tree))
+        return self.num_tokens + (0 if self.draft is None else len(self.draft.tree))
 
     @property
     def samples(self) -> bool:
@@ -59,7 +59,7 @@ class ScheduledRequest:
 class RunningShares:
     """What the running requests compute in a step, who lost its place for it, and what is left for newcomers."""
 
-    parts: list[ScheduledRequest]
+    scheduled: list[ScheduledRequest]
     retracted: list[Request]
     num_left: int
 
@@ -99,7 +99,7 @@ class Batch:
         insort(self._requests, request, key=lambda other: other.seniority)
         return ScheduledRequest(request, min(self._room(request, num_available=0), max_tokens, request.num_unplanned))
 
-    def share_out(self, budget: int, *, contended: bool, may_retract: bool) -> RunningShares | None:
+    def schedule_running(self, budget: int, *, contended: bool, may_retract: bool) -> RunningShares | None:
         """Split `budget` tokens: one for each request that decodes, the rest for prompts, the most senior first.
 
         `contended`: others wait for a place, and may use what long prompts leave. None when somebody would have to
@@ -108,7 +108,7 @@ class Batch:
         num_decoding = sum(request.num_unplanned == 1 for request in self._requests)
         contended = contended or len(self._requests) - num_decoding > 1
         chunks = PrefillBudget(budget - num_decoding, contended=contended)
-        parts: list[ScheduledRequest] = []
+        scheduled: list[ScheduledRequest] = []
         retracted: list[Request] = []
         for request in list(self._requests):
             if request.lease is None:
@@ -123,32 +123,32 @@ class Batch:
             if granted is None:
                 return None
             if granted:
-                parts.append(ScheduledRequest(request, granted))
-        return RunningShares(parts, retracted, chunks.num_left)
+                scheduled.append(ScheduledRequest(request, granted))
+        return RunningShares(scheduled, retracted, chunks.num_left)
 
-    def top_up(self, parts: list[ScheduledRequest], num_tokens: int) -> list[ScheduledRequest]:
+    def extend_prefills(self, scheduled: list[ScheduledRequest], num_tokens: int) -> list[ScheduledRequest]:
         """Lengthen prompts' parts by the `num_tokens` tokens that nobody else can use, the most senior first."""
-        longer = []
-        for part in parts:
-            request = part.request
+        extended = []
+        for item in scheduled:
+            request = item.request
             room = self._room(request, self._cache.num_available)
-            more = max(0, min(num_tokens, request.num_unplanned - part.num_tokens, room - part.num_tokens))
+            more = max(0, min(num_tokens, request.num_unplanned - item.num_tokens, room - item.num_tokens))
             if more:
-                self._extend(request, part.num_tokens + more)
-                part = replace(part, num_tokens=part.num_tokens + more)
+                self._extend(request, item.num_tokens + more)
+                item = replace(item, num_tokens=item.num_tokens + more)
                 num_tokens -= more
-            longer.append(part)
-        return longer
+            extended.append(item)
+        return extended
 
-    def room_for_guesses(self, part: ScheduledRequest) -> int:
+    def num_free_slots(self, item: ScheduledRequest) -> int:
         """How many tokens more than its own the part could have slots for. Taking them costs nobody its place."""
-        return self._room(part.request, self._cache.num_available) - part.num_tokens
+        return self._room(item.request, self._cache.num_available) - item.num_tokens
 
-    def add_guesses(self, part: ScheduledRequest, guesses: PreparedDraft) -> ScheduledRequest:
-        self._extend(part.request, part.num_tokens + len(guesses.tree))
-        return replace(part, guesses=guesses)
+    def add_draft(self, item: ScheduledRequest, draft: PreparedDraft) -> ScheduledRequest:
+        self._extend(item.request, item.num_tokens + len(draft.tree))
+        return replace(item, draft=draft)
 
-    def leave(self, request: Request) -> None:
+    def remove(self, request: Request) -> None:
         """Stop running; the pages stay with the request until `release`."""
         self._requests.remove(request)
 
@@ -175,7 +175,7 @@ class Batch:
             if retracted is None:
                 return None
             assert victim is not request, "a request does not fit in the pool alone: its end is wrong"
-            self.pause(victim)
+            self.suspend(victim)
             victim.num_retractions += 1
             retracted.append(victim)
         granted = min(num_tokens, room)
@@ -187,10 +187,10 @@ class Batch:
         extended = self._cache.extend(request.lease, request.next_position + num_tokens)
         assert extended
 
-    def pause(self, request: Request) -> None:
+    def suspend(self, request: Request) -> None:
         """Give up the place and the pages. What it has computed is claimed until it starts again."""
         assert request.lease is not None
-        self.leave(request)
+        self.remove(request)
         self._cache.commit(request.lease, request.tokens[: request.num_computed])
         self._cache.set_soft_pin(request.lease, request.rid, request.num_computed, request.rank)
         self.release(request)

@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 
 from ...radix.cache import PrefixCache
 from ..protocol.core import CoreStats
-from .drafting import SpeculationCounters
 from .request import Request
+
+
+@dataclass
+class SpeculationCounters:
+    """Since start, named as in `CoreStats`."""
+
+    num_guessed_tokens: int = 0
+    num_accepted_tokens: int = 0
+    accepted_lengths: list[int] = field(default_factory=list)
+
+    def observe(self, num_guessed: int, num_accepted: int) -> None:
+        self.num_guessed_tokens += num_guessed
+        self.num_accepted_tokens += num_accepted
+        self.accepted_lengths += [0] * (num_accepted + 1 - len(self.accepted_lengths))
+        self.accepted_lengths[num_accepted] += 1
 
 
 @dataclass

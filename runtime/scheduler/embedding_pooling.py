@@ -17,21 +17,21 @@ class EmbeddingPooling:
         self._first = 0 if pooling == "mean" else num_tokens - 1
         self._num_tokens = num_tokens
         self._sum_E: np.ndarray | None = None
-        self.next = self._first  # the first token that is not in the sum
+        self.next_position = self._first  # the first token that is not in the sum
 
-    def start(self, first: int, end: int) -> int | None:
+    def first_pooled(self, first: int, end: int) -> int | None:
         """Which of tokens [first, end), counted from `first`, are the first to go into the sum; None: none do."""
-        return max(self.next - first, 0) if end > self.next else None
+        return max(self.next_position - first, 0) if end > self.next_position else None
 
     def add(self, pooled: bytes, end: int) -> None:
         """The sum of the hidden states of tokens [next, end)."""
         values_E = np.frombuffer(pooled, dtype="<f4")
         self._sum_E = values_E if self._sum_E is None else self._sum_E + values_E
-        self.next = end
+        self.next_position = end
 
     def embedding(self) -> bytes:
         """float32, little-endian, once all tokens are in."""
         assert self._sum_E is not None
-        assert self.next == self._num_tokens
+        assert self.next_position == self._num_tokens
         mean_E: np.ndarray = (self._sum_E / (self._num_tokens - self._first)).astype("<f4")
         return mean_E.tobytes()

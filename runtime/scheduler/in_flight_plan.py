@@ -35,7 +35,7 @@ class InFlightPlan:
         """With what is sampled, as far as that is known; None for a void one."""
         return list(zip(self._index, self._rows, strict=True))
 
-    def index(self, request: Request) -> int:
+    def row_index(self, request: Request) -> int:
         """Of its row."""
         return self._index[request]
 

@@ -38,25 +38,25 @@ class Retokeniser:
         text = _complete_characters(data)
         if not text:
             return []
-        ends = self._ends(text)
-        near = self._near(before)
-        if not near:
-            return self._settled("", text, ends)
-        while near:
-            known = _decode_or_none(b"".join(map(self._bytes_of, near)))
-            if known is not None:
-                ids = self._settled(known, text, ends)
-                if ids[: len(near)] == near:
-                    return ids[len(near) :]
-            near = near[1:]
+        ends = self._seam_ends(text)
+        context = self._text_before(before)
+        if not context:
+            return self._settled_ids("", text, ends)
+        while context:
+            context_text = _decode_or_none(b"".join(map(self._bytes_of, context)))
+            if context_text is not None:
+                ids = self._settled_ids(context_text, text, ends)
+                if ids[: len(context)] == context:
+                    return ids[len(context) :]
+            context = context[1:]
         return []
 
-    def _settled(self, known: str, text: str, ends: list[int]) -> list[int]:
+    def _settled_ids(self, context_text: str, text: str, ends: list[int]) -> list[int]:
         """The first ids of `known + text` that stay, wherever in `ends` a token begins that reaches over the end."""
-        readings = [self._encode(known + text[:end]) for end in ends]
-        return [column[0] for column in takewhile(_all_equal, zip(*readings, strict=False))]
+        encodings = [self._encode(context_text + text[:end]) for end in ends]
+        return [column[0] for column in takewhile(_all_equal, zip(*encodings, strict=False))]
 
-    def _ends(self, text: str) -> list[int]:
+    def _seam_ends(self, text: str) -> list[int]:
         """Where a token may begin that goes on after `text`, and its end: places in the text, in characters."""
         ends = [len(text)]
         num_bytes = 0
@@ -64,7 +64,7 @@ class Retokeniser:
         for place in reversed(range(len(text))):
             character = text[place].encode()
             # A token may begin within a character: what comes before the character is as far as text goes.
-            if any(self._begins_a_longer_token(character[at:] + rest) for at in range(len(character))):
+            if any(self._is_proper_token_prefix(character[at:] + rest) for at in range(len(character))):
                 ends.append(place)
             rest = character + rest
             num_bytes += len(character)
@@ -72,11 +72,11 @@ class Retokeniser:
                 break
         return ends
 
-    def _near(self, before: Sequence[int]) -> list[int]:
+    def _text_before(self, before: Sequence[int]) -> list[int]:
         """The last tokens before the seam that are text, with nothing in between."""
         return list(takewhile(self._bytes_of, reversed(before[-CONTEXT_TOKENS:])))[::-1]
 
-    def _begins_a_longer_token(self, data: bytes) -> bool:
+    def _is_proper_token_prefix(self, data: bytes) -> bool:
         # Sorted, whatever begins with `data` comes right after it.
         at = bisect_left(self._sorted, data)
         at += at < len(self._sorted) and self._sorted[at] == data
@@ -127,4 +127,4 @@ def jump_forward(request: Request, retokenise: Retokenise) -> int:
 
 def _may_be_appended(request: Request, token: int) -> bool:
     stops, num_output = request.stops, request.num_output
-    return token not in stops.avoided(num_output) and not stops.would_end(token, num_output)
+    return token not in stops.suppressed(num_output) and not stops.would_end(token, num_output)

@@ -22,7 +22,7 @@ class MemoryGrowth(NamedTuple):
     num_freed: int  # slots that it holds now and will give back
 
 
-def peak(growths: Iterable[MemoryGrowth], page_size: int) -> int:
+def peak_pages(growths: Iterable[MemoryGrowth], page_size: int) -> int:
     """Pages needed beyond those held, at the worst moment. `growths` come sorted."""
     growths = list(growths)
     running = len(growths)
@@ -49,9 +49,9 @@ class OutputLengthEstimator:
         self._recent: deque[int] = deque()
         self._sorted: list[int] = []
         self._sums: list[int] = [0]  # of the first so many of `_sorted`
-        self._care = 1.0
+        self._safety_factor = 1.0
 
-    def ended(self, num_tokens: int) -> None:
+    def record(self, num_tokens: int) -> None:
         """An output is over after so many tokens."""
         if len(self._recent) == NUM_RECENT:
             oldest = self._recent.popleft()
@@ -59,20 +59,20 @@ class OutputLengthEstimator:
         self._recent.append(num_tokens)
         insort(self._sorted, num_tokens)
         self._sums = [0, *accumulate(self._sorted)]
-        self._care = max(1.0, self._care * 0.95)
+        self._safety_factor = max(1.0, self._safety_factor * 0.95)
 
-    def retracted(self) -> None:
+    def record_retraction(self) -> None:
         """Somebody had to give up its place."""
-        self._care = min(MAX_SAFETY_FACTOR, 1.2 * self._care)
+        self._safety_factor = min(MAX_SAFETY_FACTOR, 1.2 * self._safety_factor)
 
-    def remaining(self, num_tokens: int, most: int, luck: float) -> int:
+    def remaining(self, num_tokens: int, most: int, quantile: float) -> int:
         """What an output that has `num_tokens` tokens, and can get `most` more, may be expected to add: as much as one
         of those that got as far, the one at `luck` in [0, 1) of them by length."""
         at = bisect_right(self._sorted, num_tokens)
         num_longer = len(self._sorted) - at
-        place = luck * (num_longer + NUM_PRIOR)
-        if place < num_longer:
-            expected = float(self._sorted[at + int(place)] - num_tokens)
+        index = quantile * (num_longer + NUM_PRIOR)
+        if index < num_longer:
+            expected = float(self._sorted[at + int(index)] - num_tokens)
         else:
-            expected = most * (place - num_longer) / NUM_PRIOR
-        return min(most, round(self._care * expected))
+            expected = most * (index - num_longer) / NUM_PRIOR
+        return min(most, round(self._safety_factor * expected))

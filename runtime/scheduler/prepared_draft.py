@@ -30,12 +30,12 @@ def prepare_draft(request: Request, tree: DraftTree, *, num_tokens: int, vocab_s
     and whatever follows them.
     """
     max_depth = request.end - len(request.tokens) - 1  # the token after the deepest guess must still be wanted
-    sayable = [
+    allowed = [
         node
         for node, depth in enumerate(tree.depths)
-        if depth <= max_depth and not request.stops.may_end(tree.tokens[node])
+        if depth <= max_depth and not request.stops.can_end(tree.tokens[node])
     ]
-    tree = tree.only(sayable).best(num_tokens)
+    tree = tree.only(allowed).best(num_tokens)
     masks = _node_masks(request, tree, vocab_size)
     tree = tree.only(sorted(masks))
     if not len(tree):
@@ -52,8 +52,8 @@ def _node_masks(request: Request, tree: DraftTree, vocab_size: int) -> dict[int,
     """By node, what may follow it, for those that the grammar lets come. The matcher ends where it began."""
     matcher = request.matcher
     if matcher is None:
-        avoided = [request.stops.avoided(request.num_output + depth) for depth in tree.depths]
-        return {node: token_mask(None, tokens, vocab_size) for node, tokens in enumerate(avoided)}
+        suppressed = [request.stops.suppressed(request.num_output + depth) for depth in tree.depths]
+        return {node: token_mask(None, tokens, vocab_size) for node, tokens in enumerate(suppressed)}
     children: dict[int, list[int]] = {}
     for node, parent in enumerate(tree.parents):
         children.setdefault(parent, []).append(node)
@@ -67,7 +67,7 @@ def _node_masks(request: Request, tree: DraftTree, vocab_size: int) -> dict[int,
             except GrammarError:
                 continue  # too hard to follow; plain decoding will say so if it gets there
             try:
-                masks[node] = token_mask(matcher, request.stops.avoided(request.num_output + depth), vocab_size)
+                masks[node] = token_mask(matcher, request.stops.suppressed(request.num_output + depth), vocab_size)
                 visit(node, depth + 1)
             except RequestError:
                 pass  # nothing can follow, or it is too hard to say what: as above

@@ -114,7 +114,7 @@ class Request:
     acceptance: Acceptance = field(default_factory=Acceptance)  # of its guesses
     ngrams: NgramIndex | None = None  # for guessing from the tokens themselves
     prompt_scores: list[TokenLogprob] = field(default_factory=list)
-    pool: EmbeddingPooling | None = None
+    pooling: EmbeddingPooling | None = None
     answered: bool = False  # the client has its first tokens, and the prompt's scores with them
     num_sent: int = 0  # output tokens that the client has
     num_settled: int = 0  # those that it may have; the ones behind them were forced and go with the next one
@@ -157,7 +157,7 @@ class Request:
         """Tokens that a plan can compute now. Of what is in flight it must know where it ends, and that something
         comes after it: scores and sums are known once they are there, and so is what ends an output before its limit.
         """
-        if self.num_in_flight and (self.pool is not None or self.next_scored is not None):
+        if self.num_in_flight and (self.pooling is not None or self.next_scored is not None):
             return 0
         if self.token_in_flight:
             return int(len(self.tokens) + 1 < self.end)
@@ -196,8 +196,8 @@ class Request:
         """How many tokens may come from the cache: those whose logits nobody needs."""
         # The last token's logits give the next one; a scored token needs those of the token before it.
         limit = len(self.tokens) - 1 if self.wants_tokens else len(self.tokens)
-        if self.pool is not None:
-            limit = min(limit, self.pool.next)
+        if self.pooling is not None:
+            limit = min(limit, self.pooling.next_position)
         return limit if self.next_scored is None else min(limit, self.next_scored - 1)
 
     def take_scores(self, scores: list[TokenLogprob]) -> None:
@@ -211,7 +211,7 @@ class Request:
         if self.num_cached is None:
             self.num_cached = min(num_tokens, self.num_prompt)
 
-    def note_accepted(self, num_right: int) -> None:
+    def record_accepted(self, num_right: int) -> None:
         """A verification accepted so many guesses."""
         self.accepted_lengths += [0] * (num_right + 1 - len(self.accepted_lengths))
         self.accepted_lengths[num_right] += 1

@@ -8,26 +8,26 @@ from .request import Request
 from .sampling_inputs import random_bits, token_mask
 
 
-def build_row(part: ScheduledRequest, vocab_size: int, page_size: int, want: DraftSpec | None) -> Row:
+def build_row(item: ScheduledRequest, vocab_size: int, page_size: int, want: DraftSpec | None) -> Row:
     """The row that computes `part`; `want` is what the engine drafts for the next one. Raises RequestError when the
     request's grammar is at a dead end."""
-    request = part.request
+    request = item.request
     assert request.lease is not None
     first = request.next_position
-    end = first + part.num_tokens
-    guesses = part.guesses
-    sampling = build_sampling(request, vocab_size) if part.samples else None
+    end = first + item.num_tokens
+    draft = item.draft
+    sampling = build_sampling(request, vocab_size) if item.samples else None
     return Row(
         rid=request.rid,
-        tokens=request.tokens[first:end] + ([] if guesses is None else guesses.tree.tokens),
+        tokens=request.tokens[first:end] + ([] if draft is None else draft.tree.tokens),
         first_position=first,
-        pages=request.lease.pages[: -(-(first + part.num_slots) // page_size)],
+        pages=request.lease.pages[: -(-(first + item.num_slots) // page_size)],
         sample=None if sampling is None else sampling.sample,
         mask=None if sampling is None else sampling.mask,
         score=_score(request, first, end),
-        pool_from=None if request.pool is None else request.pool.start(first, end),
-        parents=None if guesses is None else guesses.tree.parents,
-        nodes=[] if guesses is None else guesses.nodes,
+        pool_from=None if request.pooling is None else request.pooling.first_pooled(first, end),
+        parents=None if draft is None else draft.tree.parents,
+        nodes=[] if draft is None else draft.nodes,
         draft=want,
     )
 
@@ -51,7 +51,7 @@ def build_sampling(request: Request, vocab_size: int) -> RowSampling:
 
 
 def _mask(request: Request, vocab_size: int) -> bytes | None:
-    return token_mask(request.matcher, request.stops.avoided(request.num_output), vocab_size)
+    return token_mask(request.matcher, request.stops.suppressed(request.num_output), vocab_size)
 
 
 def _sample(request: Request) -> Sample:

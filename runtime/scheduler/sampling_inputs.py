@@ -28,13 +28,13 @@ def random_bits(seed: int, position: int) -> int:
     return word - (1 << 64) if word >> 63 else word
 
 
-def token_mask(matcher: GrammarMatcher | None, avoided: Iterable[int], vocab_size: int) -> bytes | None:
+def token_mask(matcher: GrammarMatcher | None, suppressed: Iterable[int], vocab_size: int) -> bytes | None:
     """The words of a Row's mask, or None when everything may come.
 
     Avoided tokens are left out only if something else remains: the grammar wins. Raises RequestError when the grammar
     allows no token at all.
     """
-    if matcher is None and not avoided:
+    if matcher is None and not suppressed:
         return None
     allowed = _all_tokens(vocab_size)
     if matcher is not None:
@@ -47,7 +47,7 @@ def token_mask(matcher: GrammarMatcher | None, avoided: Iterable[int], vocab_siz
                 "no token of the vocabulary can continue the constrained output", param="constraint", code="dead_end"
             )
     kept = allowed.copy()
-    for token in avoided:
+    for token in suppressed:
         kept[token // 32] &= ~_bit(token)
     chosen = kept if kept.any() else allowed
     return chosen.astype("<i4").tobytes()

@@ -91,30 +91,35 @@ class Scheduler:
         self._grammars = grammars
         self._context_length = context_length
         self._retokenise = retokenise if config.jump_forward else None
-        self._budget = config.prefill_budget
+        self._token_budget = config.prefill_budget
         self._max_waiting = config.max_waiting
-        self._live: dict[str, Request] = {}
+        self._requests: dict[str, Request] = {}
         self._compiling: dict[str, Future[Any]] = {}
         self._parked: dict[str, Request] = {}  # nothing to do before their grammars are there
         self._batch = Batch(cache)
         self._programs = LivePrograms(cache)
-        self._lengths = OutputLengthEstimator()
+        self._output_lengths = OutputLengthEstimator()
         self._drafting = Drafting(config, vocabulary.vocab_size)
         # Every running request decodes in every step, so no more may run than the budget has tokens.
         max_running = min(config.max_running, config.prefill_budget)
         self._waiting = Admission(
-            cache, self._batch, self._programs, self._lengths, QUEUE_POLICIES[config.order], max_running=max_running
+            cache,
+            self._batch,
+            self._programs,
+            self._output_lengths,
+            QUEUE_POLICIES[config.order],
+            max_running=max_running,
         )
-        self._flights: deque[InFlightPlan] = deque()  # plans without their results, the oldest first
+        self._in_flight: deque[InFlightPlan] = deque()  # plans without their results, the oldest first
         self._sampling: SamplingPlan | None = None
         self._answers: list[FromCore] = []
         self._num_arrived = 0
-        self._totals = SchedulerCounters()
+        self._counters = SchedulerCounters()
 
     @property
     def idle(self) -> bool:
         """Nothing to compute or to answer now. Requests may still wait for their grammars."""
-        return not (self._waiting or self._batch or self._flights or self._answers)
+        return not (self._waiting or self._batch or self._in_flight or self._answers)
 
     @property
     def compiling(self) -> frozenset[str]:
@@ -131,8 +136,8 @@ class Scheduler:
             case Generate():
                 return self._arrive(message, now, owner)
             case Abort(rid=rid):
-                asked = list(self._live.values()) if rid is None else [self._live[rid]] if rid in self._live else []
-                return [self._abort(request) for request in asked if request.owner == owner]
+                requests = self._requests.values() if rid is None else filter(None, [self._requests.get(rid)])
+                return [self._abort(request) for request in list(requests) if request.owner == owner]
             case EndStates(program=program, states=states):
                 self._programs.end(program_id(owner, program), states)
                 return []
@@ -147,42 +152,44 @@ class Scheduler:
     def plan(self, now: float) -> ForwardPlan | None:
         """The next step's work, or None when there is nothing to compute, or nothing before the plan in flight is
         committed."""
-        assert len(self._flights) < 2, "one plan is in flight at most while the next one is made"
-        if self._flights and (self._flights[-1].plan.followed or not self._drafting.plans_ahead(self._batch)):
+        assert len(self._in_flight) < 2, "one plan is in flight at most while the next one is made"
+        if self._in_flight and (self._in_flight[-1].plan.followed or not self._drafting.can_plan_ahead(self._batch)):
             return None  # what to guess is known after the token before
-        self._settle_grammars()
-        num_guesses = self._drafting.propose(self._batch, self._budget)
-        shares = self._batch.share_out(
-            self._budget - num_guesses, contended=len(self._waiting) > 0, may_retract=not self._flights
+        self._take_compiled_grammars()
+        num_guesses = self._drafting.propose(self._batch, self._token_budget)
+        running_shares = self._batch.schedule_running(
+            self._token_budget - num_guesses, contended=len(self._waiting) > 0, may_retract=not self._in_flight
         )
-        if shares is None:
+        if running_shares is None:
             return None
-        for request in shares.retracted:
+        for request in running_shares.retracted:
             self._waiting.add(request)
-            self._lengths.retracted()
-        self._totals.num_retractions += len(shares.retracted)
-        admitted = self._waiting.admit(shares.num_left)
-        for part in admitted.parts:
-            self._totals.count_prompt(part.request)
-            part.request.clock.start(now)
-            self._drafting.began(part.request)
-        for request in admitted.cached_whole:
-            self._totals.count_prompt(request)
-            del self._live[request.rid]
+            self._output_lengths.record_retraction()
+        self._counters.num_retractions += len(running_shares.retracted)
+        admitted = self._waiting.admit(running_shares.num_left)
+        for item in admitted.scheduled:
+            self._counters.count_prompt(item.request)
+            item.request.clock.start(now)
+            self._drafting.note_started(item.request)
+        for request in admitted.fully_cached:
+            self._counters.count_prompt(request)
+            del self._requests[request.rid]
             self._answers.append(replace(prompt_answer(request), timings=request.clock.timings(now)))
-        self._parked.update((request.rid, request) for request in admitted.awaiting)
-        running = self._batch.top_up(self._drafting.add_guesses(shares.parts, self._batch), admitted.num_left)
-        rows, requests = self._build(running + admitted.parts)
+        self._parked.update((request.rid, request) for request in admitted.awaiting_grammar)
+        running = self._batch.extend_prefills(
+            self._drafting.add_drafts(running_shares.scheduled, self._batch), admitted.num_left
+        )
+        rows, requests = self._build(running + admitted.scheduled)
         if not rows:
             return None
-        self._totals.num_steps += 1
+        self._counters.num_steps += 1
         plan = ForwardPlan(
-            step=self._totals.num_steps,
+            step=self._counters.num_steps,
             copies=[PageCopy(copy.source, copy.target, copy.num_tokens) for copy in self._cache.take_copies()],
             rows=rows,
-            followed=self._drafting.follows(rows),
+            followed=self._drafting.source_follows(rows),
         )
-        self._flights.append(InFlightPlan(plan, requests))
+        self._in_flight.append(InFlightPlan(plan, requests))
         return plan
 
     def answers(self) -> list[FromCore]:
@@ -192,12 +199,12 @@ class Scheduler:
 
     def commit(self, plan: ForwardPlan, result: ForwardResult, now: float) -> list[FromCore]:
         """Take over what was computed. Returns the tokens, in the order of the plan's rows."""
-        flight = self._flights.popleft()
-        assert flight.plan is plan
+        in_flight = self._in_flight.popleft()
+        assert in_flight.plan is plan
         assert result.step == plan.step
         assert self._sampling is None, "the plan's sampling was not asked for"
         answers = self.answers()
-        for (request, row), row_result in zip(flight.rows, result.rows, strict=True):
+        for (request, row), row_result in zip(in_flight.rows, result.rows, strict=True):
             assert request.lease is not None
             if request.leaving:
                 # What it was given to compute is computed. A token of which it was not told is not its own.
@@ -218,25 +225,25 @@ class Scheduler:
                 request.clock.answer(now)
                 if answer.finish is not None:
                     answer = replace(answer, timings=request.clock.timings(now))
-                self._totals.num_output_tokens += len(answer.ids)
+                self._counters.num_output_tokens += len(answer.ids)
                 answers.append(answer)
             if advanced.error is not None:
                 self._end(request)
                 answers.append(RequestFailed(request.rid, ErrorInfo.of(advanced.error)))
             elif answer is not None and answer.finish is not None:
-                self._lengths.ended(request.num_output)
+                self._output_lengths.record(request.num_output)
                 self._cache.commit(request.lease, request.tokens[: request.num_computed])
-                self._programs.keep(request)
+                self._programs.update_soft_pins(request)
                 self._end(request)
             elif request.awaits_grammar and not request.num_uncomputed:
-                self._batch.pause(request)
+                self._batch.suspend(request)
                 self._parked[request.rid] = request
             else:
                 self._publish(request, row, num_computed)
         self._drafting.observe_step(plan, result)
-        if self._flights and self._flights[0].plan.is_open:
+        if self._in_flight and self._in_flight[0].plan.is_open:
             build = partial(build_sampling, vocab_size=self._vocabulary.vocab_size)
-            self._sampling = self._flights[0].complete(build, self._fail)
+            self._sampling = self._in_flight[0].complete(build, self._fail)
             answers += self.answers()
         return answers
 
@@ -247,12 +254,12 @@ class Scheduler:
 
     def stats(self) -> CoreStats:
         num_waiting = len(self._waiting) + len(self._parked)
-        return self._totals.stats(
+        return self._counters.stats(
             self._cache, self._drafting.counts, num_running=len(self._batch), num_waiting=num_waiting
         )
 
     def _arrive(self, message: Generate, now: float, owner: bytes) -> list[FromCore]:
-        assert message.rid not in self._live, f"rid {message.rid!r} is taken"
+        assert message.rid not in self._requests, f"rid {message.rid!r} is taken"
         try:
             end = length_limit(
                 message,
@@ -276,10 +283,10 @@ class Scheduler:
             stops=stops,
             tokens=list(message.tokens),
             clock=RequestClock(now),
-            pool=None if message.pooling is None else EmbeddingPooling(message.pooling, len(message.tokens)),
+            pooling=None if message.pooling is None else EmbeddingPooling(message.pooling, len(message.tokens)),
         )
         self._num_arrived += 1
-        self._live[request.rid] = request
+        self._requests[request.rid] = request
         if message.sampling.constraint is not None:
             self._compiling[request.rid] = self._grammars.get(message.sampling.constraint)
             request.awaits_grammar = True
@@ -294,10 +301,10 @@ class Scheduler:
             return self._num_arrived
         return self._programs.rank(program_id(owner, message.program), self._num_arrived)
 
-    def _settle_grammars(self) -> None:
+    def _take_compiled_grammars(self) -> None:
         for rid, future in [(rid, future) for rid, future in self._compiling.items() if future.done()]:
             del self._compiling[rid]
-            request = self._live[rid]
+            request = self._requests[rid]
             error = future.exception()
             if error is None:
                 request.matcher = future.result().matcher()
@@ -318,7 +325,7 @@ class Scheduler:
             self._grammars.release(request.message.sampling.constraint, future)
         self._drop(request)
         answer = abort_answer(request)
-        self._totals.num_output_tokens += len(answer.ids)
+        self._counters.num_output_tokens += len(answer.ids)
         return answer
 
     def _drop(self, request: Request) -> None:
@@ -326,7 +333,7 @@ class Scheduler:
         if request.lease is not None:
             self._end(request)
             return
-        del self._live[request.rid]
+        del self._requests[request.rid]
         if self._parked.pop(request.rid, None) is None:
             self._waiting.remove(request)
         else:
@@ -334,14 +341,14 @@ class Scheduler:
 
     def _end(self, request: Request) -> None:
         """A running request is over."""
-        self._batch.leave(request)
-        del self._live[request.rid]
+        self._batch.remove(request)
+        del self._requests[request.rid]
         request.leaving = True
         self._release(request)
 
     def _release(self, request: Request) -> None:
         """Unless the engine may be writing to its pages: then they are released with the last plan that does."""
-        if not any(request in flight for flight in self._flights):
+        if not any(request in in_flight for in_flight in self._in_flight):
             self._batch.release(request)
 
     def _fail(self, request: Request, error: RequestError) -> None:
@@ -351,7 +358,7 @@ class Scheduler:
 
     def _jump(self, request: Request) -> None:
         if self._retokenise is not None:
-            self._totals.num_forced_tokens += jump_forward(request, self._retokenise)
+            self._counters.num_forced_tokens += jump_forward(request, self._retokenise)
 
     def _publish(self, request: Request, row: Row, num_computed_before: int) -> None:
         """Others may wait for every bit of a prompt; of what comes after it, whole pages are enough."""
@@ -362,20 +369,20 @@ class Scheduler:
         elif num_whole > num_computed_before:
             self._cache.commit(request.lease, request.tokens[:num_whole])
 
-    def _build(self, parts: list[ScheduledRequest]) -> tuple[list[Row], list[Request]]:
+    def _build(self, scheduled: list[ScheduledRequest]) -> tuple[list[Row], list[Request]]:
         """The rows, and whose they are. A request whose grammar is at a dead end leaves instead."""
         rows, requests = [], []
-        for part in parts:
+        for item in scheduled:
             try:
-                rows.append(self._row(part))
-                requests.append(part.request)
+                rows.append(self._row(item))
+                requests.append(item.request)
             except RequestError as error:
-                self._fail(part.request, error)
+                self._fail(item.request, error)
         return rows, requests
 
-    def _row(self, part: ScheduledRequest) -> Row:
-        request, page_size = part.request, self._cache.page_size
+    def _row(self, item: ScheduledRequest) -> Row:
+        request, page_size = item.request, self._cache.page_size
         if request.token_in_flight:
-            return build_following_row(request, self._flights[-1].index(request), page_size)
-        want = self._drafting.want(part) if part.samples else None
-        return build_row(part, self._vocabulary.vocab_size, page_size, want)
+            return build_following_row(request, self._in_flight[-1].row_index(request), page_size)
+        want = self._drafting.draft_spec(item) if item.samples else None
+        return build_row(item, self._vocabulary.vocab_size, page_size, want)

@@ -31,10 +31,10 @@ class DraftCandidate:
     acceptance: Acceptance
     steps: int
     top_k: int
-    num_guesses: int
+    max_draft_tokens: int
 
     def num_verified(self, steps: int) -> int:
-        return min(self.num_guesses, steps) if self.top_k == 1 else self.num_guesses
+        return min(self.max_draft_tokens, steps) if self.top_k == 1 else self.max_draft_tokens
 
 
 @dataclass(frozen=True)
@@ -43,8 +43,8 @@ class DraftChoice:
 
     steps: int = 0
     chosen: tuple[int, ...] = ()
-    newcomers: bool = False
-    only_to_see: bool = False
+    include_new: bool = False
+    is_trial: bool = False
 
 
 @dataclass
@@ -52,11 +52,11 @@ class SpeculationPolicy:
     """What is known of costs, and of guesses over all requests."""
 
     cost: StepCost = field(default_factory=StepCost)
-    guard: SpeculationBudget = field(default_factory=SpeculationBudget)
+    budget: SpeculationBudget = field(default_factory=SpeculationBudget)
     overall: Acceptance = field(default_factory=Acceptance)
-    _resting: int = 0  # steps to come, in which nothing is decided
+    _rest_steps: int = 0  # steps to come, in which nothing is decided
     _num_plain: int = 0  # steps in a row, since the costs were told of one
-    _num_unseen: int = 0  # plain steps
+    _num_skipped: int = 0  # plain steps
 
     def observe(self, own: Acceptance, expected: float, depth: int, num_right: int) -> None:
         own.observe(expected, depth, num_right, memory=0.85)
@@ -64,8 +64,8 @@ class SpeculationPolicy:
 
     def observe_step(self, shape: StepShape, work: StepWork, seconds: float) -> None:
         """`seconds` is the step's whole time, what the loop does around the engine included."""
-        count, self._num_unseen = 1 + self._num_unseen, 0
-        self.guard.observe(work, seconds, count=count)
+        count, self._num_skipped = 1 + self._num_skipped, 0
+        self.budget.observe(work, seconds, count=count)
         self._num_plain += PLAIN_SAMPLE_INTERVAL if shape.wide or shape.num_drafts else count
         if not self.cost.known or self._num_plain >= PLAIN_SAMPLE_INTERVAL:
             self.cost.observe(shape, seconds)
@@ -73,21 +73,21 @@ class SpeculationPolicy:
 
     def may_skip(self, num_rows: int) -> bool:
         """Whether a step that no source followed need not be told of: one of PLAIN_SEEN speaks for the others."""
-        if self._num_unseen == PLAIN_SAMPLE_INTERVAL - 1 or not self.guard.measured(num_rows):
+        if self._num_skipped == PLAIN_SAMPLE_INTERVAL - 1 or not self.budget.measured(num_rows):
             return False
-        self._num_unseen += 1
+        self._num_skipped += 1
         return True
 
-    def may_guess(self, num_rows: int) -> bool:
+    def may_draft(self, num_rows: int) -> bool:
         """Whether guesses are to be had at all, so many requests decoding."""
-        return self.cost.known and self.guard.measured(num_rows) and self.guard.is_open(num_rows)
+        return self.cost.known and self.budget.measured(num_rows) and self.budget.is_open(num_rows)
 
     def probability(self, own: Acceptance, score: float) -> float:
         """Of a guess to be right, if the draft says `score`."""
         return min(0.98, own.ratio(self.overall.ratio(1.0)) * math.exp(score))
 
-    def num_worth(
-        self, num_rows: int, probabilities: Sequence[Sequence[float]], limit: int, *, must: Sequence[bool] = ()
+    def num_to_verify(
+        self, num_rows: int, probabilities: Sequence[Sequence[float]], limit: int, *, forced_rows: Sequence[bool] = ()
     ) -> list[int]:
         """How many guesses of each request to verify, the likeliest first, `limit` in all, so that most tokens are had
         in a second. `num_rows` decode in any case. Those that `must` be are looked at whether they pay or not."""
@@ -107,31 +107,31 @@ class SpeculationPolicy:
                     best, num_best = tokens / seconds, num
             for _, index in ranked[:num_best]:
                 counts[index] += 1
-            if not num_best and not any(must):
+            if not num_best and not any(forced_rows):
                 _, first = ranked[0]
                 num = sum(index == first for _, index in ranked)
-                if self.guard.affords(num_rows, wide - plain + token * num):
+                if self.budget.affords(num_rows, wide - plain + token * num):
                     counts[first] = num
-        for index, forced in enumerate(must):
+        for index, forced in enumerate(forced_rows):
             if forced:
                 counts[index] = sum(one == index for _, one in ranked)
         return counts
 
-    def drafts(self, candidates: Sequence[DraftCandidate], num_rows: int) -> DraftChoice:
+    def choose_drafts(self, candidates: Sequence[DraftCandidate], num_rows: int) -> DraftChoice:
         """For whom to draft how deep, so that most tokens are had in a second, once in a while just to see.
 
         `num_rows` decode, at least the candidates.
         """
-        if not self.may_guess(num_rows):
+        if not self.may_draft(num_rows):
             return DraftChoice()
-        if self._resting:
-            self._resting -= 1
+        if self._rest_steps:
+            self._rest_steps -= 1
             return DraftChoice()
         plain = self.cost.seconds(StepShape(num_rows))
         chances = [self._chance(candidate) for candidate in candidates]
         order = sorted(range(len(candidates)), key=lambda index: -chances[index])
         best, choice = MIN_SPEEDUP * num_rows / plain, DraftChoice()
-        deepest = self.guard.deepest(num_rows, max(candidate.steps for candidate in candidates))
+        deepest = self.budget.max_depth(num_rows, max(candidate.steps for candidate in candidates))
         for steps in (*(depth for depth in DEPTHS if depth < deepest), deepest):
             tokens, verified, nodes = float(num_rows), num_rows, 0
             for count, index in enumerate(order, 1):
@@ -147,17 +147,17 @@ class SpeculationPolicy:
                     best, choice = speed, DraftChoice(steps, tuple(order[:count]))
         if choice.steps:
             worst = min(chances[index] for index in choice.chosen)
-            newcomers = self.guard.prompts_measured and self.overall.chance(PRIOR_LEVEL_ACCEPTANCE) >= worst
-            return DraftChoice(choice.steps, choice.chosen, newcomers=newcomers)
-        self._resting = REST_STEPS + len(candidates) // 2
-        least = min(range(len(candidates)), key=lambda index: candidates[index].acceptance.evidence)
-        candidate, steps = candidates[least], min(deepest, candidates[least].steps)
+            include_new = self.budget.prompts_measured and self.overall.chance(PRIOR_LEVEL_ACCEPTANCE) >= worst
+            return DraftChoice(choice.steps, choice.chosen, include_new=include_new)
+        self._rest_steps = REST_STEPS + len(candidates) // 2
+        least_known = min(range(len(candidates)), key=lambda index: candidates[index].acceptance.evidence)
+        candidate, steps = candidates[least_known], min(deepest, candidates[least_known].steps)
         drafted = StepShape(num_rows, False, 1, steps - 1, (steps - 1) * candidate.top_k)
         verified_too = StepShape(num_rows + candidate.num_verified(steps), True)
-        if self.guard.affords(num_rows, self.cost.seconds(drafted) + self.cost.seconds(verified_too) - 2 * plain):
-            self._resting = 0
-            return DraftChoice(steps, (least,), only_to_see=True)
-        self.guard.shut(num_rows)
+        if self.budget.affords(num_rows, self.cost.seconds(drafted) + self.cost.seconds(verified_too) - 2 * plain):
+            self._rest_steps = 0
+            return DraftChoice(steps, (least_known,), is_trial=True)
+        self.budget.close(num_rows)
         return choice
 
     def _chance(self, candidate: DraftCandidate) -> float:

@@ -43,9 +43,9 @@ class StepCost:
     def __init__(self) -> None:
         self._first: list[float] = []
         self._mean = np.zeros(len(PRIOR_COSTS))
-        self._used = [0.0] * len(PRIOR_COSTS)  # the same, none below a thousandth of the pass
+        self._clamped = [0.0] * len(PRIOR_COSTS)  # the same, none below a thousandth of the pass
         self._covariance = np.zeros((len(PRIOR_COSTS), len(PRIOR_COSTS)))
-        self._most = np.zeros(len(PRIOR_COSTS))  # variance
+        self._max_variance = np.zeros(len(PRIOR_COSTS))  # variance
 
     @property
     def known(self) -> bool:
@@ -53,7 +53,7 @@ class StepCost:
 
     def seconds(self, shape: StepShape) -> float:
         """What such a step takes. Only where `known`."""
-        step, token, wide, drafting, draft, round_, node = self._used
+        step, token, wide, drafting, draft, round_, node = self._clamped
         seconds = step + token * shape.num_tokens + wide * shape.wide
         if shape.num_drafts:
             seconds += drafting + draft * shape.num_drafts + round_ * shape.num_rounds + node * shape.num_nodes
@@ -66,21 +66,21 @@ class StepCost:
             self._first.append(seconds)
             if self.known:
                 self._mean = PRIOR_COSTS * statistics.median(self._first)
-                self._most = self._mean**2
-                self._covariance = np.diag(self._most)
-                self._used = self._mean.tolist()
+                self._max_variance = self._mean**2
+                self._covariance = np.diag(self._max_variance)
+                self._clamped = self._mean.tolist()
             return
         x = _regressors(shape)
         spread = (self._covariance * x).sum(axis=1)
         predicted = self.seconds(shape)
         variance = float((spread * x).sum()) + (STEP_NOISE * predicted) ** 2
-        surprise = min(MAX_DEVIATIONS * variance**0.5, seconds - float((self._mean * x).sum()))
-        self._mean = self._mean + spread * (surprise / variance)
+        error = min(MAX_DEVIATIONS * variance**0.5, seconds - float((self._mean * x).sum()))
+        self._mean = self._mean + spread * (error / variance)
         self._mean[0] = max(self._mean[0], 0.05 * predicted)
-        self._used = np.maximum(self._mean, 1e-3 * self._mean[0]).tolist()
+        self._clamped = np.maximum(self._mean, 1e-3 * self._mean[0]).tolist()
         self._covariance = self._covariance - np.outer(spread, spread) / variance
         self._covariance += COMMON_DRIFT**2 * np.outer(self._mean, self._mean)
-        room = np.maximum(0.0, np.maximum(self._most, self._mean**2) - self._covariance.diagonal())
+        room = np.maximum(0.0, np.maximum(self._max_variance, self._mean**2) - self._covariance.diagonal())
         self._covariance[np.diag_indices(len(PRIOR_COSTS))] += np.minimum(room, (COST_DRIFT * self._mean) ** 2)
 
 

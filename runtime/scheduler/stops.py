@@ -55,22 +55,22 @@ class StopRules:
     def __init__(self, params: SamplingParams, vocabulary: VocabularyInfo) -> None:
         self._params = params
         self._vocabulary = vocabulary
-        self._seekers: list[StopStrings | Scan] = []
+        self._searches: list[StopStrings | Scan] = []
         if params.stop:
-            self._seekers.append(StopStrings(params.stop))
+            self._searches.append(StopStrings(params.stop))
         if params.stop_regex:
-            self._seekers.append(search(params.stop_regex).scan())
+            self._searches.append(search(params.stop_regex).scan())
         eos = frozenset() if params.ignore_eos else vocabulary.eos_ids
         self._ending_ids = eos | frozenset(params.stop_token_ids)
 
-    def avoided(self, num_output: int) -> frozenset[int]:
+    def suppressed(self, num_output: int) -> frozenset[int]:
         """Tokens that may not follow `num_output` output tokens if anything else can."""
         params = self._params
         # A constrained output cannot go on after EOS, so there EOS is avoided rather than ignored.
         eos = self._vocabulary.eos_ids if params.ignore_eos and params.constraint is not None else frozenset()
         return eos | self._ending_ids if num_output < params.min_new_tokens else eos
 
-    def may_end(self, token: int) -> bool:
+    def can_end(self, token: int) -> bool:
         """Whether the token, by itself, ends the output once it is long enough."""
         if self._params.constraint is not None and token in self._vocabulary.eos_ids:
             return True
@@ -79,7 +79,7 @@ class StopRules:
     def feed(self, token: int, num_output: int) -> Finish | None:
         """The finish that `token` brings after `num_output` output tokens, or None. Call once per token, in order."""
         params = self._params
-        match = self._feed_seekers(token)
+        match = self._feed_searches(token)
         if params.constraint is not None and token in self._vocabulary.eos_ids:
             return Finish("stop", token)  # the grammar says that it is complete, whatever else was asked
         if num_output < params.min_new_tokens:
@@ -93,17 +93,17 @@ class StopRules:
         if num_output < self._params.min_new_tokens:
             return False
         data = self._vocabulary.token_bytes[token] or b""
-        return token in self._ending_ids or any(seeker.find(data) is not None for seeker in self._seekers)
+        return token in self._ending_ids or any(search_.find(data) is not None for search_ in self._searches)
 
-    def _feed_seekers(self, token: int) -> Match | None:
+    def _feed_searches(self, token: int) -> Match | None:
         """The match that ends first within the token; of several, the longest."""
-        if not self._seekers:
+        if not self._searches:
             return None
         data = self._vocabulary.token_bytes[token]
         if data is not None:
-            found = [seeker.feed(data) for seeker in self._seekers]
+            found = [search_.feed(data) for search_ in self._searches]
             return min((match for match in found if match is not None), default=None)
         if not self._params.skip_special_tokens:
-            for seeker in self._seekers:
-                seeker.reset()  # the special token's text stands in between
+            for search_ in self._searches:
+                search_.reset()  # the special token's text stands in between
         return None
