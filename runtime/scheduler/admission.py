@@ -1,4 +1,4 @@
-"""Who starts to run: waiting requests, in order, while there are places, tokens and pages for them."""
+"""Admission control: starts waiting requests, in order, while places, tokens and pages last."""
 
 from __future__ import annotations
 
@@ -21,10 +21,9 @@ MAX_PASSES = 16  # requests that may start ahead of the one that has waited long
 
 
 class WaitingQueue:
-    """Kept sorted, so that a step costs what is in front and not what waits.
+    """Waiting requests, kept sorted, so that a step costs what it looks at and not what waits.
 
-    Nobody starves: among those of the highest priority, the one that came first is passed at most PATIENCE times, and
-    is the first of all then.
+    No request starves: the oldest of the highest priority is overtaken at most MAX_PASSES times, then goes first.
     """
 
     def __init__(self, policy: QueuePolicy) -> None:
@@ -37,28 +36,28 @@ class WaitingQueue:
         return len(self._by_place)
 
     def add(self, request: Request) -> None:
-        """A retracted request comes back to where it was."""
+        """Insert a request. A retracted one returns to its old position."""
         if not self._by_arrival or _arrival_key(request) < _arrival_key(self._by_arrival[0]):
             self._num_overtaken = 0
         insort(self._by_place, request, key=self._policy.key)
         insort(self._by_arrival, request, key=_arrival_key)
 
     def remove(self, request: Request) -> None:
-        """It ends without having started."""
+        """Remove a request that ends without having started."""
         if self._by_arrival[0] is request:
             self._num_overtaken = 0
         _remove_sorted(self._by_place, request, self._policy.key)
         _remove_sorted(self._by_arrival, request, _arrival_key)
 
     def start(self, request: Request) -> None:
-        """It gets its place among the running."""
+        """Remove a request that starts to run."""
         first = self._by_arrival[0]
         if first is not request and first.message.priority == request.message.priority:
             self._num_overtaken += 1
         self.remove(request)
 
     def front(self, context: QueueContext) -> list[Request]:
-        """Who may start now, one after the other."""
+        """Requests that may start now, in order."""
         arranged = self._policy.arrange(self._by_place[:MAX_ARRANGED], context)
         if self._num_overtaken < MAX_PASSES:
             return arranged
@@ -82,14 +81,14 @@ GOLDEN_RATIO = 0.6180339887498949  # its multiples, modulo 1, are spread evenly 
 
 @dataclass(frozen=True)
 class AwaitedPrefix:
-    """A running request, and how many of its tokens somebody waits for."""
+    """A running request and the number of its tokens that a waiting request needs."""
 
     request: Request
     num_tokens: int
 
     @property
     def is_pending(self) -> bool:
-        """Still to be computed, by a request that still runs."""
+        """True while the prefix is still to be computed by a running request."""
         return (
             self.request.lease is not None and not self.request.leaving and self.request.num_computed < self.num_tokens
         )
@@ -98,10 +97,9 @@ class AwaitedPrefix:
 def find_awaited_prefix(
     request: Request, num_matched: int, running: Iterable[Request], page_size: int
 ) -> AwaitedPrefix | None:
-    """The longest prefix of `request` that is being computed now, beyond the `num_matched` tokens that are cached.
+    """Find the longest prefix of `request` that is being computed now, beyond the `num_matched` cached tokens.
 
-    Waiting costs a few steps, so a token or two in common is not worth it: only a page's worth, or half of what the
-    request has to compute.
+    Waiting costs a few steps. It pays only for a page's worth of tokens, or half of what the request has to compute.
     """
     best: AwaitedPrefix | None = None
     for other in running:
@@ -118,8 +116,11 @@ def find_awaited_prefix(
 
 @dataclass(frozen=True)
 class AdmissionResult:
-    """Requests that run from now on, and those that need no computing: they want no tokens and are cached whole, or all
-    that can be computed before their grammars are there is cached."""
+    """Outcome of one round of admission.
+
+    `scheduled` requests run from now on. `fully_cached` ones want no tokens and are complete; `awaiting_grammar` ones
+    have everything cached that can be computed before their grammar is compiled.
+    """
 
     scheduled: list[ScheduledRequest]
     fully_cached: list[Request]
@@ -128,7 +129,7 @@ class AdmissionResult:
 
 
 class Admission:
-    """The waiting requests of a batch."""
+    """Admits waiting requests to a batch."""
 
     def __init__(
         self,
@@ -161,13 +162,14 @@ class Admission:
         self._queue.add(request)
 
     def remove(self, request: Request) -> None:
-        """It ends without having started."""
+        """Remove a request that ends without having started."""
         self._queue.remove(request)
         self._clear_estimates(request)
         self._cache.drop_soft_pin(request.rid)
 
     def admit(self, num_tokens: int) -> AdmissionResult:
-        """Start requests for `num_tokens` tokens in all. Who has no room is not passed by those behind."""
+        """Start requests for `num_tokens` tokens in all. A request that does not fit is not overtaken by those behind
+        it."""
         scheduled: list[ScheduledRequest] = []
         fully_cached: list[Request] = []
         awaiting_grammar: list[Request] = []
@@ -223,7 +225,8 @@ class Admission:
         return self._cache.match(request.tokens, request.message.namespace, limit=request.reuse_limit)
 
     def _num_cached_recently(self, request: Request) -> int:
-        """For ordering, where an old figure costs time and never a token: each is measured every few rounds."""
+        """Number of cached tokens, measured every few rounds: for ordering, where a stale value costs time but no
+        tokens."""
         if (
             request.rid not in self._num_cached_by_rid
             or (self._num_admissions + request.serial) % MEASURE_INTERVAL == 0
@@ -236,7 +239,7 @@ class Admission:
         self._num_cached_by_rid.pop(request.rid, None)
 
     def _reserved_pages(self, growths: list[MemoryGrowth], request: Request, num_matched: int, max_tokens: int) -> int:
-        """Pages to be left when the request starts."""
+        """Number of pages that must stay available when the request starts."""
         if not growths:
             return 0  # alone it fits, whatever is expected: that is how its end was set
         num_pages = self._cache.pages_for(min(num_matched + max_tokens, len(request.tokens)))
@@ -249,7 +252,7 @@ class Admission:
         return self._growth_holding(request, len(request.lease.pages), request.lease.matched)
 
     def _growth_holding(self, request: Request, num_pages: int, num_shared: int) -> MemoryGrowth:
-        """Of a request that holds `num_pages`; the first `num_shared` tokens in them are others' as well."""
+        """Forecast for a request that holds `num_pages` pages, whose first `num_shared` tokens are shared with others."""
         num_held = num_pages * self._cache.page_size
         most = request.end - len(request.tokens)
         return MemoryGrowth(

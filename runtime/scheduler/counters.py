@@ -1,4 +1,4 @@
-"""What a scheduler has done since its start, and with that and what there is now, what it says when asked."""
+"""Cumulative counters, and the CoreStats snapshot built from them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .request import Request
 
 @dataclass
 class SpeculationCounters:
-    """Since start, named as in `CoreStats`."""
+    """Speculation counters, with the names of their fields in `CoreStats`."""
 
     num_guessed_tokens: int = 0
     num_accepted_tokens: int = 0
@@ -26,7 +26,7 @@ class SpeculationCounters:
 
 @dataclass
 class SchedulerCounters:
-    """Named as in `CoreStats`."""
+    """Scheduler counters, with the names of their fields in `CoreStats`."""
 
     num_steps: int = 0
     num_prompt_tokens: int = 0
@@ -36,7 +36,7 @@ class SchedulerCounters:
     num_retractions: int = 0
 
     def count_prompt(self, request: Request) -> None:
-        """The request starts. One that starts again has been counted."""
+        """Count the prompt of a request that starts, once."""
         if not request.counted:
             request.counted = True
             assert request.num_cached is not None

@@ -1,6 +1,6 @@
-"""Which requests get guesses verified in a step, how many, and whose next guesses the engine is to draft.
+"""Chooses the requests whose drafts a step verifies, how many tokens of each, and for whom the engine drafts next.
 
-Guesses are the least of a step's work: they take tokens and pages that nobody else needs, and never anybody's place.
+Draft tokens have the lowest rank in a step: they use tokens and pages that nothing else needs, and retract no request.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ MIN_DRAFT_TEMPERATURE = (
 
 
 class Drafting:
-    """In this order: `propose` before a step's tokens are split, `add_guesses` to its parts, `want` for its rows."""
+    """Speculation for one scheduler. Call `propose` before a step's tokens are split, then `add_drafts`, then
+    `draft_spec`."""
 
     def __init__(self, config: CoreConfig, vocab_size: int) -> None:
         self._source = config.speculative or "off"
@@ -57,23 +58,25 @@ class Drafting:
         self.counts = SpeculationCounters()
 
     def can_plan_ahead(self, batch: Batch) -> bool:
-        """Whether a step can be planned while one without guesses is in flight: nothing is to be guessed in it."""
+        """True if a step can be planned while one without drafts is in flight: it verifies none."""
         return self._source == "off" or (self._adaptive and not self._policy.budget.is_open(max(1, len(batch))))
 
     def note_started(self, request: Request) -> None:
-        """It begins to be computed, perhaps again, in the step that `propose` was asked about."""
+        """Record that the request starts, perhaps again, in the step that `propose` was called for."""
         request.first_step = self._last_start = self._num_steps
 
     def source_follows(self, rows: Sequence[Row]) -> bool:
-        """Whether the engine's source is to follow a step of these. What is known of plain decoding is measured without
-        it, on steps that miss next to nothing."""
+        """True if the engine's draft source follows the step with these rows.
+
+        Plain decoding is measured without the source, on steps after which the source lacks next to nothing.
+        """
         if self.closed or (self._awaits_features and self._last_start < self._num_steps):
             self._last_closed = self._num_steps
             return False
         return not self._plain_step_due or any(len(row.tokens) > 1 for row in rows)
 
     def propose(self, batch: Batch, budget: int) -> int:
-        """Tokens that the step should keep for guesses."""
+        """Choose the drafts to verify. Returns the number of tokens to reserve for them."""
         if self._source == "off":
             return 0
         self._num_steps += 1
@@ -104,11 +107,11 @@ class Drafting:
         return sum(count for _, count in self._proposals.values())
 
     def add_drafts(self, scheduled: list[ScheduledRequest], batch: Batch) -> list[ScheduledRequest]:
-        """The parts, those that decode with as many of the guesses proposed as there is room for."""
+        """Add the proposed drafts to the shares that decode, as far as there is room."""
         return scheduled if not self._proposals else [self._add_draft(item, batch) for item in scheduled]
 
     def draft_spec(self, item: ScheduledRequest) -> DraftSpec | None:
-        """What the engine should draft for the request's next step, when this one has given it a token."""
+        """The tree that the engine should draft for the request's next step, or None."""
         choice = self._choice
         if not choice.steps:
             return None
@@ -130,7 +133,7 @@ class Drafting:
         return DraftSpec(steps, bounds.top_k, bounds.num_verified(steps), temperature)
 
     def observe(self, request: Request, row: Row, result: RowResult) -> None:
-        """What came of a row's guesses, and the next ones."""
+        """Record what was accepted of a row's draft, and keep the next draft."""
         request.draft = _remaining_draft(result.draft, request, row, result)
         if row.parents is not None:
             num_right = len(result.tokens) - 1
@@ -209,19 +212,19 @@ class Drafting:
         self._chosen = frozenset(decoding[index].rid for index in self._choice.chosen)
 
     def _is_known(self, request: Request) -> bool:
-        """To the source, well enough to guess. A head lacks the features of steps that it did not follow; a smaller
-        model catches up by itself."""
+        """True if the source knows the request well enough to draft. A head lacks the features of steps that it did not
+        follow; a smaller model catches up by itself."""
         first = max(request.first_step, self._num_steps - FEATURE_WINDOW)
         return self._source != "eagle" or first > self._last_closed
 
     def _is_worth_following(self, request: Request) -> bool:
-        """One that the source does not know would have to be followed for a while first: too dear for a short one. What
-        has come so far is as good a guess as any of what is still to come."""
+        """True if the source knows the request, or following it may pay. The output so far predicts what is still to
+        come."""
         return not self._adaptive or self._is_known(request) or request.num_output >= 4 * FEATURE_WINDOW
 
     def _candidate(self, request: Request) -> DraftCandidate:
-        """A greedy request whose guesses could all be one deep chain gets that: as good as a tree so small, and cheaper
-        to grow."""
+        """Bounds of the request's draft. A greedy request whose draft fits one chain gets a chain, which is cheaper to
+        grow."""
         chain = self._adaptive and request.message.sampling.greedy and self._max_draft_tokens <= self._steps
         return DraftCandidate(request.acceptance, self._steps, 1 if chain else self._top_k, self._max_draft_tokens)
 
@@ -239,7 +242,7 @@ class Drafting:
 
 
 def _remaining_draft(draft: DraftTree | None, request: Request, row: Row, result: RowResult) -> DraftTree | None:
-    """What of it follows the tokens that the request has by now: forced ones may have come, or replaced others."""
+    """The part of the draft that follows the request's current tokens; forced tokens may have come or replaced others."""
     start = row.first_position + row.num_committed
     end = start + len(result.tokens)
     if draft is None or request.tokens[start:end] != result.tokens:
@@ -260,7 +263,7 @@ def _step_shape(plan: ForwardPlan, draft_specs: Mapping[str, DraftSpec]) -> Step
 def _step_work(
     plan: ForwardPlan, result: ForwardResult, draft_specs: Mapping[str, DraftSpec], followed: Set[str]
 ) -> StepWork:
-    """`followed`: whom the step before drafted for."""
+    """Describe a step for the budget. `followed` are the requests that the step before drafted for."""
     sampled = [row for row in plan.rows if row.sample is not None]
     num_guesses = sum(len(row.parents or ()) for row in sampled)
     num_prompt = plan.num_tokens - num_guesses - len(sampled)

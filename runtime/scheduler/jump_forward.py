@@ -1,7 +1,11 @@
-"""Forced text as token ids: those that the tokenizer gives it, at the seam and whatever may come after it.
+"""Jump-forward decoding: text that the grammar forces is appended at once and computed as a prefill chunk.
 
-Knows bytes and a tokenizer's `encode`; knows no grammar and no request. The ids are the tokenizer's own because those
-are what the model was trained on: other ids for the same text would lead it astray.
+After Zheng et al., SGLang (2024), section 4. Tokens are appended, never replaced, and each must be one that could have
+been sampled: the grammar accepts it, it is not suppressed, and it does not end the output. A token that would end the
+output is left to the model, so every output ends with a sampled token.
+
+Forced text gets the tokenizer's own ids, at the seam and whatever follows: the model was trained on these, and other
+ids for the same text would mislead it.
 """
 
 from __future__ import annotations
@@ -21,7 +25,8 @@ Retokenise = Callable[[Sequence[int], bytes], list[int]]  # (tokens before, forc
 
 
 class Retokeniser:
-    """`encode` gives the ids of a text that follows other text, names of special tokens being ordinary text."""
+    """Tokenises forced bytes. `encode` gives the ids of text that follows other text, with names of special tokens as
+    text."""
 
     def __init__(self, token_bytes: Sequence[bytes | None], encode: Callable[[str], list[int]]) -> None:
         self._token_bytes = token_bytes
@@ -30,10 +35,10 @@ class Retokeniser:
         self._longest = max(map(len, self._sorted), default=0)
 
     def __call__(self, before: Sequence[int], data: bytes) -> list[int]:
-        """The tokens for the beginning of `data`, which follows the tokens `before`; often not for all of it.
+        """Tokens for the beginning of `data`, which follows the tokens `before`; often not for all of it.
 
-        None at all when the tokenizer would join the last token before the seam with the first one after it. At the
-        end, ids are left out that would be others if some text came after.
+        Returns none if the tokenizer would join the last token before the seam with the first one after it. At the end,
+        ids are left out that would differ if more text followed.
         """
         text = _complete_characters(data)
         if not text:
@@ -52,12 +57,13 @@ class Retokeniser:
         return []
 
     def _settled_ids(self, context_text: str, text: str, ends: list[int]) -> list[int]:
-        """The first ids of `known + text` that stay, wherever in `ends` a token begins that reaches over the end."""
+        """The first ids of `context_text + text` that stay the same for every place in `ends` where a longer token may
+        begin."""
         encodings = [self._encode(context_text + text[:end]) for end in ends]
         return [column[0] for column in takewhile(_all_equal, zip(*encodings, strict=False))]
 
     def _seam_ends(self, text: str) -> list[int]:
-        """Where a token may begin that goes on after `text`, and its end: places in the text, in characters."""
+        """Places in the text, in characters, where a token may begin that reaches beyond its end, and the end itself."""
         ends = [len(text)]
         num_bytes = 0
         rest = b""
@@ -73,7 +79,7 @@ class Retokeniser:
         return ends
 
     def _text_before(self, before: Sequence[int]) -> list[int]:
-        """The last tokens before the seam that are text, with nothing in between."""
+        """The last tokens before the seam that are text, without a special token in between."""
         return list(takewhile(self._bytes_of, reversed(before[-CONTEXT_TOKENS:])))[::-1]
 
     def _is_proper_token_prefix(self, data: bytes) -> bool:
@@ -87,7 +93,7 @@ class Retokeniser:
 
 
 def _complete_characters(data: bytes) -> str:
-    """Its whole characters: what is forced may end inside one."""
+    """Decode the whole characters of `data`, which may end inside one."""
     return codecs.getincrementaldecoder("utf-8")("replace").decode(data)
 
 
@@ -103,8 +109,8 @@ def _all_equal(ids: tuple[int, ...]) -> bool:
 
 
 def jump_forward(request: Request, retokenise: Retokenise) -> int:
-    """Append what must come next, as far as its tokens are settled. Returns the number of tokens; the client gets them
-    with the next one that is sampled. Raises RequestError when the grammar cannot be followed any further."""
+    """Append the forced tokens, as far as they are settled. Returns their number; the client gets them with the next
+    sampled token. Raises RequestError when the grammar is too complex to follow."""
     num_tokens = len(request.tokens)
     room = request.end - 1 - num_tokens
     if request.matcher is None or room <= 0:

@@ -1,4 +1,4 @@
-"""The programs that are alive: which came first, and what their states claim of the cache. Knows no queue."""
+"""Live programs: their seniority, and the soft pins of their states."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class _LiveProgram:
 
 
 class LivePrograms:
-    """A program is alive from its first request until it is told to have ended, or is the oldest of too many."""
+    """Programs from their first request until they end, or until they are the oldest of too many."""
 
     def __init__(self, cache: PrefixCache) -> None:
         self._cache = cache
@@ -29,7 +29,7 @@ class LivePrograms:
         self._num_soft_pins = 0
 
     def rank(self, program_id: str, serial: int) -> int:
-        """Smaller for programs that came earlier: the number of their first request."""
+        """Seniority of a program, smaller for older ones: the serial number of its first request."""
         program = self._programs.get(program_id)
         if program is None:
             program = self._programs[program_id] = _LiveProgram(serial)
@@ -37,18 +37,18 @@ class LivePrograms:
         return program.rank
 
     def mark_started(self, request: Request) -> None:
-        """One of its requests has got a place."""
+        """Record that a request of a program has started."""
         program = None if request.program_id is None else self._programs.get(request.program_id)
         if program is not None:
             program.has_started = True
 
     def has_started(self, request: Request) -> bool:
-        """Whether some request of the program has had a place, or this one before it was retracted."""
+        """True if a request of the program has started, or this one before it was retracted."""
         program = None if request.program_id is None else self._programs.get(request.program_id)
         return request.num_retractions > 0 or (program is not None and program.has_started)
 
     def update_soft_pins(self, request: Request) -> None:
-        """Note what the request's states will ask for again, of what it has published."""
+        """Soft-pin the part of the request's published tokens that its program's states will use again."""
         program = None if request.program_id is None else self._programs.get(request.program_id)
         if program is None:
             return
@@ -61,7 +61,7 @@ class LivePrograms:
         self._end_oldest()
 
     def end(self, program_id: str, states: Iterable[int] | None = None) -> None:
-        """These states, or all of the program's and it with them, ask for nothing any more."""
+        """End these states, or the whole program if `states` is None, and drop their soft pins."""
         program = self._programs.get(program_id)
         if program is None:
             return

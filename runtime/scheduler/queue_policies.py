@@ -1,6 +1,7 @@
-"""Who of the waiting goes first: each order is a place that a request keeps, and an arrangement of those in front.
+"""Policies of the waiting queue: `fcfs`, `lpm`, `dfs` and `program`.
 
-Knows requests, how much of each is cached, and who runs; knows no pages. Priority precedes everything in all of them.
+Each has a key that a request keeps while it waits, and an arrangement of the requests in front. Priority precedes
+everything in all of them.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ MAX_PROGRAM_SHARES = 8  # into which the places are split, lest the branches of 
 
 @dataclass(frozen=True)
 class QueueContext:
-    """What an arrangement may ask. `num_cached` costs a match."""
+    """Inputs of an arrangement. Each call of `num_cached` costs a match in the prefix cache."""
 
     num_cached: Callable[[Request], int]
     has_started: Callable[[Request], bool]  # whether its program has had a place before
@@ -28,7 +29,7 @@ class QueueContext:
 
 @dataclass(frozen=True)
 class QueuePolicy:
-    """`place` stays as it is while a request waits. `arrange` sees those in front, by place."""
+    """Order of waiting requests. `key` is constant while a request waits; `arrange` reorders the requests in front."""
 
     key: Callable[[Request], tuple[int, ...]]
     arrange: Callable[[list[Request], QueueContext], list[Request]]
@@ -47,13 +48,15 @@ def _first_come_first_served(front: list[Request], context: QueueContext) -> lis
 
 
 def _longest_prefix_first(front: list[Request], context: QueueContext) -> list[Request]:
-    """What is cached is used before it can be evicted (SGLang, arXiv:2312.07104, section 3)."""
+    """Longest cached prefix first, before it can be evicted (SGLang, arXiv:2312.07104, section 3)."""
     return sorted(front, key=lambda request: (-request.message.priority, -context.num_cached(request), request.serial))
 
 
 def _depth_first(front: list[Request], context: QueueContext) -> list[Request]:
-    """In the order of a walk through the tree, so that requests with a cached prefix in common follow one another;
-    where it branches, the branch with the most requests comes first (section 3, Theorem 3.1)."""
+    """Depth-first order of the radix tree, so that requests with a common cached prefix follow one another.
+
+    Where the tree branches, the branch with the most requests comes first (arXiv:2312.07104, section 3, Theorem 3.1).
+    """
     paths = [(request.message.namespace, request.tokens[: context.num_cached(request)], request) for request in front]
     walked = _depth_first_walk(sorted(paths, key=lambda path: (*path[:2], path[2].serial)), None)
     return sorted(walked, key=lambda request: -request.message.priority)
@@ -63,7 +66,7 @@ CachedPath = tuple[str, list[int], Request]  # namespace, cached tokens, whose
 
 
 def _depth_first_walk(paths: list[CachedPath], depth: int | None) -> list[Request]:
-    """Sorted paths that are equal up to `depth` tokens; None: not even in their namespaces."""
+    """Order sorted paths that agree in their first `depth` tokens; None: not even in their namespaces."""
     if depth is not None:
         first, last = paths[0][1], paths[-1][1]
         # Sorted, so what the first and the last share, all share.
@@ -79,12 +82,11 @@ def _depth_first_walk(paths: list[CachedPath], depth: int | None) -> list[Reques
 
 
 def _fair_by_program(front: list[Request], context: QueueContext) -> list[Request]:
-    """First programs that have begun, those with the fewest generations to come before the others, as far as it is
-    known, and else the one that came first. Then those that have not, what is cached of them before it can be evicted.
+    """Started programs first: those with the fewest known generations to come, then the oldest. Then new programs,
+    those with the longest cached prefix first.
 
-    A long program that has begun is passed only by programs that began beside it: no other begins before it goes on.
-
-    While others wait, what a program asks for beyond its share of the places comes after what is within another's.
+    No new program starts before a started one continues. While others wait, requests beyond their program's share of
+    the places come after those within their program's share.
     """
     num_held = Counter(_program_or_request(request) for request in context.running)
     num_programs = len(num_held.keys() | {_program_or_request(request) for request in front})
@@ -101,7 +103,7 @@ def _fair_by_program(front: list[Request], context: QueueContext) -> list[Reques
 
 
 def _remaining_generations(request: Request) -> tuple[int, ...]:
-    """Generations of the request's program, when all of them are known: those that are not come after all others."""
+    """Sort key for the number of generations left in the request's program; programs where it is not known come last."""
     progress = request.message.outlook
     return (0, progress.num_generations) if progress is not None and progress.complete else (1, 0)
 
@@ -111,7 +113,7 @@ def _program_or_request(request: Request) -> str:
 
 
 def shared_prefix_length(a: Sequence[int], b: Sequence[int]) -> int:
-    """How many first elements are equal, by halving: slices compare fast."""
+    """Length of the common prefix of two sequences, by bisection: slices compare fast."""
     low, high = 0, min(len(a), len(b))
     while low < high:
         middle = (low + high + 1) // 2

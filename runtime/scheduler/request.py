@@ -1,4 +1,4 @@
-"""A live request: what was asked, and how far it is. Knows nothing of other requests."""
+"""A live request: its message and its progress."""
 
 from __future__ import annotations
 
@@ -20,10 +20,9 @@ MAX_PROMPT_LOGPROBS = 3 << 20  # log-probabilities in one answer, at most 20 byt
 
 
 def length_limit(message: Generate, *, vocab_size: int, context_length: int, num_slots: int) -> int:
-    """How many tokens, prompt and output together, the request ends at. Less than it asks for when the context or the
-    KV pool is smaller.
+    """Maximum length of the request, prompt and output together, within the context and the KV pool.
 
-    Raises RequestError when it cannot run at all.
+    Raises RequestError if the request cannot run at all.
     """
     params = message.sampling
     num_prompt = len(message.tokens)
@@ -63,22 +62,24 @@ def _check_token_ids(ids: Iterable[int], vocab_size: int, param: str) -> None:
 
 @dataclass
 class RequestClock:
-    """Seconds on one clock. A request that is retracted keeps its first times: what that costs is decoding."""
+    """Times of a request's arrival, start and first token, in seconds. A retracted request keeps its first times."""
 
     arrived: float
     started: float | None = None
     answered: float | None = None
 
     def start(self, now: float) -> None:
+        """Record the first start."""
         if self.started is None:
             self.started = now
 
     def answer(self, now: float) -> None:
+        """Record the first token."""
         if self.answered is None:
             self.answered = now
 
     def timings(self, now: float) -> Timings:
-        """Of a request that ends now. The three add up to its time in the core."""
+        """Timings of a request that ends now. The three phases add up to its time in the core."""
         started = now if self.started is None else self.started
         answered = now if self.answered is None else self.answered
         return Timings(queue=started - self.arrived, prefill=answered - started, decode=now - answered)
@@ -86,9 +87,9 @@ class RequestClock:
 
 @dataclass(eq=False)
 class Request:
-    """Facts. It runs while it has a lease.
+    """State of a request. It runs while it has a lease.
 
-    # [0, num_computed)              computed: its results are here
+    # [0, num_computed)              computed, results received
     # [num_computed, next_position)  in flight
     # [next_position, ...)           for the next plan
     """
@@ -130,7 +131,7 @@ class Request:
 
     @property
     def program_id(self) -> str | None:
-        """Its program; frontends name theirs independently."""
+        """Id of the request's program; frontends number theirs independently."""
         program = self.message.program
         return None if program is None else program_id(self.owner, program)
 
@@ -144,18 +145,20 @@ class Request:
 
     @property
     def num_uncomputed(self) -> int:
-        """Tokens that can be computed now. The last one's logits are of no use without the grammar."""
+        """Tokens that can be computed now. The last one's logits are useless before the grammar is compiled."""
         return len(self.tokens) - self.num_computed - self.awaits_grammar
 
     @property
     def next_position(self) -> int:
-        """Of the first token that no plan computes yet."""
+        """Position of the first token that no plan computes yet."""
         return self.num_computed + self.num_in_flight
 
     @property
     def num_unplanned(self) -> int:
-        """Tokens that a plan can compute now. Of what is in flight it must know where it ends, and that something
-        comes after it: scores and sums are known once they are there, and so is what ends an output before its limit.
+        """Tokens that a plan can compute now.
+
+        With a plan in flight, scores and sums are known only when its result is there, and an output may end before its
+        limit.
         """
         if self.num_in_flight and (self.pooling is not None or self.next_scored is not None):
             return 0
@@ -165,7 +168,7 @@ class Request:
 
     @property
     def seniority(self) -> tuple[int, int]:
-        """Smaller goes first: higher priority, then earlier arrival. No two requests are equal."""
+        """Sort key, smaller first: higher priority, then earlier arrival. Unique per request."""
         return -self.message.priority, self.serial
 
     @property
@@ -174,8 +177,8 @@ class Request:
 
     @property
     def next_scored(self) -> int | None:
-        """The first position of a token that is there already, whose log-probability is still to come: the prompt's, if
-        asked for, and then those of forced tokens."""
+        """Position of the first known token whose log-probability is pending: the prompt's, if requested, then forced
+        tokens'."""
         if self.message.logprobs is None:
             return None
         if self._num_unscored:
@@ -185,7 +188,7 @@ class Request:
 
     @property
     def _num_unscored(self) -> int:
-        """Of the prompt's tokens; position 0 has no log-probability."""
+        """Number of prompt tokens whose log-probability is pending; position 0 has none."""
         logprobs = self.message.logprobs
         if logprobs is None or logprobs.prompt_from is None:
             return 0
@@ -193,7 +196,7 @@ class Request:
 
     @property
     def reuse_limit(self) -> int:
-        """How many tokens may come from the cache: those whose logits nobody needs."""
+        """Maximum number of tokens to take from the cache: those whose logits are not needed."""
         # The last token's logits give the next one; a scored token needs those of the token before it.
         limit = len(self.tokens) - 1 if self.wants_tokens else len(self.tokens)
         if self.pooling is not None:
@@ -201,23 +204,23 @@ class Request:
         return limit if self.next_scored is None else min(limit, self.next_scored - 1)
 
     def take_scores(self, scores: list[TokenLogprob]) -> None:
-        """Those from `next_scored` on, in order."""
+        """Append log-probabilities of the tokens from `next_scored` on, in order."""
         num_prompt = min(self._num_unscored, len(scores))
         self.prompt_scores += scores[:num_prompt]
         self.output_scores += scores[num_prompt:]
 
     def note_cached(self, num_tokens: int) -> None:
-        """It starts to run with so many tokens from the cache; only the first time says something to the client."""
+        """Record the number of cached tokens, at the first start only: that is what the client sees."""
         if self.num_cached is None:
             self.num_cached = min(num_tokens, self.num_prompt)
 
     def record_accepted(self, num_right: int) -> None:
-        """A verification accepted so many guesses."""
+        """Count a verification that accepted `num_right` draft tokens."""
         self.accepted_lengths += [0] * (num_right + 1 - len(self.accepted_lengths))
         self.accepted_lengths[num_right] += 1
 
     def prompt_logprobs(self) -> list[TokenLogprob | None] | None:
-        """As `Tokens` carries them, once all are there."""
+        """The prompt's log-probabilities as `Tokens` carries them. Call when all are there."""
         logprobs = self.message.logprobs
         if logprobs is None or logprobs.prompt_from is None:
             return None
@@ -226,4 +229,5 @@ class Request:
 
 
 def program_id(owner: bytes, program: str) -> str:
+    """Id of a program across frontends."""
     return f"{owner.hex()}/{program}"

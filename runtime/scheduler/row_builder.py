@@ -1,4 +1,4 @@
-"""A request's part of a step as a Row: its next tokens, what to sample, what to score."""
+"""Builds the plan's rows: a request's next tokens, its sampling, scores and draft."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from .sampling_inputs import random_bits, token_mask
 
 
 def build_row(item: ScheduledRequest, vocab_size: int, page_size: int, want: DraftSpec | None) -> Row:
-    """The row that computes `part`; `want` is what the engine drafts for the next one. Raises RequestError when the
-    request's grammar is at a dead end."""
+    """Build the row that computes `item`. `want` is the draft for the request's next step. Raises RequestError when the
+    grammar is at a dead end."""
     request = item.request
     assert request.lease is not None
     first = request.next_position
@@ -33,7 +33,7 @@ def build_row(item: ScheduledRequest, vocab_size: int, page_size: int, want: Dra
 
 
 def build_following_row(request: Request, follows: int, page_size: int) -> Row:
-    """The row that computes the token in flight, which row `follows` of the plan in flight samples."""
+    """Build the row that computes the token in flight, which row `follows` of the plan in flight samples."""
     assert request.lease is not None
     first = request.next_position
     return Row(
@@ -46,7 +46,7 @@ def build_following_row(request: Request, follows: int, page_size: int) -> Row:
 
 
 def build_sampling(request: Request, vocab_size: int) -> RowSampling:
-    """What comes after the request's tokens. Raises RequestError when its grammar is at a dead end."""
+    """Build the sampling after the request's tokens. Raises RequestError when its grammar is at a dead end."""
     return RowSampling(_sample(request), _mask(request, vocab_size))
 
 

@@ -1,16 +1,16 @@
-"""Decides, step by step, what is computed for whom, and turns results into answers. Pure: it does no I/O.
+"""Decides each step's work, and turns results into answers. Pure: it does no I/O.
 
-    answers = scheduler.handle(message, now)          # as messages come
-    plan = scheduler.plan(now)                        # then, as long as there is something to do
-    answers = scheduler.answers()                     # what needed no forward
+    answers = scheduler.handle(message, now)          # for each message
+    plan = scheduler.plan(now)                        # while there is work
+    answers = scheduler.answers()                     # of requests that needed no forward
     answers = scheduler.commit(plan, result, now)
 
 While a plan is in flight the next one may be made (docs/decisions/0011): `plan`, `plan`, `commit` of the first,
 `sampling` of the second, `plan`, and so on.
 
-One plan mixes decode rows and prefill chunks under one token budget. A request is, in this order: waiting; running,
-that is, with a lease; possibly retracted, that is, waiting again; ended. While its grammar is compiled it runs as far
-as its prompt goes; then it is parked, without lease or place, and waits again when the grammar is there.
+A plan mixes decode rows and prefill chunks under one token budget. A request is, in this order: waiting; running, that
+is, with a lease; possibly retracted, that is, waiting again; ended. While its grammar is compiled, it runs as far as
+its prompt goes; then it is parked, without lease or place, until the grammar is ready.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ __all__ = ["Scheduler", "VocabularyInfo"]
 def make_cache(
     config: CoreConfig, *, num_pages: int, num_host_pages: int, page_size: int, events: bool = False
 ) -> PrefixCache:
-    """The cache of a scheduler with these settings."""
+    """Make the prefix cache of a scheduler with these settings."""
     return PrefixCache(
         num_pages,
         page_size,
@@ -74,7 +74,7 @@ def make_cache(
 
 
 class Scheduler:
-    """One core's requests."""
+    """Schedules the requests of one core."""
 
     def __init__(
         self,
@@ -118,12 +118,12 @@ class Scheduler:
 
     @property
     def idle(self) -> bool:
-        """Nothing to compute or to answer now. Requests may still wait for their grammars."""
+        """True if there is nothing to compute or to answer now. Requests may still wait for their grammars."""
         return not (self._waiting or self._batch or self._in_flight or self._answers)
 
     @property
     def compiling(self) -> frozenset[str]:
-        """The requests whose grammars are not there yet."""
+        """Ids of the requests whose grammars are being compiled."""
         return frozenset(self._compiling)
 
     @property
@@ -131,7 +131,7 @@ class Scheduler:
         return bool(self._compiling)
 
     def handle(self, message: ToCore, now: float, owner: bytes = b"") -> list[FromCore]:
-        """Take in a message of `owner`. Returns what can be answered at once."""
+        """Handle a message from frontend `owner`. Returns the answers that are ready at once."""
         match message:
             case Generate():
                 return self._arrive(message, now, owner)
@@ -150,7 +150,7 @@ class Scheduler:
                 raise AssertionError("the core answers Attach")
 
     def plan(self, now: float) -> ForwardPlan | None:
-        """The next step's work, or None when there is nothing to compute, or nothing before the plan in flight is
+        """Plan the next step. Returns None if there is nothing to compute, or nothing before the plan in flight is
         committed."""
         assert len(self._in_flight) < 2, "one plan is in flight at most while the next one is made"
         if self._in_flight and (self._in_flight[-1].plan.followed or not self._drafting.can_plan_ahead(self._batch)):
@@ -193,12 +193,12 @@ class Scheduler:
         return plan
 
     def answers(self) -> list[FromCore]:
-        """What the last `plan` found out without computing: failed grammars, prompts that are cached whole."""
+        """Answers that the last `plan` found without computing: failed grammars, prompts that are cached whole."""
         answers, self._answers = self._answers, []
         return answers
 
     def commit(self, plan: ForwardPlan, result: ForwardResult, now: float) -> list[FromCore]:
-        """Take over what was computed. Returns the tokens, in the order of the plan's rows."""
+        """Apply a step's result. Returns the tokens, in the order of the plan's rows."""
         in_flight = self._in_flight.popleft()
         assert in_flight.plan is plan
         assert result.step == plan.step
@@ -248,7 +248,7 @@ class Scheduler:
         return answers
 
     def sampling(self) -> SamplingPlan | None:
-        """After a `commit`: what the plan in flight samples, where it left that open. To be asked for at once."""
+        """After a `commit`: the open sampling of the plan in flight, or None. Call at once."""
         sampling, self._sampling = self._sampling, None
         return sampling
 
@@ -329,7 +329,7 @@ class Scheduler:
         return answer
 
     def _drop(self, request: Request) -> None:
-        """It is over, wherever it is."""
+        """End a request in any state."""
         if request.lease is not None:
             self._end(request)
             return
@@ -340,19 +340,20 @@ class Scheduler:
             self._cache.drop_soft_pin(request.rid)
 
     def _end(self, request: Request) -> None:
-        """A running request is over."""
+        """End a running request."""
         self._batch.remove(request)
         del self._requests[request.rid]
         request.leaving = True
         self._release(request)
 
     def _release(self, request: Request) -> None:
-        """Unless the engine may be writing to its pages: then they are released with the last plan that does."""
+        """Release the request's pages, unless a plan in flight may write to them: then the last such plan's commit
+        does."""
         if not any(request in in_flight for in_flight in self._in_flight):
             self._batch.release(request)
 
     def _fail(self, request: Request, error: RequestError) -> None:
-        """A running request cannot go on."""
+        """End a running request with an error."""
         self._end(request)
         self._answers.append(RequestFailed(request.rid, ErrorInfo.of(error)))
 
@@ -361,7 +362,8 @@ class Scheduler:
             self._counters.num_forced_tokens += jump_forward(request, self._retokenise)
 
     def _publish(self, request: Request, row: Row, num_computed_before: int) -> None:
-        """Others may wait for every bit of a prompt; of what comes after it, whole pages are enough."""
+        """Publish computed tokens: every token of a prompt, because others may wait for it; afterwards whole pages
+        only."""
         assert request.lease is not None
         num_whole = request.num_computed - request.num_computed % self._cache.page_size
         if num_computed_before < request.num_prompt or row.num_committed > 1:
@@ -370,7 +372,7 @@ class Scheduler:
             self._cache.commit(request.lease, request.tokens[:num_whole])
 
     def _build(self, scheduled: list[ScheduledRequest]) -> tuple[list[Row], list[Request]]:
-        """The rows, and whose they are. A request whose grammar is at a dead end leaves instead."""
+        """Build the rows, and list their requests. A request whose grammar is at a dead end fails instead."""
         rows, requests = [], []
         for item in scheduled:
             try:

@@ -1,10 +1,10 @@
-"""Whether guessing has paid by the clock: an account of what it took beyond plain decoding, for each size of batch.
+"""Limits what speculation may cost against plain decoding, by measured time, for each batch size.
 
-A model of costs can be wrong in its shape; this knows nothing of costs but the whole time of steps. Plain steps say
-what a token takes without guesses. A step with guesses is charged what it took beyond what plain steps would have taken
-for its tokens. What it saves is credited, and so is a small share of plain steps' time; in the red, guessing is shut
-until there is enough for another look. So the time lost is at most that share of the time and what the account began
-with, whatever guessing costs and why, as far as plain steps are known.
+A cost model can be wrong in its shape; this module uses nothing but the total time of steps. Plain steps tell what a
+token takes without drafts. A speculative step is charged the time beyond what plain steps would have taken for its
+tokens. Time saved is credited, and so is a small share of plain steps' time. With a negative balance, speculation is
+closed until there is enough for another trial. So the time lost is at most that share plus the initial balance,
+whatever drafts cost and why, as far as plain steps are known.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ DECAY = 15 / 16  # of plain steps, from one to the next
 
 
 class StepWork(NamedTuple):
-    """What a step did, as far as plain decoding can be compared with it."""
+    """A step's work, as far as plain decoding can be compared with it."""
 
     num_rows: int  # that gave tokens
     num_prompt: int  # tokens, of prompts or forced
@@ -53,8 +53,10 @@ class StepWork(NamedTuple):
 
 @dataclass
 class DecayingLine:
-    """y over x by least squares, older points fading (Welford's sums with a memory). With little spread in x the slope
-    is near `slope` of the prior: 0, or for what is `proportional` y's mean to x's."""
+    """Least-squares line through points whose weights decay (Welford's sums).
+
+    With little spread in x, the slope is near its prior: 0, or for `proportional` lines the ratio of the means.
+    """
 
     spread: float  # of x, that tells as much of the slope as the prior
     proportional: bool = False
@@ -84,27 +86,27 @@ class DecayingLine:
         return self._y
 
     def forget(self) -> None:
-        """What is known holds no longer: all but the slope is found anew."""
+        """Forget the level, but not the slope."""
         self.weight, self.count = 0.0, 0
 
 
 @dataclass
 class LevelTracker:
-    """A running mean that notices when the level changes."""
+    """Running mean that detects a change of level."""
 
     mean: float = 0.0
     _num_off_level: int = 0  # values in a row, negative: below
 
     @property
     def is_off_level(self) -> bool:
-        """Whether the last value was another than usual."""
+        """True if the last value was not near the mean."""
         return self._num_off_level != 0
 
     def clipped(self, value: float) -> float:
         return min(value, OUTLIER_RATIO * self.mean) if self.mean else value
 
     def observe(self, value: float) -> bool:
-        """Whether it is another level from now on; the mean begins anew then."""
+        """Add a value. Returns True if the level changed; the mean then starts anew."""
         if not self.mean:
             self.mean = value
             return False
@@ -119,7 +121,7 @@ class LevelTracker:
 
 @dataclass
 class _BucketLedger:
-    """Of one size of batch. Seconds, but for `price`."""
+    """Ledger of one batch-size bucket, in seconds (`trial_price`: in plain steps)."""
 
     plain: DecayingLine = field(default_factory=lambda: DecayingLine(spread=256.0))
     levels: dict[bool, LevelTracker] = field(
@@ -161,11 +163,11 @@ class _BucketLedger:
             self.num_since_plain = 0  # else the next one is plain too: either this was an accident, or much has changed
 
     def plain_seconds(self, context: float) -> float:
-        """Of a plain step."""
+        """Expected time of a plain step."""
         return max(self.plain.at(context), 0.1 * self.plain.mean)
 
     def charge_speculative_step(self, seconds: float, *, catching_up: bool) -> float:
-        """What of it is charged: a pause of the machine is not guessing's fault, catching up is."""
+        """The time to charge for the step: outliers of the machine are clipped, the source's catching up is not."""
         self.num_steps += 1
         if catching_up:
             self.catching_up += seconds
@@ -177,7 +179,7 @@ class _BucketLedger:
         return seconds
 
     def credit(self, seconds: float, step: float) -> None:
-        """Credit, or charge if negative; `step` is a plain step's time."""
+        """Credit, or charge if negative. `step` is the time of a plain step."""
         if self.savings is None:
             self.savings = self.initial_savings * step
         most = max(INITIAL_SAVINGS, self.trial_price)
@@ -212,6 +214,8 @@ class _BucketLedger:
 
 @dataclass
 class SpeculationBudget:
+    """Ledgers of all batch-size buckets."""
+
     _ledgers: dict[int, _BucketLedger] = field(default_factory=dict)
     _ledger_of_rows: dict[int, _BucketLedger] = field(default_factory=dict)  # by the number of rows
     _unallocated: float = 2 * INITIAL_SAVINGS  # plain steps' time, for sizes of batches that are new
@@ -223,8 +227,8 @@ class SpeculationBudget:
     _after_speculation: bool = False  # the last step had some
 
     def observe(self, work: StepWork, seconds: float, count: int = 1) -> None:
-        """A step, and its whole time: from the one before to the next, not the computing alone. A plain one may speak
-        for `count` like it."""
+        """Record a step's total time, from the previous step's end to its own. A plain one may stand for `count` like
+        it."""
         self._num_steps += count
         if seconds <= 0 or not work.num_rows or work.num_prompt > MAX_JUDGED_PROMPT:
             return
@@ -259,37 +263,37 @@ class SpeculationBudget:
             ledger.credit(value - ledger.charge_speculative_step(seconds, catching_up=work.catching_up), step)
 
     def measured(self, num_rows: int) -> bool:
-        """Whether it is known what a plain step takes. If not, one should come."""
+        """True if the time of a plain step is known. Otherwise a plain step is due."""
         ledger = self._ledger(num_rows)
         if ledger.plain.count >= MIN_PLAIN_STEPS and self._num_steps - ledger.last_plain > STALE_STEPS:
             ledger.plain.forget()
         return ledger.plain.count >= MIN_PLAIN_STEPS and ledger.num_since_plain < ledger.plain_interval
 
     def is_open(self, num_rows: int) -> bool:
-        """Whether guesses may be had that are thought to pay."""
+        """True if drafts that are expected to pay are allowed."""
         return self._ledger(num_rows).open
 
     def max_depth(self, num_rows: int, steps: int) -> int:
-        """How deep to draft at most where `steps` could be."""
+        """Maximum draft depth, at most `steps`."""
         return max(1, steps >> self._ledger(num_rows).halvings)
 
     @property
     def prompts_measured(self) -> bool:
-        """Whether it is known what a step with prompts takes. If not, one without guesses should come."""
+        """True if the time of a step with prompts is known. Otherwise one without drafts is due."""
         return self._prompts.count > 0 and self._num_since_prompts < PLAIN_PROMPT_INTERVAL
 
     def affords(self, num_rows: int, seconds: float) -> bool:
-        """Whether so much may be lost to see what is not thought to pay. If not, it is saved up."""
+        """True if `seconds` may be lost on a trial of drafts that are not expected to pay. Otherwise they are saved up."""
         ledger = self._ledger(num_rows)
         ledger.trial_cost = seconds
         return ledger.savings is not None and ledger.savings >= seconds
 
     def close(self, num_rows: int) -> None:
-        """Nothing is thought to pay, and to look would cost more than there is: until there is enough."""
+        """Close speculation until a trial is affordable."""
         self._ledger(num_rows).close()
 
     def _ledger(self, num_rows: int) -> _BucketLedger:
-        """Batches within a half of a power of two share one: 1, 2, 3, 4, 5 and 6, 7 and 8, 9 to 12, ..."""
+        """The ledger of a batch size. Buckets are half octaves: 1, 2, 3, 4, 5-6, 7-8, 9-12, ..."""
         ledger = self._ledger_of_rows.get(num_rows)
         if ledger is None:
             octave = max(0, (num_rows - 1).bit_length() - 2)
@@ -300,8 +304,8 @@ class SpeculationBudget:
         return ledger
 
     def _new(self, size: int) -> _BucketLedger:
-        """Of a size that has not come before. What does not pay in a smaller batch pays still less in this one, so it
-        begins shut there; else with a part of what is left to try guesses with."""
+        """Open the ledger of a new bucket: closed if a smaller one is closed, else with a part of the unallocated
+        balance."""
         smaller = max((other for other in self._ledgers if other < size), default=None)
         if smaller is not None and not self._ledgers[smaller].open:
             return _BucketLedger(initial_savings=0.0, open=False, num_closed=NUM_DEPTH_STAGES)

@@ -1,8 +1,7 @@
-"""Whether guesses pay: what they cost a step, against how often guesses like them have proved right.
+"""Chooses how much to draft and to verify, by measured costs and acceptance rates.
 
-Measured, not configured: the same rule finds the long drafts of one request on an idle GPU and the none of a full one.
-A model of costs says how much to guess, `guard` whether guessing has paid at all by the clock, and what may be spent on
-looking whether what does not pay would by now. None of it touches what is said.
+The same rule finds long drafts for one request on an idle GPU and none for a full batch. A cost model (`step_cost`)
+says how much to draft; `speculation_budget` limits the loss where the model is wrong. Neither changes the output.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ PRIOR_LEVEL_ACCEPTANCE = 0.7  # the chance of a level, as long as nothing was ve
 
 @dataclass(frozen=True)
 class DraftCandidate:
-    """A request that could be drafted for: `steps` deep at most, with so many guesses in all."""
+    """A request that could be drafted for, and the bounds of its tree."""
 
     acceptance: Acceptance
     steps: int
@@ -39,7 +38,7 @@ class DraftCandidate:
 
 @dataclass(frozen=True)
 class DraftChoice:
-    """Draft so deep (0: not at all) for these candidates, in the order of preference, and for newcomers if told."""
+    """Draft depth (0: none), the chosen candidates in order of preference, and whether new requests are included."""
 
     steps: int = 0
     chosen: tuple[int, ...] = ()
@@ -49,7 +48,7 @@ class DraftChoice:
 
 @dataclass
 class SpeculationPolicy:
-    """What is known of costs, and of guesses over all requests."""
+    """Costs, and acceptance rates over all requests."""
 
     cost: StepCost = field(default_factory=StepCost)
     budget: SpeculationBudget = field(default_factory=SpeculationBudget)
@@ -63,7 +62,7 @@ class SpeculationPolicy:
         self.overall.observe(expected, depth, num_right, memory=0.98)
 
     def observe_step(self, shape: StepShape, work: StepWork, seconds: float) -> None:
-        """`seconds` is the step's whole time, what the loop does around the engine included."""
+        """Record a step. `seconds` is its whole time, including the loop around the engine."""
         count, self._num_skipped = 1 + self._num_skipped, 0
         self.budget.observe(work, seconds, count=count)
         self._num_plain += PLAIN_SAMPLE_INTERVAL if shape.wide or shape.num_drafts else count
@@ -72,25 +71,28 @@ class SpeculationPolicy:
             self._num_plain = 0
 
     def may_skip(self, num_rows: int) -> bool:
-        """Whether a step that no source followed need not be told of: one of PLAIN_SEEN speaks for the others."""
+        """True if a step without the source need not be recorded: one of PLAIN_SAMPLE_INTERVAL stands for the others."""
         if self._num_skipped == PLAIN_SAMPLE_INTERVAL - 1 or not self.budget.measured(num_rows):
             return False
         self._num_skipped += 1
         return True
 
     def may_draft(self, num_rows: int) -> bool:
-        """Whether guesses are to be had at all, so many requests decoding."""
+        """True if drafts are allowed for `num_rows` decoding requests."""
         return self.cost.known and self.budget.measured(num_rows) and self.budget.is_open(num_rows)
 
     def probability(self, own: Acceptance, score: float) -> float:
-        """Of a guess to be right, if the draft says `score`."""
+        """Probability that a draft token of score `score` is accepted."""
         return min(0.98, own.ratio(self.overall.ratio(1.0)) * math.exp(score))
 
     def num_to_verify(
         self, num_rows: int, probabilities: Sequence[Sequence[float]], limit: int, *, forced_rows: Sequence[bool] = ()
     ) -> list[int]:
-        """How many guesses of each request to verify, the likeliest first, `limit` in all, so that most tokens are had
-        in a second. `num_rows` decode in any case. Those that `must` be are looked at whether they pay or not."""
+        """Number of draft tokens of each request to verify, the likeliest first, `limit` in all, for the most tokens
+        per second.
+
+        `num_rows` requests decode in any case. Requests in `forced_rows` are verified whether that pays or not.
+        """
         counts = [0] * len(probabilities)
         ranked = sorted(((p, index) for index, own in enumerate(probabilities) for p in own), reverse=True)[:limit]
         if not ranked:
@@ -118,9 +120,9 @@ class SpeculationPolicy:
         return counts
 
     def choose_drafts(self, candidates: Sequence[DraftCandidate], num_rows: int) -> DraftChoice:
-        """For whom to draft how deep, so that most tokens are had in a second, once in a while just to see.
+        """Choose the depth and the requests of the next drafts for the most tokens per second; occasionally a trial.
 
-        `num_rows` decode, at least the candidates.
+        `num_rows` requests decode, at least the candidates.
         """
         if not self.may_draft(num_rows):
             return DraftChoice()

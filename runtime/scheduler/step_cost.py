@@ -1,9 +1,7 @@
-"""What a step costs, in seconds, by what it does: fitted to the steps that come, on clocks of busy machines.
+"""Cost model of a step: a Kalman filter over the cost of a pass and of what is added to it, in seconds.
 
-A Kalman filter over the cost of a pass and of what is added to it. What has not been seen for long keeps its value and
-only grows less certain, so that a cost which is looked at once in a thousand steps is still known in between.
-
-Time is read from results, so that a logged run decides again what it decided.
+A component that has not been seen for long keeps its value and becomes less certain. So a cost that is seen once in a
+thousand steps is still known in between. Times come from results, so a logged run makes the same decisions again.
 """
 
 from __future__ import annotations
@@ -27,8 +25,10 @@ MAX_DEVIATIONS = (
 
 
 class StepShape(NamedTuple):
-    """What a step does, as far as its cost goes. A node is one that a draft's round looks at, and the first round comes
-    with drafting itself."""
+    """A step's work, as far as its cost depends on it.
+
+    `num_nodes` are the tree nodes that the draft's rounds evaluate; `num_rounds` excludes the first round.
+    """
 
     num_tokens: int
     wide: bool = False  # any row of several tokens
@@ -38,7 +38,7 @@ class StepShape(NamedTuple):
 
 
 class StepCost:
-    """`seconds` of a shape is None until enough steps have come."""
+    """Fitted cost model. `seconds` may be called when `known`."""
 
     def __init__(self) -> None:
         self._first: list[float] = []
@@ -52,7 +52,7 @@ class StepCost:
         return len(self._first) >= NUM_UNIT_STEPS
 
     def seconds(self, shape: StepShape) -> float:
-        """What such a step takes. Only where `known`."""
+        """Predicted time of a step. Only where `known`."""
         step, token, wide, drafting, draft, round_, node = self._clamped
         seconds = step + token * shape.num_tokens + wide * shape.wide
         if shape.num_drafts:

@@ -1,5 +1,4 @@
-"""When an output ends: stop strings and patterns across token seams, stop tokens, EOS. Knows one output; no queue, no
-pages."""
+"""Stop conditions of one output: stop strings and patterns across token boundaries, stop tokens, EOS."""
 
 from __future__ import annotations
 
@@ -12,9 +11,9 @@ from .interfaces import VocabularyInfo
 
 
 class StopStrings:
-    """Finds stop strings in a stream of bytes, wherever the pieces are cut.
+    """Finds stop strings in a stream of bytes, wherever it is cut.
 
-    Bytes, not text: a token may hold half a character.
+    It works on bytes, because a token may hold a part of a character.
     """
 
     def __init__(self, stops: Sequence[str]) -> None:
@@ -23,14 +22,14 @@ class StopStrings:
         self._tail = b""  # the last bytes in which a match may have begun
 
     def feed(self, data: bytes) -> Match | None:
-        """Go on by `data`. Returns as `find`."""
+        """Advance by `data`. Returns as `find`."""
         found = self.find(data)
         window = self._tail + data
         self._tail = window[max(0, len(window) - self._num_kept) :]
         return found
 
     def find(self, data: bytes) -> Match | None:
-        """The match that ends first within `data`, if that came next; of several that end there, the longest."""
+        """The match that would end first within `data`, or None; of several that end there, the longest."""
         window = self._tail + data
         matches = []
         for stop in self._stops:
@@ -42,14 +41,14 @@ class StopStrings:
         return min(matches, default=None)
 
     def reset(self) -> None:
-        """What comes next is not adjacent to what came before."""
+        """Forget the bytes so far: what comes next is not adjacent to them."""
         self._tail = b""
 
 
 class StopRules:
-    """Whether each output token ends the output, and which tokens must not be sampled yet.
+    """Decides which token ends the output, and which tokens are suppressed until then.
 
-    Raises GrammarError for a stop pattern that cannot be searched for.
+    Raises GrammarError for a stop pattern that cannot be compiled for searching.
     """
 
     def __init__(self, params: SamplingParams, vocabulary: VocabularyInfo) -> None:
@@ -64,20 +63,20 @@ class StopRules:
         self._ending_ids = eos | frozenset(params.stop_token_ids)
 
     def suppressed(self, num_output: int) -> frozenset[int]:
-        """Tokens that may not follow `num_output` output tokens if anything else can."""
+        """Tokens that may not follow `num_output` output tokens if others can."""
         params = self._params
         # A constrained output cannot go on after EOS, so there EOS is avoided rather than ignored.
         eos = self._vocabulary.eos_ids if params.ignore_eos and params.constraint is not None else frozenset()
         return eos | self._ending_ids if num_output < params.min_new_tokens else eos
 
     def can_end(self, token: int) -> bool:
-        """Whether the token, by itself, ends the output once it is long enough."""
+        """True if the token by itself ends an output that is long enough."""
         if self._params.constraint is not None and token in self._vocabulary.eos_ids:
             return True
         return token in self._ending_ids
 
     def feed(self, token: int, num_output: int) -> Finish | None:
-        """The finish that `token` brings after `num_output` output tokens, or None. Call once per token, in order."""
+        """The finish that `token` causes after `num_output` output tokens, or None. Call once per token, in order."""
         params = self._params
         match = self._feed_searches(token)
         if params.constraint is not None and token in self._vocabulary.eos_ids:
@@ -89,7 +88,7 @@ class StopRules:
         return None if match is None else Finish("stop", match.text.decode())
 
     def would_end(self, token: int, num_output: int) -> bool:
-        """Whether `feed` would end the output."""
+        """True if `feed` would end the output. Changes nothing."""
         if num_output < self._params.min_new_tokens:
             return False
         data = self._vocabulary.token_bytes[token] or b""
