@@ -19,7 +19,8 @@ TierName = Literal["device", "host"]
 
 @dataclass(frozen=True)
 class Stored:
-    """Pages came to a tier: a hash for each, and their tokens. `parent` is the hash of the page before the first one."""
+    """Pages came to a tier: a hash for each, and their tokens. `parent` is the hash of the page
+    before the first one."""
 
     namespace: str
     parent: int | None  # None: the first page begins the prefix

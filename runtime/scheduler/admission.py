@@ -14,10 +14,8 @@ from .programs import LivePrograms
 from .queue_policies import QueueContext, QueuePolicy, shared_prefix_length
 from .request import Request
 
-MAX_ARRANGED = (
-    128  # requests that an order arranges in one step; with more waiting, the others keep their places behind
-)
-MAX_PASSES = 16  # requests that may start ahead of the one that has waited longest
+MAX_ARRANGED = 128  # requests that a policy rearranges in one step; others keep their order behind them
+MAX_PASSES = 16  # times that the oldest request may be overtaken
 
 
 class WaitingQueue:
@@ -30,7 +28,7 @@ class WaitingQueue:
         self._policy = policy
         self._by_place: list[Request] = []
         self._by_arrival: list[Request] = []
-        self._num_overtaken = 0  # how often the one that came first was passed
+        self._num_overtaken = 0  # times that the oldest request was overtaken
 
     def __len__(self) -> int:
         return len(self._by_place)
@@ -75,8 +73,8 @@ def _remove_sorted(requests: list[Request], request: Request, key: Callable[[Req
     del requests[at]
 
 
-MEASURE_INTERVAL = 8  # of admission, between two measures of one waiting request
-GOLDEN_RATIO = 0.6180339887498949  # its multiples, modulo 1, are spread evenly however many are taken (Weyl's sequence)
+MEASURE_INTERVAL = 8  # rounds of admission between two measurements of a waiting request
+GOLDEN_RATIO = 0.6180339887498949  # its multiples modulo 1 are evenly spread (Weyl's sequence)
 
 
 @dataclass(frozen=True)
@@ -125,7 +123,7 @@ class AdmissionResult:
     scheduled: list[ScheduledRequest]
     fully_cached: list[Request]
     awaiting_grammar: list[Request]
-    num_left: int  # tokens that nobody could use
+    num_left: int  # tokens that no request could use
 
 
 class Admission:
@@ -148,12 +146,8 @@ class Admission:
         self._max_running = max_running
         self._queue = WaitingQueue(policy)
         self._num_admissions = 0
-        self._num_cached_by_rid: dict[
-            str, int
-        ] = {}  # cached tokens of waiting requests, measured within the last ROUNDS
-        self._awaited_prefixes: dict[
-            str, AwaitedPrefix
-        ] = {}  # what a waiting request waits for, if another computes its prefix
+        self._num_cached_by_rid: dict[str, int] = {}  # by rid, at most MEASURE_INTERVAL rounds old
+        self._awaited_prefixes: dict[str, AwaitedPrefix] = {}  # by rid of the waiting request
 
     def __len__(self) -> int:
         return len(self._queue)
@@ -241,7 +235,7 @@ class Admission:
     def _reserved_pages(self, growths: list[MemoryGrowth], request: Request, num_matched: int, max_tokens: int) -> int:
         """Number of pages that must stay available when the request starts."""
         if not growths:
-            return 0  # alone it fits, whatever is expected: that is how its end was set
+            return 0  # alone it fits whatever its length: `length_limit` saw to that
         num_pages = self._cache.pages_for(min(num_matched + max_tokens, len(request.tokens)))
         return peak_pages(
             sorted([*growths, self._growth_holding(request, num_pages, num_matched)]), self._cache.page_size
@@ -252,7 +246,8 @@ class Admission:
         return self._growth_holding(request, len(request.lease.pages), request.lease.matched)
 
     def _growth_holding(self, request: Request, num_pages: int, num_shared: int) -> MemoryGrowth:
-        """Forecast for a request that holds `num_pages` pages, whose first `num_shared` tokens are shared with others."""
+        """Forecast for a request that holds `num_pages` pages, whose first `num_shared` tokens are
+        shared with others."""
         num_held = num_pages * self._cache.page_size
         most = request.end - len(request.tokens)
         return MemoryGrowth(

@@ -14,7 +14,7 @@ from .plan import Row, RowResult
 from .request import Request
 from .sampling_inputs import grammar_too_complex
 
-BULK_TOKENS = 32  # tokens of a request `in_bulk` that its client gets at a time
+BULK_TOKENS = 32  # tokens per message to the client of an `in_bulk` request
 
 
 @dataclass(frozen=True)
@@ -48,12 +48,12 @@ def apply_result(
     if row.parents is not None:
         request.record_accepted(len(result.tokens) - 1)
     finish, error = None, None
-    position = len(request.tokens)  # of the next of the result's tokens
+    position = len(request.tokens)  # of the result's next token
     num_done = request.num_output  # tokens up to the last sampled one
     for index, token in enumerate(result.tokens):
         if position < len(request.tokens):
             if request.tokens[position] != token:
-                break  # other ids for text that was forced meanwhile
+                break  # the text has been forced meanwhile, with other ids
             _keep_logprob(request, result, index)
         else:
             try:
@@ -66,12 +66,12 @@ def apply_result(
                 break
             num_done = position + 1 - request.num_prompt
         position += 1
-        # The KV of what proved right is there; the token that was sampled last is still to be computed.
+        # The KV of accepted tokens is computed; that of the last sampled token is not.
         request.num_computed += index < len(result.tokens) - 1
         if finish is not None:
             break
     if (scored := request.next_scored) is not None:
-        request.num_computed = min(request.num_computed, scored - 1)  # a forced token's logits were not looked at
+        request.num_computed = min(request.num_computed, scored - 1)  # the forced token's logits were not returned
     return AppliedResult(_sampled_answer(request, num_done, finish), error)
 
 

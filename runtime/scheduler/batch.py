@@ -15,7 +15,7 @@ from ...radix.cache import PrefixCache
 from .prepared_draft import PreparedDraft
 from .request import Request
 
-SHORT_PROMPT_SHARE = 4  # a quarter of the prompts' tokens is not for long prompts
+SHORT_PROMPT_SHARE = 4  # one in four prompt tokens is kept from long prompts
 
 
 class PrefillBudget:
@@ -47,7 +47,7 @@ class ScheduledRequest:
 
     request: Request
     num_tokens: int
-    draft: PreparedDraft | None = None  # of what follows them
+    draft: PreparedDraft | None = None  # to verify after them
 
     @property
     def num_slots(self) -> int:
@@ -119,7 +119,7 @@ class Batch:
         retracted: list[Request] = []
         for request in list(self._requests):
             if request.lease is None:
-                continue  # retracted for a senior's sake
+                continue  # retracted for a more senior request
             if request.num_unplanned == 1:
                 granted = self._make_room(request, 1, retracted if may_retract else None)
             elif wanted := chunks.offer(request.num_unplanned):
@@ -134,7 +134,8 @@ class Batch:
         return RunningShares(scheduled, retracted, chunks.num_left)
 
     def extend_prefills(self, scheduled: list[ScheduledRequest], num_tokens: int) -> list[ScheduledRequest]:
-        """Give the `num_tokens` tokens that no other request can use to the scheduled prompts, the most senior first."""
+        """Give the `num_tokens` tokens that no other request can use to the scheduled prompts, the
+        most senior first."""
         extended = []
         for item in scheduled:
             request = item.request

@@ -22,12 +22,10 @@ from .speculation_budget import MAX_JUDGED_PROMPT, StepWork
 from .speculation_policy import DraftCandidate, DraftChoice, SpeculationPolicy
 from .step_cost import StepShape
 
-BUDGET_DIVISOR = 4  # guesses get a quarter of what a step has left for prompts, at most
-DEFAULT_TOP_K = 4  # where nothing else is set
-FEATURE_WINDOW = 16  # steps followed without a gap, which are as good to a head as if it had seen what came before
-MIN_DRAFT_TEMPERATURE = (
-    0.3  # drafts are ranked no colder: a head is calibrated for 1, and sharpened too far its ranking is noise
-)
+BUDGET_DIVISOR = 4  # drafts get at most a quarter of the tokens left beside decoding
+DEFAULT_TOP_K = 4  # where `speculative_eagle_topk` is not set
+FEATURE_WINDOW = 16  # steps followed without a gap after which a head drafts as well as after all
+MIN_DRAFT_TEMPERATURE = 0.3  # heads are calibrated for 1: ranked much colder, second choices are noise
 
 
 class Drafting:
@@ -38,23 +36,23 @@ class Drafting:
         self._source = config.speculative or "off"
         self._steps = config.speculative_num_steps
         self._top_k = config.speculative_eagle_topk or DEFAULT_TOP_K
-        self._max_draft_tokens = config.speculative_num_draft_tokens - 1  # the other one is known
+        self._max_draft_tokens = config.speculative_num_draft_tokens - 1  # one of them is the last known token
         self._adaptive = config.speculative_adaptive
         self._vocab_size = vocab_size
         self._policy = SpeculationPolicy()
-        self._proposals: dict[str, tuple[DraftTree, int]] = {}  # rid -> a tree, and how many of its nodes
+        self._proposals: dict[str, tuple[DraftTree, int]] = {}  # rid -> a tree, and the number of nodes to verify
         self._verified_drafts: dict[str, DraftTree] = {}
         self._choice = DraftChoice()
-        self._chosen: frozenset[str] = frozenset()  # rids, of `_drafts_now`
+        self._chosen: frozenset[str] = frozenset()  # rids of `_choice`
         self._followed: Set[str] = frozenset()  # rids that the last step drafted for
-        self._trial_rids: set[str] = set()  # rids whose next guesses are verified whether that pays or not
-        self._plain_step_due = False  # what a plain step takes, so this one is to be one
-        self._awaits_features = False  # for requests that the source can guess for: none of those that run is one
-        self._last_start = 0  # the last step, by the count below, in which a request began
-        self._drafted_last_step = False  # anything in the last step, so that there may be something to verify
+        self._trial_rids: set[str] = set()  # rids whose next draft is verified whether that pays or not
+        self._plain_step_due = False  # this step is to be a plain one, to measure it
+        self._awaits_features = False  # no running request has the features that the source needs
+        self._last_start = 0  # last step, by `_num_steps`, in which a request started
+        self._drafted_last_step = False  # so that there may be something to verify
         self._num_steps = 0
-        self._last_closed = -FEATURE_WINDOW  # the last step, by that count, in which nothing was to be guessed
-        self.closed = self._source == "off"  # nothing is to be guessed or to be told of it: the step is as any without
+        self._last_closed = -FEATURE_WINDOW  # last step, by `_num_steps`, without the source
+        self.closed = self._source == "off"  # no drafts, and the source does not follow
         self.counts = SpeculationCounters()
 
     def can_plan_ahead(self, batch: Batch) -> bool:
@@ -92,7 +90,7 @@ class Drafting:
         self._awaits_features = False
         if self.closed or self._plain_step_due:
             return 0
-        # Forced text leaves more than one token to compute, and guesses follow them all the same.
+        # Forced text leaves more than one token to compute; a draft may follow them too.
         decoding = [request for request in batch if request.num_output > 0 and request.wants_tokens]
         self._awaits_features = bool(decoding) and not any(map(self._is_worth_following, decoding))
         if self._awaits_features:
@@ -119,10 +117,10 @@ class Drafting:
         decodes = request.num_output > 0
         newcomer = choice.include_new and (
             item.num_tokens <= MAX_JUDGED_PROMPT or not self._adaptive
-        )  # others begin a step later
+        )  # longer prompts are drafted for one step later
         if not (request.rid in self._chosen if decodes else newcomer):
             return None
-        will_have_more = request.end - len(request.tokens) >= 3  # than one token to go, after this step's
+        will_have_more = request.end - len(request.tokens) >= 3  # so that a draft can save a step
         if not will_have_more or not self._is_known(request):
             return None
         if choice.is_trial:
@@ -154,7 +152,7 @@ class Drafting:
             _step_shape(plan, draft_specs), _step_work(plan, result, draft_specs, self._followed), result.seconds
         )
         self._followed, self._drafted_last_step = draft_specs.keys(), bool(draft_specs)
-        if self._trial_rids:  # requests that ended before they were looked at are of no more interest
+        if self._trial_rids:  # forget requests that ended before their trial
             self._trial_rids &= {row.rid for row in plan.rows}
 
     def _tree(self, request: Request) -> DraftTree | None:
@@ -199,7 +197,7 @@ class Drafting:
             self._choice, self._chosen = (
                 DraftChoice(),
                 frozenset(),
-            )  # the source follows, and will know them in a while
+            )  # the source follows, and knows them after FEATURE_WINDOW steps
             return
         decoding, candidates = known, [self._candidate(request) for request in known]
         if candidates:
@@ -242,7 +240,8 @@ class Drafting:
 
 
 def _remaining_draft(draft: DraftTree | None, request: Request, row: Row, result: RowResult) -> DraftTree | None:
-    """The part of the draft that follows the request's current tokens; forced tokens may have come or replaced others."""
+    """The part of the draft that follows the request's current tokens; forced tokens may have come
+    or replaced others."""
     start = row.first_position + row.num_committed
     end = start + len(result.tokens)
     if draft is None or request.tokens[start:end] != result.tokens:

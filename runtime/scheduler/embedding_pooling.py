@@ -11,13 +11,14 @@ from ..protocol.core import Pooling
 
 
 class EmbeddingPooling:
-    """Sum of the hidden states of tokens [first, num_tokens): the whole prompt for "mean", its last token for "last"."""
+    """Sum of the hidden states of tokens [first, num_tokens): the whole prompt for "mean", its last
+    token for "last"."""
 
     def __init__(self, pooling: Pooling, num_tokens: int) -> None:
         self._first = 0 if pooling == "mean" else num_tokens - 1
         self._num_tokens = num_tokens
         self._sum_E: np.ndarray | None = None
-        self.next_position = self._first  # the first token that is not in the sum
+        self.next_position = self._first  # position of the first token that is not in the sum
 
     def first_pooled(self, first: int, end: int) -> int | None:
         """Index, counted from `first`, of the first token of [first, end) that enters the sum; None if none does."""

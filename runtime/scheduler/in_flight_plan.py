@@ -54,7 +54,7 @@ class InFlightPlan:
             if request.leaving:
                 self._rows[index] = None
             elif request.next_scored is not None and request.next_scored <= end:
-                self._rows[index] = None  # of forced text every token's score is wanted, and this row gives none
+                self._rows[index] = None  # forced tokens are scored, and this row returns no scores
                 request.num_in_flight -= 1
             elif len(request.tokens) == end:
                 try:

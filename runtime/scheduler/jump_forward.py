@@ -19,9 +19,9 @@ from ...constrained.errors import GrammarError
 from .request import Request
 from .sampling_inputs import grammar_too_complex
 
-CONTEXT_TOKENS = 4  # tokens before the seam that are tokenised along, at most
+CONTEXT_TOKENS = 4  # maximum number of tokens before the seam that are encoded with the text
 
-Retokenise = Callable[[Sequence[int], bytes], list[int]]  # (tokens before, forced bytes) -> ids; sees CONTEXT tokens
+Retokenise = Callable[[Sequence[int], bytes], list[int]]  # (tokens before, forced bytes) -> ids
 
 
 class Retokeniser:
@@ -63,13 +63,14 @@ class Retokeniser:
         return [column[0] for column in takewhile(_all_equal, zip(*encodings, strict=False))]
 
     def _seam_ends(self, text: str) -> list[int]:
-        """Places in the text, in characters, where a token may begin that reaches beyond its end, and the end itself."""
+        """Places in the text, in characters, where a token may begin that reaches beyond its end,
+        and the end itself."""
         ends = [len(text)]
         num_bytes = 0
         rest = b""
         for place in reversed(range(len(text))):
             character = text[place].encode()
-            # A token may begin within a character: what comes before the character is as far as text goes.
+            # A token may begin within a character; the text before it ends at the character.
             if any(self._is_proper_token_prefix(character[at:] + rest) for at in range(len(character))):
                 ends.append(place)
             rest = character + rest
@@ -83,7 +84,7 @@ class Retokeniser:
         return list(takewhile(self._bytes_of, reversed(before[-CONTEXT_TOKENS:])))[::-1]
 
     def _is_proper_token_prefix(self, data: bytes) -> bool:
-        # Sorted, whatever begins with `data` comes right after it.
+        # In sorted order, strings that start with `data` come right after it.
         at = bisect_left(self._sorted, data)
         at += at < len(self._sorted) and self._sorted[at] == data
         return at < len(self._sorted) and self._sorted[at].startswith(data)
@@ -120,7 +121,7 @@ def jump_forward(request: Request, retokenise: Retokenise) -> int:
         for token in retokenise(request.tokens, forced)[:room] if forced else ():
             if not _may_be_appended(request, token):
                 break
-            # An engine of grammars may be stricter about tokens than about bytes: then the model is asked.
+            # A grammar engine may be stricter about tokens than about bytes: leave it to the model.
             if not request.matcher.accept(token):
                 break
             finish = request.stops.feed(token, request.num_output)

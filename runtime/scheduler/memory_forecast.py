@@ -19,16 +19,16 @@ from typing import NamedTuple
 class MemoryGrowth(NamedTuple):
     """Forecast for one request, in slots. Sorted by the number of steps until the request ends."""
 
-    num_steps: int  # until it ends, a token each
-    num_wanted: int  # slots for the tokens that are there already, beyond those it holds; negative: some to spare
-    num_freed: int  # slots that it holds now and will give back
+    num_steps: int  # until it ends, one token each
+    num_wanted: int  # slots for known tokens beyond the slots held; negative: slots to spare
+    num_freed: int  # slots held now that are freed at the end
 
 
 def peak_pages(growths: Iterable[MemoryGrowth], page_size: int) -> int:
     """Pages needed beyond those held, at the worst moment. `growths` must be sorted."""
     growths = list(growths)
     running = len(growths)
-    # A page more for each: the last one is seldom full, and lengths are guesses.
+    # One page more for each: the last page is seldom full, and lengths are estimates.
     needed = sum(growth.num_wanted for growth in growths) + running * page_size
     worst = 0
     for num_steps, ending in groupby(growths, key=lambda growth: growth.num_steps):
@@ -39,8 +39,8 @@ def peak_pages(growths: Iterable[MemoryGrowth], page_size: int) -> int:
     return -(-worst // page_size)
 
 
-NUM_RECENT = 256  # outputs that are remembered
-NUM_PRIOR = 2  # so many imagined ones, of a random share of what they might, until real ones are seen
+NUM_RECENT = 256  # number of outputs that are remembered
+NUM_PRIOR = 2  # imagined outputs of a random share of their limit, until real ones are recorded
 MAX_SAFETY_FACTOR = 2.0
 
 
@@ -50,7 +50,7 @@ class OutputLengthEstimator:
     def __init__(self) -> None:
         self._recent: deque[int] = deque()
         self._sorted: list[int] = []
-        self._sums: list[int] = [0]  # of the first so many of `_sorted`
+        self._sums: list[int] = [0]  # prefix sums of `_sorted`
         self._safety_factor = 1.0
 
     def record(self, num_tokens: int) -> None:

@@ -11,7 +11,7 @@ import msgspec
 from ..protocol.sampling import TokenLogprob
 from ..speculation.tree import DraftTree, depths
 
-PENDING = -1  # in the place of a token that is not known yet
+PENDING = -1  # stands for a token that is not known yet
 
 
 class Penalties(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,7 +52,7 @@ class Score(msgspec.Struct, frozen=True, kw_only=True):
     first: int
     targets: list[int]
     num_top: int
-    of: tuple[int, ...] = ()  # further tokens whose log-probability is wanted at each position
+    of: tuple[int, ...] = ()  # further tokens to score at each position
 
 
 class DraftNode(msgspec.Struct, frozen=True, kw_only=True):
@@ -91,15 +91,15 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     rid: str
     tokens: list[int]  # at least one
     first_position: int
-    pages: list[int]  # the page table of positions [0, first_position + len(tokens))
-    follows: int | None = None  # the index of a row of the plan before
+    pages: list[int]  # page table of positions [0, first_position + len(tokens))
+    follows: int | None = None  # index of a row of the previous plan
     sample: Sample | None = None
     mask: bytes | None = None  # int32 little-endian words: bit t % 32 of word t // 32 set iff token t may come next
     score: Score | None = None
-    pool_from: int | None = None  # the sum of the hidden states of the row's tokens from this one on is wanted
-    parents: list[int] | None = None  # None: no token is a guess
+    pool_from: int | None = None  # return the sum of the hidden states of the row's tokens from this index on
+    parents: list[int] | None = None  # None: no draft nodes
     nodes: list[DraftNode] = []
-    draft: DraftSpec | None = None  # for the next step of the request; from the engine's source, if it has one
+    draft: DraftSpec | None = None  # for the request's next step, from the engine's draft source
 
     @property
     def num_committed(self) -> int:
@@ -128,8 +128,8 @@ class ForwardPlan(msgspec.Struct, frozen=True, kw_only=True):
     step: int
     copies: list[PageCopy]
     rows: list[Row]
-    # Whether the engine's draft source, if it has one, follows. If not, no row has guesses or wants any, and the source
-    # is only told which tokens were computed: the step is one of plain decoding, at the price of one.
+    # If true, the engine's draft source follows. Otherwise no row has or wants a draft, and the source is only
+    # notified of the computed tokens: a step of plain decoding, at its cost.
     followed: bool = True
 
     @property
@@ -158,11 +158,11 @@ class RowResult(msgspec.Struct, frozen=True, kw_only=True):
     The KV of accepted draft tokens has been moved to the positions after the committed tokens.
     """
 
-    tokens: list[int] = []  # at least one, when the row had a Sample
-    logprobs: list[TokenLogprob] = []  # one for each of them, when wanted
+    tokens: list[int] = []  # at least one if the row has a Sample
+    logprobs: list[TokenLogprob] = []  # one for each token, if requested
     scores: list[TokenLogprob] = []
-    pooled: bytes | None = None  # float32, little-endian, when the row had a `pool_from`
-    draft: DraftTree | None = None  # what the engine's source guesses to come next
+    pooled: bytes | None = None  # float32, little-endian, if the row has a `pool_from`
+    draft: DraftTree | None = None  # for the next step, from the engine's draft source
 
     @property
     def token(self) -> int | None:
@@ -175,4 +175,4 @@ class ForwardResult(msgspec.Struct, frozen=True, kw_only=True):
 
     step: int
     rows: list[RowResult]  # one per row of the plan, in order
-    seconds: float = 0.0  # that the step took: the engine; for the scheduler, from the step before's end to its own
+    seconds: float = 0.0  # of the forward; for the scheduler, from the previous step's end to this one's

@@ -1,4 +1,5 @@
-"""Plan log: messages, plans and results of a scheduler as JSON lines, enough to replay its decisions without a model."""
+"""Plan log: messages, plans and results of a scheduler as JSON lines, enough to replay its
+decisions without a model."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ from .plan import ForwardPlan, ForwardResult, SamplingPlan
 from .scheduler import Scheduler
 
 LOG_VERSION = 2
-MAX_LOG_BYTES = 8 << 30  # a log ends here, lest it fill the disk; what it has can be played
+MAX_LOG_BYTES = 8 << 30  # a log ends here, so that it does not fill the disk; it can be replayed so far
 
 
 class LogHeader(msgspec.Struct, frozen=True, kw_only=True, tag="header"):
@@ -111,7 +112,7 @@ class PlanLog:
         self._num_left -= len(line)
         if self._num_left >= 0:
             self._file.write(line)
-            self._file.flush()  # a core that dies leaves what it was about to compute
+            self._file.flush()  # if the core dies, the log ends with what it was about to compute
 
     def retokenise(self, retokenise: Retokenise) -> Retokenise:
         """Wrap `retokenise` so that its results are logged."""
@@ -171,7 +172,7 @@ def read_log(lines: Iterable[bytes]) -> Iterator[LogEntry]:
     decoder: msgspec.json.Decoder[LogEntry] = msgspec.json.Decoder(LogEntry)
     for number, line in enumerate(lines, 1):
         if not line.endswith(b"\n"):
-            break  # the process ended while it wrote
+            break  # the process ended while writing
         try:
             entry = decoder.decode(line)
         except (msgspec.DecodeError, msgspec.ValidationError) as error:

@@ -29,7 +29,7 @@ def prepare_draft(request: Request, tree: DraftTree, *, num_tokens: int, vocab_s
     Dropped are tokens that the grammar rejects, that would end the output, or that come after its limit, and what
     follows them.
     """
-    max_depth = request.end - len(request.tokens) - 1  # the token after the deepest guess must still be wanted
+    max_depth = request.end - len(request.tokens) - 1  # the token after the deepest node must be within the limit
     allowed = [
         node
         for node, depth in enumerate(tree.depths)
@@ -65,12 +65,12 @@ def _node_masks(request: Request, tree: DraftTree, vocab_size: int) -> dict[int,
                 if not matcher.accept(tree.tokens[node]):
                     continue
             except GrammarError:
-                continue  # too hard to follow; plain decoding will say so if it gets there
+                continue  # too complex; plain decoding reports it if it gets there
             try:
                 masks[node] = token_mask(matcher, request.stops.suppressed(request.num_output + depth), vocab_size)
                 visit(node, depth + 1)
             except RequestError:
-                pass  # nothing can follow, or it is too hard to say what: as above
+                pass  # nothing can follow, or the mask is too complex: as above
             matcher.rollback(1)
 
     visit(-1, 1)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from ...radix.cache import PrefixCache
 from .request import Request
 
-MAX_PROGRAMS = 1 << 16  # a frontend that forgets to end them costs no more memory than this
+MAX_PROGRAMS = 1 << 16  # bounds the memory if a frontend never ends its programs
 MAX_SOFT_PINS = 1 << 16
 
 
@@ -17,7 +17,7 @@ MAX_SOFT_PINS = 1 << 16
 class _LiveProgram:
     rank: int
     has_started: bool = False
-    states: set[int] = field(default_factory=set)  # that claim something
+    states: set[int] = field(default_factory=set)  # those with a soft pin
 
 
 class LivePrograms:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from ..protocol.config import OrderName
 from .request import Request
 
-MAX_PROGRAM_SHARES = 8  # into which the places are split, lest the branches of one program come singly when many wait
+MAX_PROGRAM_SHARES = 8  # so that the branches of a program are not admitted singly when many programs wait
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class QueueContext:
     """Inputs of an arrangement. Each call of `num_cached` costs a match in the prefix cache."""
 
     num_cached: Callable[[Request], int]
-    has_started: Callable[[Request], bool]  # whether its program has had a place before
+    has_started: Callable[[Request], bool]  # true if its program has run before
     running: Sequence[Request]
     max_running: int
     page_size: int
@@ -62,14 +62,14 @@ def _depth_first(front: list[Request], context: QueueContext) -> list[Request]:
     return sorted(walked, key=lambda request: -request.message.priority)
 
 
-CachedPath = tuple[str, list[int], Request]  # namespace, cached tokens, whose
+CachedPath = tuple[str, list[int], Request]  # namespace, cached tokens, request
 
 
 def _depth_first_walk(paths: list[CachedPath], depth: int | None) -> list[Request]:
     """Order sorted paths that agree in their first `depth` tokens; None: not even in their namespaces."""
     if depth is not None:
         first, last = paths[0][1], paths[-1][1]
-        # Sorted, so what the first and the last share, all share.
+        # Sorted: what the first and the last share, all share.
         depth += shared_prefix_length(first[depth:], last[depth:])
     here = [path[2] for path in paths if depth is not None and len(path[1]) == depth]
     branches: defaultdict[str | int, list[CachedPath]] = defaultdict(list)
@@ -103,7 +103,8 @@ def _fair_by_program(front: list[Request], context: QueueContext) -> list[Reques
 
 
 def _remaining_generations(request: Request) -> tuple[int, ...]:
-    """Sort key for the number of generations left in the request's program; programs where it is not known come last."""
+    """Sort key for the number of generations left in the request's program; programs where it is
+    not known come last."""
     progress = request.message.outlook
     return (0, progress.num_generations) if progress is not None and progress.complete else (1, 0)
 

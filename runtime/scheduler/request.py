@@ -16,7 +16,7 @@ from .embedding_pooling import EmbeddingPooling
 from .interfaces import GrammarMatcher
 from .stops import StopRules
 
-MAX_PROMPT_LOGPROBS = 3 << 20  # log-probabilities in one answer, at most 20 bytes each: a message is 64 MiB
+MAX_PROMPT_LOGPROBS = 3 << 20  # 20 bytes each at most; a message holds 64 MiB
 
 
 def length_limit(message: Generate, *, vocab_size: int, context_length: int, num_slots: int) -> int:
@@ -37,7 +37,7 @@ def length_limit(message: Generate, *, vocab_size: int, context_length: int, num
         raise RequestError("an embedding is of a prompt: max_new_tokens must be 0", param="max_new_tokens")
     if num_prompt > context_length:
         raise context_exceeded(context_length, num_prompt)
-    # A KV cache that holds less than the model's context is all the context that there is.
+    # A KV pool smaller than the model's context limits the context.
     if num_prompt + (num_new := min(1, params.max_new_tokens)) > num_slots:
         raise context_exceeded(num_slots, num_prompt, num_new)
     if message.logprobs is not None:
@@ -47,7 +47,8 @@ def length_limit(message: Generate, *, vocab_size: int, context_length: int, num
         num_listed = max(0, num_prompt - message.logprobs.prompt_from) * num_each
         if num_listed > MAX_PROMPT_LOGPROBS:
             raise RequestError(
-                f"{num_listed} log-probabilities of the prompt, with alternatives; at most {MAX_PROMPT_LOGPROBS} fit an answer",
+                f"{num_listed} log-probabilities of the prompt, with alternatives; "
+                f"at most {MAX_PROMPT_LOGPROBS} fit an answer",
                 param="logprob_start_len",
                 code="too_long",
             )
@@ -96,34 +97,34 @@ class Request:
 
     message: Generate
     owner: bytes
-    serial: int  # order of arrival
-    rank: int  # that of its program, or its own: the serial of the first request
-    end: int  # the output's limit, as a length of `tokens`
+    serial: int  # in order of arrival
+    rank: int  # serial of its program's first request, or its own
+    end: int  # maximum length of `tokens`
     stops: StopRules
     tokens: list[int]  # the prompt, then the output so far
     clock: RequestClock = field(default_factory=lambda: RequestClock(0.0))
     matcher: GrammarMatcher | None = None
-    awaits_grammar: bool = False  # until it is there, all but the last token may be computed
+    awaits_grammar: bool = False  # until it is compiled, all but the last token may be computed
     lease: Lease | None = None
     num_computed: int = 0
-    num_cached: int | None = None  # prompt tokens reused when it first ran
+    num_cached: int | None = None  # prompt tokens reused at the first start
     num_retractions: int = 0
-    num_passes: int = 0  # forwards that gave output tokens
-    first_step: int = 0  # of those that compute it, by the count of `Drafting`; since it was retracted, if it was
-    draft: DraftTree | None = None  # the engine's guess of what follows `tokens`
-    accepted_lengths: list[int] = field(default_factory=list)  # how many verifications accepted 0, 1, 2, ... guesses
-    acceptance: Acceptance = field(default_factory=Acceptance)  # of its guesses
-    ngrams: NgramIndex | None = None  # for guessing from the tokens themselves
+    num_passes: int = 0  # forwards that returned output tokens
+    first_step: int = 0  # by the count of `Drafting`; reset when it starts again
+    draft: DraftTree | None = None  # the engine's draft after `tokens`
+    accepted_lengths: list[int] = field(default_factory=list)  # verifications that accepted 0, 1, 2, ... tokens
+    acceptance: Acceptance = field(default_factory=Acceptance)  # of its drafts
+    ngrams: NgramIndex | None = None  # for `--speculative ngram`
     prompt_scores: list[TokenLogprob] = field(default_factory=list)
     pooling: EmbeddingPooling | None = None
-    answered: bool = False  # the client has its first tokens, and the prompt's scores with them
-    num_sent: int = 0  # output tokens that the client has
-    num_settled: int = 0  # those that it may have; the ones behind them were forced and go with the next one
-    output_scores: list[TokenLogprob] = field(default_factory=list)  # of output tokens behind `num_sent`
-    num_in_flight: int = 0  # tokens behind `num_computed` that plans in flight compute
-    token_in_flight: bool = False  # and one of them samples the token that follows `tokens`
-    leaving: bool = False  # it is over, but keeps its pages until the plans in flight are through with them
-    counted: bool = False  # its prompt, in the totals
+    answered: bool = False  # the client has the first tokens and the prompt's log-probabilities
+    num_sent: int = 0  # output tokens sent to the client
+    num_settled: int = 0  # output tokens that may be sent; later ones were forced and go with the next
+    output_scores: list[TokenLogprob] = field(default_factory=list)  # of output tokens after `num_sent`
+    num_in_flight: int = 0  # tokens after `num_computed` that plans in flight compute
+    token_in_flight: bool = False  # a plan in flight samples the token after `tokens`
+    leaving: bool = False  # ended, but plans in flight may still write its pages
+    counted: bool = False  # the counters include its prompt
 
     @property
     def rid(self) -> str:
@@ -197,7 +198,7 @@ class Request:
     @property
     def reuse_limit(self) -> int:
         """Maximum number of tokens to take from the cache: those whose logits are not needed."""
-        # The last token's logits give the next one; a scored token needs those of the token before it.
+        # The last token's logits give the next token; a scored token needs those of its predecessor.
         limit = len(self.tokens) - 1 if self.wants_tokens else len(self.tokens)
         if self.pooling is not None:
             limit = min(limit, self.pooling.next_position)

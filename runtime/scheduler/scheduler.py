@@ -95,12 +95,12 @@ class Scheduler:
         self._max_waiting = config.max_waiting
         self._requests: dict[str, Request] = {}
         self._compiling: dict[str, Future[Any]] = {}
-        self._parked: dict[str, Request] = {}  # nothing to do before their grammars are there
+        self._parked: dict[str, Request] = {}  # waiting for their grammars, without lease
         self._batch = Batch(cache)
         self._programs = LivePrograms(cache)
         self._output_lengths = OutputLengthEstimator()
         self._drafting = Drafting(config, vocabulary.vocab_size)
-        # Every running request decodes in every step, so no more may run than the budget has tokens.
+        # Every running request decodes in every step, so the token budget bounds their number.
         max_running = min(config.max_running, config.prefill_budget)
         self._waiting = Admission(
             cache,
@@ -110,7 +110,7 @@ class Scheduler:
             QUEUE_POLICIES[config.order],
             max_running=max_running,
         )
-        self._in_flight: deque[InFlightPlan] = deque()  # plans without their results, the oldest first
+        self._in_flight: deque[InFlightPlan] = deque()  # oldest first
         self._sampling: SamplingPlan | None = None
         self._answers: list[FromCore] = []
         self._num_arrived = 0
@@ -154,7 +154,7 @@ class Scheduler:
         committed."""
         assert len(self._in_flight) < 2, "one plan is in flight at most while the next one is made"
         if self._in_flight and (self._in_flight[-1].plan.followed or not self._drafting.can_plan_ahead(self._batch)):
-            return None  # what to guess is known after the token before
+            return None  # the next drafts depend on the tokens in flight
         self._take_compiled_grammars()
         num_guesses = self._drafting.propose(self._batch, self._token_budget)
         running_shares = self._batch.schedule_running(
@@ -207,7 +207,7 @@ class Scheduler:
         for (request, row), row_result in zip(in_flight.rows, result.rows, strict=True):
             assert request.lease is not None
             if request.leaving:
-                # What it was given to compute is computed. A token of which it was not told is not its own.
+                # Its known tokens are computed. A token that it only followed is not part of its output.
                 if row is not None and row.follows is None:
                     request.num_computed += row.num_committed
                 self._release(request)
@@ -291,7 +291,7 @@ class Scheduler:
             self._compiling[request.rid] = self._grammars.get(message.sampling.constraint)
             request.awaits_grammar = True
         if request.awaits_grammar and not self._cache.enabled:
-            self._parked[request.rid] = request  # what it computed would be lost while it waits
+            self._parked[request.rid] = request  # without the cache its computed tokens would be lost
         else:
             self._waiting.add(request)
         return []

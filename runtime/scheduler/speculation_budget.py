@@ -12,43 +12,39 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-LOSS_ALLOWANCE = 0.01  # of plain steps' time
-PLAIN_TIME_UNCERTAINTY = 0.02  # of what guesses are worth: less is within what plain steps' time is known to
-INITIAL_SAVINGS = (
-    8.0  # plain steps' time to try guesses with when nothing is known, and the most that is saved up at first
-)
-RETRY_SAVINGS = 2.0  # to try each of the other depths with, the first time
-MAX_GAIN_SAVINGS = 32.0  # the most that is saved up of what was gained: what noise may take without shutting what pays
-TRIAL_PRICE, MAX_TRIAL_PRICE = 8.0, 64.0  # of a look, in plain steps' time
-SHORT_TRIAL_STEPS = 16  # steps; a look that catching up ended so soon gets twice as much the next time
-PRICE_RESET_GAIN = 64.0  # plain steps' time gained, after which the next look has the usual price again
-DEEPEN_GAIN = 150.0  # after which it is seen whether deeper drafts do as well by now
-NUM_DEPTH_STAGES = (
-    3  # looks in turn draft as deep as wanted, half as deep, and a quarter: a model may be wrong in that alone
-)
+LOSS_ALLOWANCE = 0.01  # share of plain steps' time
+PLAIN_TIME_UNCERTAINTY = 0.02  # relative; smaller gains are within the error of plain steps' time
+INITIAL_SAVINGS = 8.0  # plain steps; the initial balance, and the maximum at first
+RETRY_SAVINGS = 2.0  # plain steps; for the first trial of each other depth
+MAX_GAIN_SAVINGS = 32.0  # plain steps; maximum balance from gains, so that noise does not close what pays
+TRIAL_PRICE, MAX_TRIAL_PRICE = 8.0, 64.0  # plain steps; the cost of a trial
+SHORT_TRIAL_STEPS = 16  # a trial that catching up ended this early gets twice the balance next time
+PRICE_RESET_GAIN = 64.0  # plain steps gained, after which TRIAL_PRICE applies again
+DEEPEN_GAIN = 150.0  # plain steps gained, after which the next depth is tried
+NUM_DEPTH_STAGES = 3  # trials alternate between the model's depth, half and a quarter of it
 MIN_PLAIN_INTERVAL, MAX_PLAIN_INTERVAL = (
     24,
     192,
-)  # steps with guesses, after which plain ones are due: at first, and in the end
-PLAIN_RUN_STEPS = 2  # of these, after one that does not count: caches are full of what guessing touches
-PLAIN_PROMPT_INTERVAL = 16  # steps with prompts and guesses, likewise
-STALE_STEPS = 2000  # steps of other batches, after which what a plain step took is measured again
-MIN_PLAIN_STEPS = 3  # plain steps, before guesses can be judged
-MAX_JUDGED_PROMPT = 256  # tokens of prompts; in larger steps guesses are lost in the noise, and little of the work
-LEVEL_RATIO, LEVEL_STEPS = 1.5, 4  # times the usual, steps one after the other: the machine is not what it was
-OUTLIER_RATIO = 4.0  # times the usual; what is more was something else on the machine
-DECAY = 15 / 16  # of plain steps, from one to the next
+)  # speculative steps between plain ones: at first, and finally
+PLAIN_RUN_STEPS = 2  # plain steps in a row; the one before them does not count, because of cold caches
+PLAIN_PROMPT_INTERVAL = 16  # speculative steps with prompts between plain ones with prompts
+STALE_STEPS = 2000  # steps of other batch sizes, after which plain steps are measured again
+MIN_PLAIN_STEPS = 3  # plain steps needed before speculation can be judged
+MAX_JUDGED_PROMPT = 256  # prompt tokens; in larger steps the effect of drafts is lost in the noise
+LEVEL_RATIO, LEVEL_STEPS = 1.5, 4  # a ratio to the mean over this many steps in a row is a change of level
+OUTLIER_RATIO = 4.0  # ratio to the mean; more is clipped, as caused by other processes
+DECAY = 15 / 16  # weight of older plain steps, from step to step
 
 
 class StepWork(NamedTuple):
     """A step's work, as far as plain decoding can be compared with it."""
 
-    num_rows: int  # that gave tokens
-    num_prompt: int  # tokens, of prompts or forced
-    num_gained: int  # tokens beyond one of each row: guesses that proved right
-    context: float  # tokens before a row's, on average
-    speculated: bool  # any guess was verified or drafted, or a source followed what might have been
-    catching_up: bool = False  # the source first had to catch up with a sequence
+    num_rows: int  # rows that returned tokens
+    num_prompt: int  # tokens of prompts, or forced
+    num_gained: int  # accepted draft tokens
+    context: float  # mean number of tokens before a row's
+    speculated: bool  # a draft was verified or made, or the source followed
+    catching_up: bool = False  # the source had to catch up with a sequence
 
 
 @dataclass
@@ -58,7 +54,7 @@ class DecayingLine:
     With little spread in x, the slope is near its prior: 0, or for `proportional` lines the ratio of the means.
     """
 
-    spread: float  # of x, that tells as much of the slope as the prior
+    spread: float  # standard deviation of x at which points and prior weigh the same
     proportional: bool = False
     weight: float = 0.0
     _x: float = 0.0
@@ -95,7 +91,7 @@ class LevelTracker:
     """Running mean that detects a change of level."""
 
     mean: float = 0.0
-    _num_off_level: int = 0  # values in a row, negative: below
+    _num_off_level: int = 0  # number of values in a row; negative: below the mean
 
     @property
     def is_off_level(self) -> bool:
@@ -126,22 +122,22 @@ class _BucketLedger:
     plain: DecayingLine = field(default_factory=lambda: DecayingLine(spread=256.0))
     levels: dict[bool, LevelTracker] = field(
         default_factory=lambda: {False: LevelTracker(), True: LevelTracker()}
-    )  # with guesses?
-    initial_savings: float = INITIAL_SAVINGS  # savings, in plain steps' time
+    )  # by whether the step is speculative
+    initial_savings: float = INITIAL_SAVINGS  # in plain steps
     savings: float | None = None
-    trial_cost: float = 0.0  # for a look that could not be afforded
+    trial_cost: float = 0.0  # of the trial that was last considered
     trial_price: float = TRIAL_PRICE
     open: bool = True
-    halvings: int = 0  # of the depth
+    halvings: int = 0  # of the draft depth
     num_closed: int = 0
-    num_steps: int = 0  # with guesses, since it was opened
-    gained: float = 0.0  # since then, in plain steps' time
-    catching_up: float = 0.0  # charged since then for catching up
+    num_steps: int = 0  # speculative steps since it was opened
+    gained: float = 0.0  # since it was opened, in plain steps
+    catching_up: float = 0.0  # charged for catching up since it was opened
     num_since_plain: int = 0
     plain_interval: int = MIN_PLAIN_INTERVAL
-    num_in_run: int = 0  # plain steps measured since then
-    num_since_closed: int = 0  # plain steps
-    last_plain: int = 0  # by the guard's count of steps
+    num_in_run: int = 0  # plain steps in the current run
+    num_since_closed: int = 0  # plain steps since it was closed
+    last_plain: int = 0  # by the budget's count of steps
 
     def record_plain_step(self, context: float, seconds: float) -> None:
         level = self.levels[False]
@@ -150,7 +146,7 @@ class _BucketLedger:
             self.plain.forget()
             self.halvings, self.plain_interval = 0, MIN_PLAIN_INTERVAL
             if not self.open and self.num_since_closed <= 2 * LEVEL_STEPS:
-                # What it was closed for was measured by what had been true before.
+                # It was closed by measurements of the old level.
                 self.savings = max(self.savings or 0.0, RETRY_SAVINGS * seconds)
                 self._start_trial()
         self.num_since_closed += 1
@@ -160,7 +156,7 @@ class _BucketLedger:
             self.plain_interval = (
                 min(MAX_PLAIN_INTERVAL, 2 * self.plain_interval) if self.num_since_plain else self.plain_interval
             )
-            self.num_since_plain = 0  # else the next one is plain too: either this was an accident, or much has changed
+            self.num_since_plain = 0  # otherwise another plain step follows: an outlier, or a new level
 
     def plain_seconds(self, context: float) -> float:
         """Expected time of a plain step."""
@@ -175,7 +171,7 @@ class _BucketLedger:
         level = self.levels[True]
         seconds = level.clipped(seconds)
         if level.observe(seconds):
-            self.plain.forget()  # plain steps take something else too, as likely as not
+            self.plain.forget()  # the level of plain steps has probably changed too
         return seconds
 
     def credit(self, seconds: float, step: float) -> None:
@@ -217,14 +213,14 @@ class SpeculationBudget:
     """Ledgers of all batch-size buckets."""
 
     _ledgers: dict[int, _BucketLedger] = field(default_factory=dict)
-    _ledger_of_rows: dict[int, _BucketLedger] = field(default_factory=dict)  # by the number of rows
-    _unallocated: float = 2 * INITIAL_SAVINGS  # plain steps' time, for sizes of batches that are new
+    _ledger_of_rows: dict[int, _BucketLedger] = field(default_factory=dict)  # by number of rows
+    _unallocated: float = 2 * INITIAL_SAVINGS  # plain steps; for new buckets
     _prompts: DecayingLine = field(
         default_factory=lambda: DecayingLine(spread=16.0, proportional=True)
-    )  # over a plain step's time
-    _num_since_prompts: int = 0
+    )  # time beyond a plain step's, over prompt tokens
+    _num_since_prompts: int = 0  # speculative steps with prompts
     _num_steps: int = 0
-    _after_speculation: bool = False  # the last step had some
+    _after_speculation: bool = False  # the last step was speculative
 
     def observe(self, work: StepWork, seconds: float, count: int = 1) -> None:
         """Record a step's total time, from the previous step's end to its own. A plain one may stand for `count` like
@@ -283,7 +279,8 @@ class SpeculationBudget:
         return self._prompts.count > 0 and self._num_since_prompts < PLAIN_PROMPT_INTERVAL
 
     def affords(self, num_rows: int, seconds: float) -> bool:
-        """True if `seconds` may be lost on a trial of drafts that are not expected to pay. Otherwise they are saved up."""
+        """True if `seconds` may be lost on a trial of drafts that are not expected to pay.
+        Otherwise they are saved up."""
         ledger = self._ledger(num_rows)
         ledger.trial_cost = seconds
         return ledger.savings is not None and ledger.savings >= seconds

@@ -14,13 +14,11 @@ from .acceptance import Acceptance, expected_accepted
 from .speculation_budget import SpeculationBudget, StepWork
 from .step_cost import StepCost, StepShape
 
-MIN_SPEEDUP = 1.03  # times plain decoding's speed; less is within what the clocks say, and what they do not see
-DEPTHS = (1, 2, 3, 5, 7, 10, 14, 20, 32)  # that are weighed
-PLAIN_SAMPLE_INTERVAL = (
-    8  # of so many plain steps one is looked at: to look at each would be a share of a small model's
-)
-REST_STEPS = 4  # steps for which a decision not to guess stands, and more over a large batch
-PRIOR_LEVEL_ACCEPTANCE = 0.7  # the chance of a level, as long as nothing was verified
+MIN_SPEEDUP = 1.03  # over plain decoding; less is within the measurement error
+DEPTHS = (1, 2, 3, 5, 7, 10, 14, 20, 32)  # draft depths that are compared
+PLAIN_SAMPLE_INTERVAL = 8  # one in this many plain steps is recorded: recording all would slow a small model
+REST_STEPS = 4  # steps for which a decision not to draft stands; longer for large batches
+PRIOR_LEVEL_ACCEPTANCE = 0.7  # acceptance of a level before anything was verified
 
 
 @dataclass(frozen=True)
@@ -53,9 +51,9 @@ class SpeculationPolicy:
     cost: StepCost = field(default_factory=StepCost)
     budget: SpeculationBudget = field(default_factory=SpeculationBudget)
     overall: Acceptance = field(default_factory=Acceptance)
-    _rest_steps: int = 0  # steps to come, in which nothing is decided
-    _num_plain: int = 0  # steps in a row, since the costs were told of one
-    _num_skipped: int = 0  # plain steps
+    _rest_steps: int = 0  # steps for which the decision not to draft still stands
+    _num_plain: int = 0  # plain steps since the cost model recorded one
+    _num_skipped: int = 0  # plain steps not recorded
 
     def observe(self, own: Acceptance, expected: float, depth: int, num_right: int) -> None:
         own.observe(expected, depth, num_right, memory=0.85)
@@ -71,7 +69,8 @@ class SpeculationPolicy:
             self._num_plain = 0
 
     def may_skip(self, num_rows: int) -> bool:
-        """True if a step without the source need not be recorded: one of PLAIN_SAMPLE_INTERVAL stands for the others."""
+        """True if a step without the source need not be recorded: one of PLAIN_SAMPLE_INTERVAL
+        stands for the others."""
         if self._num_skipped == PLAIN_SAMPLE_INTERVAL - 1 or not self.budget.measured(num_rows):
             return False
         self._num_skipped += 1
@@ -143,7 +142,7 @@ class SpeculationPolicy:
                 verified += candidate.num_verified(depth)
                 nodes += (depth - 1) * candidate.top_k
                 if count & (count - 1) and count < len(order):
-                    continue  # powers of two, and all
+                    continue  # compare powers of two, and all
                 speed = tokens / self.cost.seconds(StepShape(verified, True, count, steps - 1, nodes))
                 if speed > best:
                     best, choice = speed, DraftChoice(steps, tuple(order[:count]))

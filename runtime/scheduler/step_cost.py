@@ -11,17 +11,15 @@ from typing import NamedTuple
 
 import numpy as np
 
-MAX_FITTED_TOKENS = 256  # tokens; larger steps say nothing of the cost of a few more
-# Of an unmeasured step, in plain steps: the pass, one token more, any row of several tokens (for which other kernels
-# run than for single ones), drafting at all, one more request's draft, one more round of all drafts, one more node.
+MAX_FITTED_TOKENS = 256  # larger steps do not show the cost of a few tokens more
+# Prior, in plain steps: the pass, one more token, any row of several tokens (which other kernels compute),
+# drafting at all, one more request's draft, one more round of all drafts, one more node.
 PRIOR_COSTS = np.array([0.9, 0.05, 0.1, 0.3, 0.05, 0.1, 0.01])
-NUM_UNIT_STEPS = 5  # steps, whose median is the unit of what is unmeasured
-STEP_NOISE = 0.2  # of a step's time, one standard deviation
-COST_DRIFT = 0.005  # of a cost, one standard deviation from a step to the next
-COMMON_DRIFT = 0.03  # of all at once: what else the machine does slows down everything alike
-MAX_DEVIATIONS = (
-    2.0  # standard deviations; what is slower than that is cut down to it, for a busy machine is slow and never fast
-)
+NUM_UNIT_STEPS = 5  # the median of the first steps is the unit of the prior
+STEP_NOISE = 0.2  # standard deviation, relative to a step's time
+COST_DRIFT = 0.005  # standard deviation per step, relative to a cost
+COMMON_DRIFT = 0.03  # of all costs together: other processes slow everything down alike
+MAX_DEVIATIONS = 2.0  # slower steps are clipped to this: a busy machine is slow and never fast
 
 
 class StepShape(NamedTuple):
@@ -31,7 +29,7 @@ class StepShape(NamedTuple):
     """
 
     num_tokens: int
-    wide: bool = False  # any row of several tokens
+    wide: bool = False  # any row has several tokens
     num_drafts: int = 0
     num_rounds: int = 0
     num_nodes: int = 0
@@ -43,9 +41,9 @@ class StepCost:
     def __init__(self) -> None:
         self._first: list[float] = []
         self._mean = np.zeros(len(PRIOR_COSTS))
-        self._clamped = [0.0] * len(PRIOR_COSTS)  # the same, none below a thousandth of the pass
+        self._clamped = [0.0] * len(PRIOR_COSTS)  # `_mean`, none below a thousandth of the pass
         self._covariance = np.zeros((len(PRIOR_COSTS), len(PRIOR_COSTS)))
-        self._max_variance = np.zeros(len(PRIOR_COSTS))  # variance
+        self._max_variance = np.zeros(len(PRIOR_COSTS))  # upper bound of each variance
 
     @property
     def known(self) -> bool:

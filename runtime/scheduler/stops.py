@@ -19,7 +19,7 @@ class StopStrings:
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = [stop.encode() for stop in stops]
         self._num_kept = max(map(len, self._stops), default=1) - 1
-        self._tail = b""  # the last bytes in which a match may have begun
+        self._tail = b""  # the last bytes, in which a match may have begun
 
     def feed(self, data: bytes) -> Match | None:
         """Advance by `data`. Returns as `find`."""
@@ -33,7 +33,7 @@ class StopStrings:
         window = self._tail + data
         matches = []
         for stop in self._stops:
-            # A match that ended before `data` has been reported, or was ignored on purpose.
+            # Matches that ended before `data` were reported, or ignored on purpose.
             at = window.find(stop, max(0, len(self._tail) + 1 - len(stop)))
             if at >= 0:
                 start = at - len(self._tail)
@@ -65,7 +65,7 @@ class StopRules:
     def suppressed(self, num_output: int) -> frozenset[int]:
         """Tokens that may not follow `num_output` output tokens if others can."""
         params = self._params
-        # A constrained output cannot go on after EOS, so there EOS is avoided rather than ignored.
+        # A constrained output cannot continue after EOS, so EOS is suppressed rather than ignored.
         eos = self._vocabulary.eos_ids if params.ignore_eos and params.constraint is not None else frozenset()
         return eos | self._ending_ids if num_output < params.min_new_tokens else eos
 
@@ -80,7 +80,7 @@ class StopRules:
         params = self._params
         match = self._feed_searches(token)
         if params.constraint is not None and token in self._vocabulary.eos_ids:
-            return Finish("stop", token)  # the grammar says that it is complete, whatever else was asked
+            return Finish("stop", token)  # the grammar is complete, whatever `ignore_eos` says
         if num_output < params.min_new_tokens:
             return None
         if token in self._ending_ids:
@@ -104,5 +104,5 @@ class StopRules:
             return min((match for match in found if match is not None), default=None)
         if not self._params.skip_special_tokens:
             for search_ in self._searches:
-                search_.reset()  # the special token's text stands in between
+                search_.reset()  # the special token's text is in between
         return None
