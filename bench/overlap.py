@@ -174,7 +174,7 @@ class Bench:
         pipeline = Pipeline(self._engine, scheduler, ahead=ahead, on_step=on_step)
         busy, began = 0.0 if self._device is None else self._device.busy, self._now()
         while not scheduler.idle or scheduler.pending_grammars:
-            for answers in pipeline.turn():
+            for answers in pipeline.advance():
                 num_tokens += _count(answers)
         seconds = self._now() - began
         idle = float("nan") if self._device is None else 1 - (self._device.busy - busy) / seconds

@@ -46,7 +46,7 @@ class Decoding:
         self._core: LoadedCore = load_core(CoreConfig(model=None, speculative=speculative))
         assert isinstance(self._core.scheduler, Scheduler)
         if guard is not None:
-            self._core.scheduler._drafting._economy.guard = guard
+            self._core.scheduler._drafting._policy.budget = guard
         self._since = 0.0  # processor time of what came after the last result
 
     def begin(self, requests: Sequence[Generate], batch: int) -> None:
