@@ -147,6 +147,7 @@ def chunk_rows(seconds: Measure, product_rate: float) -> Iterator[dict[str, Any]
 
 
 def other_rows(seconds: Measure, copy_rate: float) -> Iterator[dict[str, Any]]:
+    from ramiform.kernels import SamplingTensors
     from ramiform.kernels.reference import layers as plain
     from ramiform.kernels.reference import sampling as plain_sampling
     from ramiform.kernels.triton import layers, logits, sampling
@@ -191,18 +192,13 @@ def other_rows(seconds: Measure, copy_rate: float) -> Iterator[dict[str, Any]]:
         ("sample, top-k 50", 50, 1.0),
     ]:
         ones_R = torch.ones(64, device="cuda")
-        filters = {
-            "temperature_R": ones_R,
-            "top_k_R": (ones_R * top_k).long(),
-            "top_p_R": ones_R.double() * top_p,
-            "min_p_R": ones_R * 0,
-        }
         draw_R = torch.randint(1 << 62, (64,), device="cuda")
+        parameters = SamplingTensors(ones_R, (ones_R * top_k).long(), ones_R.double() * top_p, ones_R * 0, draw_R)
         yield row(
             name,
             logits_RV.nbytes,
-            lambda f=filters, d=draw_R: sampling.sample_tokens(logits_RV, **f, draw_R=d, max_top_k=0),
-            lambda f=filters, d=draw_R: plain_sampling.draw_tokens(plain_sampling.sampling_weights(logits_RV, **f), d),
+            lambda p=parameters: sampling.sample_tokens(logits_RV, p),
+            lambda p=parameters: plain_sampling.draw_tokens(plain_sampling.sampling_weights(logits_RV, p), p.draw_R),
         )
 
 
