@@ -42,20 +42,18 @@ def create_app(
     errors.install(app)
     openapi.install(app, has_keys=bool(keys))
     app.add_exception_handler(ClientDisconnectedError, _nobody_listens)
-    conversations = ChatService(
-        generator, tool_parser=config.tool_call_parser, reasoning_parser=config.reasoning_parser
-    )
+    chat_service = ChatService(generator, tool_parser=config.tool_call_parser, reasoning_parser=config.reasoning_parser)
     for api in (
         NativeApi(generator, siblings),
         AdminApi(generator, config.client_address),
         TokenizationApi(generator),
         ModelsApi(generator),
         CompletionsApi(generator),
-        ChatApi(conversations),
-        ResponsesApi(conversations, siblings),
+        ChatApi(chat_service),
+        ResponsesApi(chat_service, siblings),
         DecisionsApi(generator),
         EmbeddingsApi(generator),
-        ConstrainedApi(conversations),
+        ConstrainedApi(chat_service),
         ScoreApi(generator),
         MetricsApi(generator.core, siblings),
     ):

@@ -21,7 +21,7 @@ class ChunkBuilder:
         self._watch = watch
         self._usage = usage
 
-    def of(self, choice: dict[str, Any]) -> dict[str, Any]:
+    def chunk(self, choice: dict[str, Any]) -> dict[str, Any]:
         """More of a choice has come."""
         self._watch.tick()
         chunk = {**self._head, "choices": [choice]}

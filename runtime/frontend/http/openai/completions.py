@@ -142,7 +142,8 @@ class CompletionsApi:
         self, body: CompletionBody, prompts: list[tuple[str, Prompt]]
     ) -> AsyncIterator[list[CompletionPrompt]]:
         """Submit everything; what still runs at the end of the block is aborted."""
-        with ExitStack() as stack, name_constraint_field(body.constraint()):
+        constraint = body.constraint()
+        with ExitStack() as stack, name_constraint_field(None if constraint is None else constraint[1]):
             yield [
                 CompletionPrompt(
                     text, prompt, list(stack.enter_context(self._generator.start(prompt, body.best_of or body.n)))
@@ -194,7 +195,7 @@ class CompletionsApi:
             choices = merge(sources) if len(sources) > 1 else sources[0]
             try:
                 async for choice in choices:
-                    yield chunks.of(choice)
+                    yield chunks.chunk(choice)
             finally:
                 await choices.aclose()
             for chunk in chunks.last():

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 from ....protocol.core import Finish
 from ....protocol.errors import RequestError
-from ....protocol.sampling import Constraint, SamplingParams
+from ....protocol.sampling import SamplingParams
 
 
 def finish_reason(finish: Finish) -> str:
@@ -22,11 +22,11 @@ def stop_reason(finish: Finish, sampling: SamplingParams) -> str | int | None:
 
 
 @contextmanager
-def name_constraint_field(asked: tuple[Constraint, str] | None) -> Iterator[None]:
-    """A constraint's errors name the field that the client gave it in."""
+def name_constraint_field(field: str | None) -> Iterator[None]:
+    """Make constraint errors name the request field of the constraint."""
     try:
         yield
     except RequestError as error:
-        if asked is None or error.code != "invalid_grammar":
+        if field is None or error.code != "invalid_grammar":
             raise
-        raise RequestError(str(error), param=asked[1], code=error.code) from None
+        raise RequestError(str(error), param=field, code=error.code) from None

@@ -31,12 +31,12 @@ logger = logging.getLogger("ramiform.frontend")
 
 
 class ResponsesApi:
-    def __init__(self, conversations: ChatService, siblings: FrontendPeers) -> None:
-        self._core = conversations.generator.core
-        self._maker = ResponseService(conversations)
-        self._store = self._maker.store
+    def __init__(self, service: ChatService, siblings: FrontendPeers) -> None:
+        self._core = service.generator.core
+        self._responses = ResponseService(service)
+        self._store = self._responses.store
         self._shared = SharedResponseStore(self._store, siblings)
-        self._compactor = Compactor(conversations, self._maker)
+        self._compactor = Compactor(service, self._responses)
 
     @property
     def router(self) -> APIRouter:
@@ -56,19 +56,19 @@ class ResponsesApi:
     async def create(self, body: ResponseBody, request: Request) -> Response:
         """Answer an input: text or items."""
         await self._shared.bring(body.previous_response_id)
-        entry, ask = await cancel_on_disconnect(request, self._asked(body))
+        entry, chat = await cancel_on_disconnect(request, self._prepare(body))
         if body.background:
             self._store.put(entry)
-            entry.task = asyncio.create_task(self._in_background(body, ask, entry), name="response")
+            entry.task = asyncio.create_task(self._in_background(body, chat, entry), name="response")
             return json_response(entry.response)
-        events = self._maker.events(body, ask, entry)
+        events = self._responses.events(body, chat, entry)
         if body.stream:
             return EventStream(await cancel_on_disconnect(request, anext(events)), events, named=True)
         await cancel_on_disconnect(request, _exhaust(events))
         return json_response(entry.response)
 
     async def connect(self, websocket: WebSocket) -> None:
-        await ResponseWebSocket(self._maker, self._shared, websocket).serve()
+        await ResponseWebSocket(self._responses, self._shared, websocket).serve()
 
     async def compact(self, body: CompactBody, request: Request) -> Response:
         """A conversation as what users said and a summary, to go on with."""
@@ -80,8 +80,8 @@ class ResponsesApi:
     async def input_tokens(self, body: ResponseBody, request: Request) -> Response:
         """How many tokens the input has."""
         await self._shared.bring(body.previous_response_id)
-        _, ask = await cancel_on_disconnect(request, self._asked(body))
-        return json_response({"object": "response.input_tokens", "input_tokens": len(ask.tokens)})
+        _, chat = await cancel_on_disconnect(request, self._prepare(body))
+        return json_response({"object": "response.input_tokens", "input_tokens": len(chat.prompt.tokens)})
 
     async def retrieve(
         self, response_id: str, stream: Annotated[bool, Query(json_schema_extra={"enum": [False]})] = False
@@ -111,9 +111,9 @@ class ResponsesApi:
         ends = {"first_id": items[0]["id"], "last_id": items[-1]["id"]}
         return json_response({"object": "list", "data": items, "has_more": False, **ends})
 
-    async def _asked(self, body: ResponseBody) -> tuple[StoredResponse, ChatRequest]:
-        entry = await self._maker.entry(body)
-        return entry, await self._maker.ask(body, entry)
+    async def _prepare(self, body: ResponseBody) -> tuple[StoredResponse, ChatRequest]:
+        entry = await self._responses.entry(body)
+        return entry, await self._responses.chat_request(body, entry)
 
     async def _stored(self, response_id: str) -> StoredResponse:
         entry = await self._shared.find(response_id)
@@ -121,10 +121,10 @@ class ResponsesApi:
             raise NotFoundError(f"there is no response {response_id!r}", param="response_id", code="not_found")
         return entry
 
-    async def _in_background(self, body: ResponseBody, ask: ChatRequest, entry: StoredResponse) -> None:
+    async def _in_background(self, body: ResponseBody, chat: ChatRequest, entry: StoredResponse) -> None:
         entry.response["status"] = "in_progress"
         try:
-            await _exhaust(self._maker.events(body, ask, entry))
+            await _exhaust(self._responses.events(body, chat, entry))
         except asyncio.CancelledError:
             entry.response["status"] = "cancelled"
             raise

@@ -32,8 +32,8 @@ _encoder = msgspec.json.Encoder()
 class ResponseWebSocket:
     """One connection."""
 
-    def __init__(self, maker: ResponseService, shared: SharedResponseStore, websocket: WebSocket) -> None:
-        self._maker = maker
+    def __init__(self, responses: ResponseService, shared: SharedResponseStore, websocket: WebSocket) -> None:
+        self._responses = responses
         self._shared = shared
         self._websocket = websocket
         self._recent: deque[StoredResponse] = deque(maxlen=MAX_RECENT)
@@ -81,9 +81,9 @@ class ResponseWebSocket:
     async def _answer(self, body: ResponseBody) -> None:
         if not any(entry.response["id"] == body.previous_response_id for entry in self._recent):
             await self._shared.bring(body.previous_response_id)
-        entry = await self._maker.entry(body, self._recent)
-        ask = await self._maker.ask(body, entry)
-        async with aclosing(self._maker.events(body, ask, entry)) as events:
+        entry = await self._responses.entry(body, self._recent)
+        chat = await self._responses.chat_request(body, entry)
+        async with aclosing(self._responses.events(body, chat, entry)) as events:
             async for event in events:
                 await self._send(event)
         if entry.response["status"] == "failed":
