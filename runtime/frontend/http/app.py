@@ -9,10 +9,11 @@ from starlette.responses import Response
 from ...protocol.config import ServeConfig
 from ...protocol.version import __version__
 from ..core.frontend_peers import FrontendPeers
+from ..core.opentelemetry import OpenTelemetryTracer
 from ..text.generation import Generator
 from . import errors, openapi
 from .middleware.auth import AuthMiddleware
-from .middleware.metrics import HttpTracer, MetricsMiddleware
+from .middleware.metrics import MetricsMiddleware
 from .middleware.rate_limit import RateLimitMiddleware
 from .middleware.request_limits import RequestLimitsMiddleware
 from .native.admin import AdminApi
@@ -33,7 +34,7 @@ from .transport.streaming import ClientDisconnectedError
 
 
 def create_app(
-    generator: Generator, config: ServeConfig, siblings: FrontendPeers, tracer: HttpTracer | None = None
+    generator: Generator, config: ServeConfig, siblings: FrontendPeers, tracer: OpenTelemetryTracer | None = None
 ) -> FastAPI:
     measures = generator.core.watcher.measures
     keys = _listed(config.api_key)

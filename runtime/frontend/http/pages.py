@@ -21,7 +21,7 @@ from starlette.responses import FileResponse, HTMLResponse, Response
 from ...protocol.errors import RuntimeFailed
 from ...protocol.version import __version__
 from ..text.generation import Generator
-from .middleware.auth import SCOPE_API_KEY
+from .scope import SCOPE_API_KEY
 
 # Swagger UI's own build, from the package fastapi-swagger; `guard.OPEN_PATHS` lists their paths too.
 ASSETS = {

@@ -23,8 +23,8 @@ class ToolFormat:
     ends with `end_marker`, or with the answer.
 
     Writing: `trigger` shows that the model is about to call. `opening` begins with it and precedes the name. Then
-    follow `before_arguments`, the arguments and `after_arguments`. `next_trigger` and `next_opening` do the same for a further
-    call of the answer; `end_of_calls` follows the last one.
+    follow `before_arguments`, the arguments and `after_arguments`. `next_trigger` and `next_opening` do the same for
+    a further call of the answer; `end_of_calls` follows the last one.
     """
 
     name: FormatName

@@ -14,7 +14,7 @@ from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ..errors import error_response
-from .auth import SCOPE_API_KEY
+from ..scope import SCOPE_API_KEY
 
 MINUTE = 60.0
 

@@ -10,8 +10,8 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ..errors import error_body, error_response
+from ..scope import HEALTH_PATH, SCOPE_API_KEY
 from ..transport.sse import DONE, event
-from .auth import HEALTH_PATH, SCOPE_API_KEY
 
 BODY_PAUSE = 30.0  # seconds that the next part of a body may take
 BODY_RATE = 1024  # bytes of a body a second; one that comes more slowly may take BODY_PAUSE longer in all

@@ -14,7 +14,7 @@ from starlette.types import Receive, Scope, Send
 
 from ....protocol.errors import RamiformError
 from ..errors import error_event
-from ..middleware.metrics import SCOPE_SEND_BODY
+from ..scope import SCOPE_SEND_BODY
 from .sse import DONE, event, named_event
 
 logger = logging.getLogger("ramiform.frontend")
