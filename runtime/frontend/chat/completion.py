@@ -1,9 +1,9 @@
-"""One answer of a chat: its thinking, its text and its tool calls, as they come.
+"""Generate one answer of a chat: its reasoning, its text and its tool calls.
 
-Most answers are one request to the core. Where something has to follow the model's free text exactly - an answer that
-matches a grammar after the thinking, a call's arguments that match their schema - the turn is a small program: it lets
-the model write up to a mark, writes what is certain itself, and goes on from there under the constraint.
-Knows steps and formats; nothing of HTTP.
+Most answers are one request to the core. Some have parts that must match exactly and follow the model's free text: an
+answer under a grammar after the reasoning, or a call's arguments under their schema. Such an answer runs in stages. The
+model writes up to a marker, the completion appends the text that is certain, and generation continues under the
+constraint.
 """
 
 from __future__ import annotations
@@ -21,11 +21,13 @@ from .tools.calls import ToolCall, new_tool_call_id
 from .tools.parser import ToolCallParser
 
 MAX_TOOL_CALLS = 128
-_MARKER_SLACK = 8  # tokens before a mark: blanks, a few words
+_MARKER_SLACK = 8  # tokens before a marker: blanks, a few words
 
 
 class ChatCompletion:
-    """Submitted when made. Iterate over `deltas` once; then `finish` and the counts are final. `close` at the end."""
+    """One answer, submitted on construction. Iterate over `deltas` once; then `finish` and the counts are final. Call
+    `close` at the end.
+    """
 
     def __init__(self, generator: Generator, request: ChatRequest, number: int) -> None:
         """Submit answer `number` of the request; its seed is the request's plus `number`."""
@@ -51,7 +53,7 @@ class ChatCompletion:
 
     @property
     def num_cached_tokens(self) -> int:
-        """Of the prompt."""
+        """Prompt tokens taken from the cache."""
         return self._stages.num_cached_tokens
 
     @property
@@ -59,11 +61,11 @@ class ChatCompletion:
         return self._stages.num_completion_tokens
 
     def close(self) -> None:
-        """Nobody reads on: abort what runs."""
+        """Abort what still runs."""
         self._stages.close()
 
     async def deltas(self) -> AsyncGenerator[ChatDelta]:
-        """Raises RamiformError when a step fails."""
+        """Yield the answer as it is generated. Raises RamiformError when a stage fails."""
         tools = self._tools
         if self._reasoning is None and tools is None:
             async for piece in self._stages.sample:
@@ -98,7 +100,7 @@ class ChatCompletion:
             self._stages.begin("", self._sampling)
 
     async def _generate_reasoning(self) -> AsyncGenerator[ChatDelta]:
-        """Up to the end of the thinking, which is free, then on to the answer, which is not."""
+        """Yield the reasoning, which is free, then begin the answer, which is constrained."""
         parser, self._reasoning = ReasoningParser(is_open=True), None
         async for piece in self._stages.sample:
             yield ChatDelta(reasoning=parser.feed(piece.text)[0], logprobs=piece.logprobs)
@@ -112,7 +114,7 @@ class ChatCompletion:
         self._begin_answer()
 
     async def _parse_deltas(self, tools: ToolCallOptions | None) -> AsyncGenerator[ChatDelta]:
-        """One request's answer, parted into what it is made of."""
+        """Yield one request's output, parsed into reasoning, text and calls."""
         parser = None if tools is None else ToolCallParser(tools.format, tools.schemas)
         async for piece in self._stages.sample:
             yield self._split(piece, parser)
@@ -130,7 +132,7 @@ class ChatCompletion:
         self.finish = self._stages.finish
 
     async def _generate_forced_calls(self, tools: ToolCallOptions) -> AsyncGenerator[ChatDelta]:
-        """Nothing but calls. After one the model may open another where its format has several."""
+        """Yield calls only. After each one the model may open another, if its format allows several."""
         stages, trigger = self._stages, tools.format.next_trigger
         while True:
             async for delta in self._generate_call(tools):
@@ -152,12 +154,12 @@ class ChatCompletion:
             self._open_call(tools, tools.format.next_opening)
 
     async def _generate_until_calls(self, tools: ToolCallOptions) -> AsyncGenerator[ChatDelta]:
-        """Free text, or text that matches the constraint, until the model opens a call, which is held to its schema."""
+        """Yield free or constrained text until the model opens a call, then the call under its schema."""
         stages, constraint = self._stages, self._sampling.constraint
         trigger: str | None = tools.format.trigger
         opening = tools.format.opening
         while trigger is not None:
-            blanks = ""  # held back: before a call they are the format's
+            blanks = ""  # held back: before a call they belong to its format
             async for piece in stages.sample:
                 if constraint is None:
                     text = blanks + piece.text
@@ -187,7 +189,7 @@ class ChatCompletion:
             stages.append(tools.format.appended_closing)
             stages.begin("", stages.until(trigger, tools.format.end_of_calls))
         if constraint is not None:
-            stages.begin("", self._sampling)  # it does not call: the answer, from its beginning
+            stages.begin("", self._sampling)  # no call: generate the answer from its beginning
             async for piece in stages.sample:
                 yield ChatDelta(piece.text, logprobs=piece.logprobs)
         elif self._sampling.no_stop_trim and isinstance(stop := stages.finish.matched, str):
@@ -195,7 +197,9 @@ class ChatCompletion:
         self.finish = stages.finish
 
     async def _generate_call(self, tools: ToolCallOptions) -> AsyncGenerator[ChatDelta]:
-        """One call whose opening the step's prompt ends with: its name, if there are several, and its arguments."""
+        """Yield one call, whose opening ends the current prompt: its name, if there are several tools, and its
+        arguments.
+        """
         stages = self._stages
         name = next(iter(tools.schemas))
         if len(tools.schemas) > 1:
@@ -204,7 +208,7 @@ class ChatCompletion:
             if stages.finish.type != "stop":
                 self.finish = stages.finish
                 return
-            stages.discard()  # and written again with what follows, in the tokens that the whole has
+            stages.discard()  # appended again with what follows, in the tokens of the joined text
             self._begin_arguments(tools, name, f"{name}{tools.format.before_arguments}")
         index, self.num_calls = self.num_calls, self.num_calls + 1
         yield ChatDelta(calls=[ToolCallDelta(index, "", new_tool_call_id(), name)])
@@ -212,7 +216,8 @@ class ChatCompletion:
         async for piece in stages.sample:
             text += piece.text if begun else piece.text.lstrip(" ")
             begun = begun or bool(text)
-            num_certain = len(text) - len(closing) if text.endswith("}") else len(text)  # the rest may be the format's
+            # The last brace may belong to the format.
+            num_certain = len(text) - len(closing) if text.endswith("}") else len(text)
             certain, text = text[:num_certain], text[num_certain:]
             yield ChatDelta(calls=[ToolCallDelta(index, certain)] if certain else [], logprobs=piece.logprobs)
         if stages.finish.type != "stop":
@@ -225,13 +230,16 @@ class ChatCompletion:
         if len(names) == 1:
             self._begin_arguments(tools, names[0], f"{opening}{names[0]}{tools.format.before_arguments}")
             return
-        # With the character that ends a name, so that none is the beginning of another.
+        # Includes the terminator, so that no name is a prefix of another choice.
         choices = json.dumps([name + tools.format.name_terminator for name in names], ensure_ascii=False)
         self._stages.begin(opening, self._stages.constrained(Constraint("choices", choices)))
 
     def _begin_arguments(self, tools: ToolCallOptions, name: str, text: str) -> None:
-        """The blank that `text` may end with, and a brace that follows the arguments, are left to be generated: in the
-        model's tokens they are one with the arguments' own braces."""
+        """Generate the arguments after `text`.
+
+        A trailing blank of `text`, and a brace after the arguments, are left to the model: its tokens often join them
+        with the arguments' own braces.
+        """
         written = text.rstrip(" ")
         constraint = _json_between(text[len(written) :], tools.schemas[name], tools.format.generated_closing)
         self._stages.begin(written, self._stages.constrained(constraint))
@@ -266,7 +274,7 @@ class ChatCompletion:
 
 
 def _json_between(before: str, value: Constraint, after: str) -> Constraint:
-    """A JSON value between two texts."""
+    """Constrain the output to `before`, a JSON value and `after`, as a structural tag."""
     if not before and not after:
         return value
     parts = [f'{{"type": "const_string", "value": {json.dumps(text)}}}' for text in (before, after)]

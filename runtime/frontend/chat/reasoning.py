@@ -1,4 +1,4 @@
-"""Thinking aloud: what a model writes between `<think>` and `</think>`, parted from its answer as it streams."""
+"""Split a model's reasoning, between `<think>` and `</think>`, from its answer as it streams."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _PROBE: list[dict[str, Any]] = [{"role": "user", "content": "a"}]
 
 
 def can_reason(tokenizer: Tokenizer) -> bool:
-    """Whether the model was taught to: the end of thinking is a token, or its chat template knows of thinking."""
+    """Return True if the model was trained to reason: `</think>` is a token, or the chat template has `<think>`."""
     if tokenizer.chat is None:
         return False
     if THINK_END in tokenizer.special_ids or THINK_END.encode() in tokenizer.token_bytes:
@@ -24,24 +24,26 @@ def can_reason(tokenizer: Tokenizer) -> bool:
             if THINK_START in tokenizer.chat.render(_PROBE, add_generation_prompt=True, **options):
                 return True
         except RequestError:
-            continue  # it refuses this message whatever the options: nothing to learn from it
+            continue  # the template rejects this message
     return False
 
 
 class ReasoningParser:
-    """`is_open`: the prompt has begun the thinking. Otherwise an answer that does not begin with OPEN has none."""
+    """Incremental splitter. `is_open`: the prompt has begun the reasoning. Otherwise only an answer that begins with
+    THINK_START has any.
+    """
 
     def __init__(self, *, is_open: bool) -> None:
         self._state = "reasoning" if is_open else "start"
         self._pending = ""
-        self._has_text = False  # whether the part that is being written has more than blanks
+        self._has_text = False  # the current part has more than blanks
 
     @property
     def in_reasoning(self) -> bool:
         return self._state == "reasoning"
 
     def feed(self, text: str) -> tuple[str, str]:
-        """The thinking and the answer that are certain now."""
+        """Add text; return the reasoning and the answer text that are certain now."""
         if self._state == "answer" and self._has_text:
             return "", text
         self._pending += text
@@ -52,7 +54,7 @@ class ReasoningParser:
                 self._state, self._pending = "reasoning", begun[len(THINK_START) :]
             elif not THINK_START.startswith(begun):
                 self._state = "answer"
-                self._has_text = True  # its blanks are the answer's own
+                self._has_text = True  # leading blanks belong to the answer
             else:
                 return "", ""
         if self._state == "reasoning":
@@ -65,7 +67,7 @@ class ReasoningParser:
         return reasoning, answer
 
     def finish(self) -> tuple[str, str]:
-        """The answer is over: the rest of both."""
+        """Return the rest of both at the end of the output."""
         rest, self._pending = self._pending, ""
         return (rest.rstrip(), "") if self._state == "reasoning" else ("", rest)
 

@@ -1,4 +1,4 @@
-"""The HTTP application: its routes, and what every request passes on the way to them."""
+"""Build the HTTP application: its routes and its middleware."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ def create_app(
     measures = generator.core.watcher.measures
     keys = _listed(config.api_key)
     app = FastAPI(title="ramiform", version=__version__, redirect_slashes=False, docs_url=None, redoc_url=None)
-    app.state.core = generator.core  # how much a body may hold depends on the model
-    errors.install(app)
-    openapi.install(app, has_keys=bool(keys))
+    app.state.core = generator.core  # body limits depend on the model's context
+    errors.install_error_handlers(app)
+    openapi.install_openapi(app, has_keys=bool(keys))
     app.add_exception_handler(ClientDisconnectedError, _nobody_listens)
     chat_service = ChatService(generator, tool_parser=config.tool_call_parser, reasoning_parser=config.reasoning_parser)
     for api in (
@@ -58,7 +58,7 @@ def create_app(
         ScoreApi(generator),
         MetricsApi(generator.core, siblings),
     ):
-        app.include_router(api.router, responses=errors.DOCUMENTED)
+        app.include_router(api.router, responses=errors.ERROR_RESPONSES)
     app.include_router(PagesApi(generator, has_keys=bool(keys)).router)
     if (per_minute := config.share(config.requests_per_minute_per_key)) is not None:
         app.add_middleware(RateLimitMiddleware, per_minute=per_minute)
@@ -74,7 +74,7 @@ def create_app(
         max_body_bytes=config.max_body_mib << 20,
     )
     if origins := _listed(config.cors_origins):
-        # Outside the guard: a page's question whether it may ask carries no key.
+        # Outside the authentication: a preflight request carries no key.
         app.add_middleware(
             CORSMiddleware,
             allow_origins=origins,
@@ -82,7 +82,8 @@ def create_app(
             allow_headers=["*"],
             expose_headers=["x-request-id", "retry-after"],
         )
-    app.add_middleware(MetricsMiddleware, measures=measures, tracer=tracer)  # the outermost: counts refusals too
+    # The outermost, so rejected requests are counted too.
+    app.add_middleware(MetricsMiddleware, measures=measures, tracer=tracer)
     return app
 
 
@@ -91,4 +92,4 @@ def _listed(setting: str | None) -> list[str]:
 
 
 async def _nobody_listens(request: Request, error: Exception) -> Response:
-    return Response(status_code=499)  # for the log alone
+    return Response(status_code=499)  # for the log and metrics; nobody receives it

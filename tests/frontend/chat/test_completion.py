@@ -1,4 +1,4 @@
-"""A chat's answer: thinking, text and calls, free and constrained, over a scripted core."""
+"""A chat's answer over a scripted core: reasoning, text and calls, free and constrained."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The formats in which models were taught to call tools.
+"""Tool-call formats of models.
 
-A format says how to read a call that the model wrote, and which text to write for it so that only the name and the
-arguments are left to generate. Sources: the chat templates of the models named.
+A format says how to parse a call of the model, and which text to write for one, so that only the name and the arguments
+are generated. Sources: the chat templates of the models named.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class ToolFormat:
 
 
 def _read_deepseek(block: str) -> list[ToolCall]:
-    """`function<sep>NAME\\n```json\\n{...}\\n```<end>` (V3, R1) or `NAME<sep>{...}<end>` (V3.1), one after another."""
+    """Parse `function<sep>NAME\\n```json\\n{...}\\n```<end>` (V3, R1) or `NAME<sep>{...}<end>` (V3.1), repeated."""
     calls = []
     for part in block.split("<｜tool▁call▁begin｜>"):
         body = part.partition("<｜tool▁call▁end｜>")[0]
@@ -80,7 +80,7 @@ def _read_deepseek(block: str) -> list[ToolCall]:
 
 
 def _read_mistral(block: str) -> list[ToolCall]:
-    """A JSON array (v1-v7) or `NAME[ARGS]{...}`, each after its own `[TOOL_CALLS]` (v11 on)."""
+    """Parse a JSON array (v1-v7) or `NAME[ARGS]{...}`, each after its own `[TOOL_CALLS]` (v11 on)."""
     if "[ARGS]" not in block:
         return read_json_calls(block)
     calls = []
@@ -124,7 +124,7 @@ _ALL = (
         end_marker="<|python_end|>",
         bare_prefixes=("[",),
         parse=read_python_calls,
-        trigger='{"name": "',  # a forced call's arguments are JSON: that is what a schema can constrain
+        trigger='{"name": "',  # arguments of a forced call are JSON, which a schema can constrain
         opening='{"name": "',
         before_arguments='", "parameters": ',
         after_arguments="}",

@@ -1,6 +1,6 @@
-"""A model's answer, as it streams, parted into text and tool calls.
+"""Parse a streaming answer into text and tool calls.
 
-What may yet turn out to be a call is held back; what looked like one and is none comes out as the text that it is.
+Text that may become a call is held back. A block that turns out to be no call is returned as text.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ class ParsedToolCalls:
 
 
 class ToolCallParser:
-    """`names`: the tools that there are; a block that calls another is text."""
+    """Incremental parser. `names` are the known tools; a block that calls another tool is text."""
 
     def __init__(self, tool_format: ToolFormat, names: Collection[str]) -> None:
         self._format = tool_format
         self._names = names
-        self._pending = ""  # not given out yet
-        self._block: str | None = None  # the marker that opened it and the blanks before, while inside one
-        self._at_start = True  # nothing but blanks so far
+        self._pending = ""  # not returned yet
+        self._block: str | None = None  # inside a block: the blanks before it and its marker
+        self._at_start = True  # only blanks so far
         self._found_call = False
 
     def feed(self, text: str) -> ParsedToolCalls:
@@ -39,7 +39,7 @@ class ToolCallParser:
         return self._result(texts, calls)
 
     def finish(self) -> ParsedToolCalls:
-        """The answer is over: what is left of it."""
+        """Parse the rest at the end of the output."""
         texts: list[str] = []
         calls: list[ToolCall] = []
         if self._block is not None:
@@ -50,7 +50,7 @@ class ToolCallParser:
         return self._result(texts, calls)
 
     def _find_block(self, texts: list[str]) -> bool:
-        """Give out the text before a block; whether one begins."""
+        """Move the text before a block to `texts`; return True if a block begins."""
         found = [(at, begin) for begin in self._format.begin_markers if (at := self._pending.find(begin)) >= 0]
         if found:
             at, begin = min(found)
@@ -72,7 +72,9 @@ class ToolCallParser:
         return False
 
     def _num_held_back(self, text: str) -> int:
-        """The longest end of `text` that may begin a marker, with the blanks before it: they go with the call."""
+        """Return the length of the longest suffix that may begin a marker, with the blanks before it, which belong to
+        the call.
+        """
         kept = max(
             (
                 size
@@ -86,7 +88,7 @@ class ToolCallParser:
         return kept + len(body) - len(body.rstrip())
 
     def _end_block(self, texts: list[str], calls: list[ToolCall]) -> bool:
-        """Read the block if it is over; whether it is."""
+        """Parse the block if it is complete; return True then."""
         end = self._format.end_marker if self._block else None
         if end is None:
             return False
@@ -110,7 +112,7 @@ class ToolCallParser:
         self._found_call = self._found_call or bool(calls)
         text = "".join(texts)
         if self._found_call:
-            text = text if text.strip() else ""  # blanks around calls are the format's
+            text = text if text.strip() else ""  # blanks around calls belong to the format
         if text.strip():
             self._at_start = False
         return ParsedToolCalls(text, calls)

@@ -1,4 +1,4 @@
-"""Counts and times every HTTP request by its route, and traces it when there is a tracer. Plain ASGI."""
+"""ASGI middleware that counts, times and traces requests by route."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ METHODS = frozenset({"GET", "POST", "PUT", "DELETE", "OPTIONS", "HEAD", "PATCH"}
 
 
 class MetricsMiddleware:
-    """The outermost layer. A request's route is its template ("/v1/models/{model}"), so that names stay few."""
+    """Outermost middleware. The route label is the template ("/v1/models/{model}"), so labels stay few."""
 
     def __init__(self, app: ASGIApp, *, measures: FrontendMetrics, tracer: OpenTelemetryTracer | None = None) -> None:
         self._app = app
@@ -29,7 +29,7 @@ class MetricsMiddleware:
             return
         # Lets streams bypass the inner middleware for each token; it only inspects the start and the end.
         scope[SCOPE_SEND_BODY] = send
-        status = 499  # the client left before there was an answer
+        status = 499  # the client disconnected before a response
 
         async def send_noting_status(message: Message) -> None:
             nonlocal status
@@ -43,7 +43,7 @@ class MetricsMiddleware:
             try:
                 await self._app(scope, receive, send_noting_status)
             except Exception:
-                status = 500  # answered further out
+                status = 500  # the server answers with a 500
                 raise
             finally:
                 self._measures.num_http_running -= 1

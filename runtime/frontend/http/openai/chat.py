@@ -1,4 +1,4 @@
-"""`/v1/chat/completions`."""
+"""`/v1/chat/completions`: generate the assistant's next message."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class ChatApi:
         return router
 
     async def create(self, body: ChatBody, request: Request) -> Response:
-        """The assistant's next message, or several of them to choose from."""
+        """Generate the assistant's next message, or `n` alternatives."""
         info = self._generator.core.require_info()
         body.check(info)
         head = {

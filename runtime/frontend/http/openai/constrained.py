@@ -1,4 +1,4 @@
-"""`/v1/constrained`: one call, one answer that matches, with its type."""
+"""`/v1/constrained`: generate one typed value under a constraint."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ DEFAULT_VALUE_TOKENS = 1024
 
 
 class ConstrainedBody(GenerationFields):
-    """Exactly one of `regex`, `json_schema`, `grammar` and `choices`; of `prompt` and `messages` too."""
+    """One of `regex`, `json_schema`, `grammar` and `choices`, and one of `prompt` and `messages`."""
 
     exactly_one = (("prompt", "messages"), ("regex", "json_schema", "grammar", "choices"))
     undocumented = frozenset(ConstraintFields.model_fields) - {"regex", "json_schema", "additional_properties"}
@@ -50,7 +50,7 @@ class ConstrainedBody(GenerationFields):
             raise RequestError("give either prompt or messages", param="messages" if self.prompt else "prompt")
 
     def constraint(self) -> tuple[Constraint, str]:
-        """Raises RequestError unless there is exactly one."""
+        """Return the constraint and its field. Raises RequestError unless exactly one is given."""
         asked = super().constraint()
         given = [] if asked is None else [asked]
         if self.grammar is not None:
@@ -110,7 +110,7 @@ class ConstrainedApi:
 
 
 def _value(constraint: Constraint, text: str, completion: ChatCompletion) -> dict[str, Any]:
-    """What the text means, and why it ended. Null when it is not whole."""
+    """Build the value and the finish reason. The value is null when the output was cut."""
     assert completion.finish is not None
     value: dict[str, Any] = {"finish_reason": finish_reason(completion.finish)}
     if completion.finish.type != "stop" or isinstance(completion.finish.matched, str):

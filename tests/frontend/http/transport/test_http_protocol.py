@@ -1,4 +1,4 @@
-"""Connections as sockets see them: heads that are too long, too slow or no HTTP, and clients that do not read."""
+"""Connections at the byte level: heads that are too long, too slow or not HTTP, and clients that do not read."""
 
 from __future__ import annotations
 

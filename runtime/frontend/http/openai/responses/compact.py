@@ -1,4 +1,4 @@
-"""A long conversation made short: what users said, word for word, and the model's own summary of the rest."""
+"""Shorten a conversation to the users' messages, word for word, and the model's summary."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MAX_SUMMARY_TOKENS = 512
 
 
 class CompactBody(GenerationFields):
-    """`input`, `previous_response_id`, or both. The summary is one text without form."""
+    """`input`, `previous_response_id`, or both. The summary is plain text."""
 
     model_config = example(
         {"input": [{"role": "user", "content": "I am Ada."}, {"role": "assistant", "content": "Hello, Ada."}]},
@@ -50,7 +50,7 @@ class Compactor:
         self._responses = responses
 
     async def compact(self, body: CompactBody, info: ModelInfo) -> dict[str, Any]:
-        """The items to go on with. Raises RequestError when there is nothing to compact."""
+        """Return the items that continue the conversation. Raises RequestError when there is nothing to compact."""
         previous = self._responses.previous(body.previous_response_id)
         before = [] if previous is None else previous.conversation()
         items = [*before, *await offload_if_large(lambda _: as_items(body.input), body.input)]

@@ -1,7 +1,4 @@
-"""Makes a response: from a body to an entry, the events on the way, and the entry as it is at the end.
-
-Shared by HTTP and the WebSocket; knows neither.
-"""
+"""Create responses: from a body to a stored response, with the events of its stream."""
 
 from __future__ import annotations
 
@@ -32,8 +29,10 @@ class ResponseService:
         self._texts = TokenTexts(service.generator.tokenizer)
 
     async def entry(self, body: ResponseBody, recent: Sequence[StoredResponse] = ()) -> StoredResponse:
-        """A response to be made. `recent` are known besides those stored. Raises RequestError when the body's fields do
-        not go together, or the previous response is not known."""
+        """Create a response that is still to be generated. `recent` is searched besides the store.
+
+        Raises RequestError for conflicting fields, and for an unknown previous response.
+        """
         info = self._core.require_info()
         body.check(info)
         response = {
@@ -53,7 +52,7 @@ class ResponseService:
         return StoredResponse(response, items, self.previous(body.previous_response_id, recent))
 
     def previous(self, response_id: str | None, recent: Sequence[StoredResponse] = ()) -> StoredResponse | None:
-        """Raises RequestError when it is not known, or not finished."""
+        """Return the previous response. Raises RequestError when it is unknown or not finished."""
         if response_id is None:
             return None
         found = next((entry for entry in recent if entry.response["id"] == response_id), self.store.get(response_id))
@@ -66,7 +65,7 @@ class ResponseService:
         return found
 
     async def chat_request(self, body: ResponseBody, entry: StoredResponse) -> ChatRequest:
-        """What is asked of the model. Raises RequestError."""
+        """Build the chat request. Raises RequestError."""
         before = [] if entry.previous is None else entry.previous.conversation()
         items = [*before, *entry.input]
         messages = await offload_if_large(lambda _: template_messages(to_messages(items)), items)
@@ -86,8 +85,11 @@ class ResponseService:
         )
 
     async def events(self, body: ResponseBody, chat: ChatRequest, entry: StoredResponse) -> AsyncGenerator[Event]:
-        """Fills `entry` and stores it. The first event comes with the first token, so that an early error, which is
-        raised, is still the request's; a later one is an event of a stream."""
+        """Generate the response, fill `entry`, and store it.
+
+        The first event comes with the first token, so an early error is raised and can be a status. A later error is an
+        event of the stream.
+        """
         output = OutputBuilder(self._logprobs if body.wants_logprobs else None)
         number = 0
         try:
