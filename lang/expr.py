@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from ..runtime.protocol.errors import RequestError
-from ..runtime.protocol.sampling import AdditionalProperties
+from ..runtime.protocol.sampling import PARAMETERS, AdditionalProperties
 from .choices import Method
 from .result_types import ReasoningFormat
 from .tools import OnError, ToolSet
 
 StringOrMany = str | Sequence[str]
+# The arguments of `gen` that are sampling parameters, by the parameters' names.
+GEN_NAMES = {row.name: name for row in PARAMETERS.values() if (name := row.name_in("gen")) is not None}
+_REQUEST_ARGUMENTS = ("n", "return_logprob", "logprob_start_len", "top_logprobs_num", "return_text_in_logprobs")
+# The arguments of `gen` that `run` takes too: by the name in `run`, which may be the parameter's or gen's, the name in gen.
+RUN_ARGUMENTS = GEN_NAMES | {name: name for name in (*GEN_NAMES.values(), *_REQUEST_ARGUMENTS)}
 RESULT = "\nResult: {result}\n"  # what follows a tool's call
 
 
@@ -49,29 +54,10 @@ class RoleEndExpr(Expr):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenExpr(Expr):
-    """Generated text. What is None is taken from the arguments of `run`, then from the defaults."""
+    """Generated text. What `sampling` does not say is taken from the arguments of `run`, then from the defaults."""
 
     name: str | None = None
-    max_tokens: int | None = None
-    min_tokens: int | None = None
-    n: int | None = None
-    stop: StringOrMany | None = None
-    stop_token_ids: Sequence[int] | None = None
-    stop_regex: StringOrMany | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    frequency_penalty: float | None = None
-    presence_penalty: float | None = None
-    repetition_penalty: float | None = None
-    logit_bias: Mapping[int | str, float] | None = None
-    seed: int | None = None
-    ignore_eos: bool | None = None
-    return_logprob: bool | None = None
-    logprob_start_len: int | None = None
-    top_logprobs_num: int | None = None
-    return_text_in_logprobs: bool | None = None
+    sampling: Mapping[str, Any] = field(default_factory=dict)  # arguments of RUN_ARGUMENTS, by gen's names
     dtype: type | str | None = None
     regex: str | None = None
     json_schema: str | Mapping[str, Any] | None = None

@@ -10,83 +10,38 @@ import msgspec
 
 from ..runtime.protocol import session
 from ..runtime.protocol.errors import RequestError
-from ..runtime.protocol.sampling import Constraint, LogprobParams, SamplingParams
+from ..runtime.protocol.sampling import PARAMETERS, Constraint, LogprobParams, Parameter, SamplingParams
 from .callbacks import Callback
 from .choices import BuiltInMethod, ChoiceCallback
-from .expr import Constant, Expr, GenExpr, RoleBeginExpr, RoleEndExpr, SelectExpr
+from .expr import GEN_NAMES, RUN_ARGUMENTS, Constant, Expr, GenExpr, RoleBeginExpr, RoleEndExpr, SelectExpr
 from .result_types import TEXT, ResultType, json_schema_text, of_dtype, of_schema, separated
 from .tools import ToolCallback, ToolOutcome
 
 T = TypeVar("T")
 
-# What `run` calls it -> what `gen` calls it.
-RUN_NAMES = {
-    "max_new_tokens": "max_tokens",
-    "max_tokens": "max_tokens",
-    "min_new_tokens": "min_tokens",
-    "min_tokens": "min_tokens",
-} | {
-    name: name
-    for name in (
-        "n",
-        "stop",
-        "stop_token_ids",
-        "stop_regex",
-        "temperature",
-        "top_p",
-        "top_k",
-        "min_p",
-        "frequency_penalty",
-        "presence_penalty",
-        "repetition_penalty",
-        "logit_bias",
-        "seed",
-        "ignore_eos",
-        "return_logprob",
-        "logprob_start_len",
-        "top_logprobs_num",
-        "return_text_in_logprobs",
-    )
-}
-NO_DEFAULTS = GenExpr()
+Defaults = Mapping[str, Any]  # sampling arguments by gen's names, for what a gen does not say
 
 
-def defaults_of(run_arguments: Mapping[str, Any]) -> GenExpr:
-    """The sampling arguments of `run`, by either name, as the `Gen` that others fall back on."""
-    return GenExpr(**{RUN_NAMES[name]: value for name, value in run_arguments.items()})
+def defaults_of(run_arguments: Mapping[str, Any]) -> Defaults:
+    """Return the sampling arguments of `run` by gen's names."""
+    return {RUN_ARGUMENTS[name]: value for name, value in run_arguments.items()}
 
 
-def gen_operation(gen: GenExpr, defaults: GenExpr, stream: bool) -> tuple[session.Gen, ResultType]:
+def gen_operation(gen: GenExpr, defaults: Defaults, stream: bool) -> tuple[session.Gen, ResultType]:
     """The operation, and how its result is read.
 
     Raises RequestError naming the parameter that is out of range, of the wrong type, or not supported.
     """
 
     def pick(name: str) -> Any:
-        own = getattr(gen, name)
-        return getattr(defaults, name) if own is None else own
+        own = gen.sampling.get(name)
+        return defaults.get(name) if own is None else own
 
     constraint, result = _constraint_of(gen)
     if constraint is not None and gen.additional_properties is not None:
         constraint = msgspec.structs.replace(constraint, additional_properties=gen.additional_properties)
-    top_k = pick("top_k")
-    given = {
-        "max_new_tokens": pick("max_tokens"),
-        "min_new_tokens": pick("min_tokens"),
-        "temperature": pick("temperature"),
-        "top_k": None if top_k == -1 else top_k,  # -1: off, as the field writes it
-        "top_p": pick("top_p"),
-        "min_p": pick("min_p"),
-        "frequency_penalty": pick("frequency_penalty"),
-        "presence_penalty": pick("presence_penalty"),
-        "repetition_penalty": pick("repetition_penalty"),
-        "logit_bias": _with_int_keys(pick("logit_bias")),
-        "seed": pick("seed"),
-        "stop": (*_many(pick("stop")), *result.stop),
-        "stop_regex": _many(pick("stop_regex")),
-        "stop_token_ids": _many(pick("stop_token_ids")),
-        "ignore_eos": pick("ignore_eos"),
-    }
+    given = {name: _field_value(PARAMETERS[name], pick(argument)) for name, argument in GEN_NAMES.items()}
+    given["stop"] = (*(given["stop"] or ()), *result.stop)
     sampling = _build(SamplingParams, given)
     if constraint is not None:
         # Checked here as well: a message that the runtime cannot read ends the connection of every program.
@@ -101,7 +56,7 @@ def gen_operation(gen: GenExpr, defaults: GenExpr, stream: bool) -> tuple[sessio
     return session.Gen(sampling=sampling, logprobs=logprobs, n=n, stream=stream, token_texts=texts), result
 
 
-def select_operation(select: SelectExpr, defaults: GenExpr) -> session.Select:
+def select_operation(select: SelectExpr, defaults: Defaults) -> session.Select:
     """One that only scores, for a method that the runtime does not know."""
     method: session.ChoicesMethod = "token_length_normalized"
     if isinstance(select.method, BuiltInMethod):
@@ -115,7 +70,7 @@ def select_operation(select: SelectExpr, defaults: GenExpr) -> session.Select:
             "method": method,
             "append": isinstance(select.method, BuiltInMethod),
             "temperature": select.temperature,
-            "seed": defaults.seed if select.seed is None else select.seed,
+            "seed": defaults.get("seed") if select.seed is None else select.seed,
         },
     )
 
@@ -159,15 +114,20 @@ def _build(struct: Callable[..., T], values: dict[str, Any]) -> T:
         raise RequestError(f"{field} = {values.get(field)!r}: {message}", param=field) from None
 
 
-def _many(value: str | Sequence[Any] | None) -> tuple[Any, ...]:
-    if value is None:
-        return ()
-    return tuple(value) if isinstance(value, list | tuple | set | frozenset) else (value,)
+def _field_value(parameter: Parameter, value: Any) -> Any:
+    """Convert an argument of `gen` to the type of the parameter's field."""
+    if value is None or (parameter.off is not None and value == parameter.off):
+        return None
+    if isinstance(parameter.default, dict):
+        return _with_int_keys(value)
+    if isinstance(parameter.default, tuple):
+        return tuple(value) if isinstance(value, list | tuple | set | frozenset) else (value,)
+    return value
 
 
-def _with_int_keys(bias: Mapping[int | str, float] | None) -> dict[int, float] | None:
+def _with_int_keys(bias: Mapping[int | str, float]) -> dict[int, float]:
     try:
-        return None if bias is None else {int(token): value for token, value in bias.items()}
+        return {int(token): value for token, value in bias.items()}
     except (ValueError, AttributeError):
         raise RequestError(f"logit_bias must map token ids to numbers, got {bias!r}", param="logit_bias") from None
 
@@ -196,7 +156,7 @@ class LoweredOperations:
     open_role: str | None = None  # of the chat message that is open at the end
 
 
-def lower(parts: Sequence[Expr], defaults: GenExpr, stream: bool, open_role: str | None) -> LoweredOperations:
+def lower(parts: Sequence[Expr], defaults: Defaults, stream: bool, open_role: str | None) -> LoweredOperations:
     """Raises RequestError for a parameter out of range or a role that does not fit."""
     lowered = LoweredOperations(open_role=open_role)
     for part in parts:
@@ -229,7 +189,7 @@ def lower(parts: Sequence[Expr], defaults: GenExpr, stream: bool, open_role: str
     return lowered
 
 
-def _lower_gen(gen: GenExpr, defaults: GenExpr, stream: bool, into: LoweredOperations) -> None:
+def _lower_gen(gen: GenExpr, defaults: Defaults, stream: bool, into: LoweredOperations) -> None:
     operation, result = gen_operation(gen, defaults, stream)
     index = len(into.operations)
     into.operations.append(operation)
@@ -250,7 +210,7 @@ def _lower_gen(gen: GenExpr, defaults: GenExpr, stream: bool, into: LoweredOpera
         into.bindings.append(Binding(gen.name, index, result, operation.n))
 
 
-def _lower_select(select: SelectExpr, defaults: GenExpr, into: LoweredOperations) -> None:
+def _lower_select(select: SelectExpr, defaults: Defaults, into: LoweredOperations) -> None:
     index = len(into.operations)
     into.operations.append(select_operation(select, defaults))
     meta: dict[str, Any] | None = None

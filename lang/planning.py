@@ -16,7 +16,7 @@ from ..runtime.protocol.errors import RamiformError, RequestError
 from ..runtime.protocol.sampling import Constraint
 from ..runtime.protocol.session import ToFrontend
 from .execution import Execution, ValueNeeded
-from .expr import GenExpr
+from .lowering import Defaults
 from .operation_log import OperationLog
 from .plan import PlannedState, states_of, substituted, symbol
 from .reader import UndefinedVariable
@@ -118,7 +118,7 @@ class NullChannel:
 
 
 def plan_call(
-    function: Callable[..., Any], arguments: Mapping[str, Any], missing: frozenset[str], defaults: GenExpr
+    function: Callable[..., Any], arguments: Mapping[str, Any], missing: frozenset[str], defaults: Defaults
 ) -> tuple[tuple[PlannedState, ...], str | None]:
     """The states of a call, and where it stops to be known.
 
@@ -166,7 +166,7 @@ def run_coroutine(coroutine: Coroutine[Any, Any, Any]) -> Any:
 
 
 def _recorded(
-    function: Callable[..., Any], arguments: Mapping[str, Any], missing: frozenset[str], defaults: GenExpr
+    function: Callable[..., Any], arguments: Mapping[str, Any], missing: frozenset[str], defaults: Defaults
 ) -> RecordedCall:
     execution = Execution(NullChannel(), deferred=True, may_wait=False)
     state = ProgramState(StateHandle.open(execution), defaults=defaults)

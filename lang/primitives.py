@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NoReturn, get_args
 
 from ..runtime.protocol.decisions import Level, Option, Pick, Predicate, Question, Rate, check
 from ..runtime.protocol.errors import RequestError
-from ..runtime.protocol.sampling import AdditionalProperties
+from ..runtime.protocol.sampling import PARAMETERS, AdditionalProperties
 from .choices import BuiltInMethod, Method, method_of, token_length_normalized
-from .expr import RESULT, Concat, Expr, GenExpr, RoleBeginExpr, RoleEndExpr, SelectExpr, StringOrMany, parts_of
+from .expr import (
+    GEN_NAMES,
+    RESULT,
+    RUN_ARGUMENTS,
+    Concat,
+    Expr,
+    GenExpr,
+    RoleBeginExpr,
+    RoleEndExpr,
+    SelectExpr,
+    StringOrMany,
+    parts_of,
+)
 from .result_types import reasoning_format
 from .tools import OnError, Tool, tool_set
 
@@ -165,6 +178,7 @@ def gen(
     and says nothing of others, "schema" lets it have any others, as JSON Schema does. None is the runtime's default for
     `json_schema`, "closed" for the other two.
     """
+    given = {name: value for name, value in locals().items() if name in RUN_ARGUMENTS and value is not None}
     constraints = {
         "choices": choices,
         "dtype": dtype,
@@ -184,26 +198,7 @@ def gen(
         raise RequestError(f"tool_errors must be 'text' or 'raise', got {tool_errors!r}", param="tool_errors")
     return GenExpr(
         name=_checked_name(name),
-        max_tokens=max_tokens,
-        min_tokens=min_tokens,
-        n=n,
-        stop=stop,
-        stop_token_ids=stop_token_ids,
-        stop_regex=stop_regex,
-        temperature=temperature,
-        top_p=top_p,
-        top_k=top_k,
-        min_p=min_p,
-        frequency_penalty=frequency_penalty,
-        presence_penalty=presence_penalty,
-        repetition_penalty=repetition_penalty,
-        logit_bias=logit_bias,
-        seed=seed,
-        ignore_eos=ignore_eos,
-        return_logprob=return_logprob,
-        logprob_start_len=logprob_start_len,
-        top_logprobs_num=top_logprobs_num,
-        return_text_in_logprobs=return_text_in_logprobs,
+        sampling=given,
         dtype=dtype,
         regex=regex,
         json_schema=json_schema,
@@ -214,6 +209,15 @@ def gen(
         tool_result=tool_result,
         additional_properties=additional_properties,
     )
+
+
+def _describe_parameters() -> str:
+    """Describe the sampling parameters among gen's arguments, a line each."""
+    rows = ((argument, PARAMETERS[name]) for name, argument in GEN_NAMES.items())
+    return "\n".join(f"    {argument}: {row.meaning} ({row.values}, default {row.default!r})" for argument, row in rows)
+
+
+gen.__doc__ = f"{inspect.cleandoc(gen.__doc__ or '')}\n\nSampling parameters:\n{_describe_parameters()}"
 
 
 def gen_int(name: str | None = None, max_tokens: int | None = None, **options: Any) -> GenExpr | SelectExpr:

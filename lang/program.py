@@ -15,8 +15,8 @@ from ..runtime.protocol.sampling import SamplingParams
 from .backend import Backend, channel_of
 from .batch import run_in_loop, run_in_threads, run_recorded
 from .execution import Execution
-from .expr import GenExpr
-from .lowering import NO_DEFAULTS, RUN_NAMES, defaults_of
+from .expr import RUN_ARGUMENTS
+from .lowering import Defaults, defaults_of
 from .plan import Plan
 from .planning import plan_call
 from .runner import ProgramCall, begin, begin_recorded, body, body_async, new_state, play, run_async
@@ -96,7 +96,7 @@ class Program:
         prefix = self.trace(**example).static_prefix
         if not prefix:
             return
-        state = ProgramState(StateHandle.open(Execution(channel_of(backend))), defaults=NO_DEFAULTS)
+        state = ProgramState(StateHandle.open(Execution(channel_of(backend))), defaults={})
         nothing = SamplingParams(max_new_tokens=0, temperature=0.0, seed=0)
         state._recorder.append([*prefix, session.Gen(sampling=nothing)])
         state.sync()
@@ -220,7 +220,7 @@ class Program:
         self,
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
-        defaults: GenExpr,
+        defaults: Defaults,
         budget: session.Budget | None,
         traced: bool,
     ) -> ProgramCall:
@@ -232,9 +232,9 @@ class Program:
             self.function, self.is_async, args, given, defaults, budget, self.plan is not None, is_whole, traced
         )
 
-    def _split(self, kwargs: Mapping[str, Any]) -> tuple[GenExpr, dict[str, Any]]:
+    def _split(self, kwargs: Mapping[str, Any]) -> tuple[Defaults, dict[str, Any]]:
         """Sampling arguments, and the function's own."""
-        sampling = {n: v for n, v in kwargs.items() if n in RUN_NAMES and n not in self.parameters}
+        sampling = {n: v for n, v in kwargs.items() if n in RUN_ARGUMENTS and n not in self.parameters}
         return defaults_of(sampling), {name: value for name, value in kwargs.items() if name not in sampling}
 
 

@@ -15,7 +15,7 @@ from ..runtime.protocol.errors import RequestError
 from ..runtime.protocol.session import Budget
 from .backend import Channel
 from .execution import Execution, ValueNeeded
-from .expr import GenExpr
+from .lowering import Defaults
 from .planning import check_recorded
 from .recording import Recording, is_recording_all
 from .source_location import traceback_location
@@ -33,7 +33,7 @@ class ProgramCall:
     is_async: bool
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
-    defaults: GenExpr
+    defaults: Defaults
     budget: Budget | None = None
     compiled: bool = False
     is_whole: bool = False

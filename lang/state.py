@@ -14,8 +14,8 @@ from ..runtime.protocol import session
 from ..runtime.protocol.decisions import Question
 from ..runtime.protocol.errors import RequestError
 from .callbacks import ask_when_answered
-from .expr import Expr, GenExpr, RoleBeginExpr, RoleEndExpr, parts_of
-from .lowering import lower
+from .expr import Expr, RoleBeginExpr, RoleEndExpr, parts_of
+from .lowering import Defaults, lower
 from .meta_info import Segment, segment_of
 from .primitives import gen, questions_of, role
 from .reader import BackgroundRun, StateReader, drive, drive_async
@@ -110,7 +110,7 @@ class ProgramState:
         self,
         recorder: StateHandle,
         *,
-        defaults: GenExpr,
+        defaults: Defaults,
         stream: bool = False,
         variables: dict[str, Variable] | None = None,
         open_role: str | None = None,

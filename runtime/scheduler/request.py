@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from ...radix.cache import Lease
 from ..protocol.core import Generate, Timings
 from ..protocol.errors import RequestError, context_exceeded
-from ..protocol.sampling import TokenLogprob
+from ..protocol.sampling import DrawParams, TokenLogprob
 from ..speculation.ngram import NgramIndex
 from ..speculation.tree import DraftTree
 from .acceptance import Acceptance
 from .embedding_pooling import EmbeddingPooling
 from .interfaces import GrammarMatcher
+from .plan import Sample
 from .stops import StopRules
 
 MAX_PROMPT_LOGPROBS = 3 << 20  # log-probabilities in one answer, at most 20 bytes each: a message is 64 MiB
@@ -123,6 +125,18 @@ class Request:
     token_in_flight: bool = False  # and one of them samples the token that follows `tokens`
     leaving: bool = False  # it is over, but keeps its pages until the plans in flight are through with them
     counted: bool = False  # its prompt, in the totals
+
+    @cached_property
+    def sample(self) -> Sample:
+        """The sampling of every token of the request, without its draw and the penalties."""
+        params, logprobs = self.message.sampling, self.message.logprobs
+        return Sample(
+            **{name: getattr(params, name) for name in DrawParams.__struct_fields__},
+            draw=0,
+            logit_bias=params.logit_bias,
+            num_top_logprobs=None if logprobs is None else logprobs.num_top,
+            logprobs_of=() if logprobs is None else logprobs.of,
+        )
 
     @property
     def rid(self) -> str:
