@@ -1,4 +1,4 @@
-"""What can be appended to a state, as frozen values. Knows no state, no defaults and no runtime."""
+"""Expressions: the frozen values that can be appended to a state."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from .result_types import ReasoningFormat
 from .tools import OnError, ToolSet
 
 StringOrMany = str | Sequence[str]
-# The arguments of `gen` that are sampling parameters, by the parameters' names.
+# Arguments of `gen` that are sampling parameters: the parameter's name -> the argument's.
 GEN_NAMES = {row.name: name for row in PARAMETERS.values() if (name := row.name_in("gen")) is not None}
 _REQUEST_ARGUMENTS = ("n", "return_logprob", "logprob_start_len", "top_logprobs_num", "return_text_in_logprobs")
-# The arguments of `gen` that `run` takes too: by the name in `run`, which may be the parameter's or gen's, the name in gen.
+# Arguments that `run` takes too, by the parameter's name or gen's: the name in `run` -> the name in `gen`.
 RUN_ARGUMENTS = GEN_NAMES | {name: name for name in (*GEN_NAMES.values(), *_REQUEST_ARGUMENTS)}
-RESULT = "\nResult: {result}\n"  # what follows a tool's call
+RESULT = "\nResult: {result}\n"  # appended after a tool's call
 
 
 class Expr:
-    """Anything that `state +=` takes besides a string. `+` chains expressions and strings."""
+    """Base of the expressions that `state +=` takes besides strings. `+` chains expressions and strings."""
 
     __slots__ = ()
 
@@ -39,25 +39,31 @@ class Expr:
 
 @dataclass(frozen=True, slots=True)
 class Constant(Expr):
+    """Text of the program's own."""
+
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class RoleBeginExpr(Expr):
+    """Begins a chat message."""
+
     role: str
 
 
 @dataclass(frozen=True, slots=True)
 class RoleEndExpr(Expr):
+    """Ends a chat message."""
+
     role: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenExpr(Expr):
-    """Generated text. What `sampling` does not say is taken from the arguments of `run`, then from the defaults."""
+    """Generated text. Parameters that `sampling` lacks come from the arguments of `run`, then from their defaults."""
 
     name: str | None = None
-    sampling: Mapping[str, Any] = field(default_factory=dict)  # arguments of RUN_ARGUMENTS, by gen's names
+    sampling: Mapping[str, Any] = field(default_factory=dict)  # by gen's argument names
     dtype: type | str | None = None
     regex: str | None = None
     json_schema: str | Mapping[str, Any] | None = None
@@ -72,7 +78,7 @@ class GenExpr(Expr):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SelectExpr(Expr):
-    """One of the choices. At temperature 0 the likeliest by `method`, else drawn among them."""
+    """One of the choices: at temperature 0 the likeliest by `method`, else drawn among them."""
 
     name: str | None
     choices: tuple[str, ...]
@@ -83,6 +89,8 @@ class SelectExpr(Expr):
 
 @dataclass(frozen=True, slots=True)
 class Concat(Expr):
+    """A sequence of expressions, which are no sequences themselves."""
+
     parts: tuple[Expr, ...]
 
     def __iter__(self) -> Iterator[Expr]:
@@ -90,7 +98,7 @@ class Concat(Expr):
 
 
 def parts_of(value: Expr | str) -> tuple[Expr, ...]:
-    """The flat sequence of expressions that `value` stands for. Raises RequestError when it is neither."""
+    """Return the flat sequence of expressions of a string or expression. Raises RequestError for other values."""
     match value:
         case Concat(parts):
             return parts

@@ -1,4 +1,4 @@
-"""From expressions to the operations that travel, and what to call their results. Knows no state and sends nothing."""
+"""Lowering: expressions become the operations that are sent, with the variables that their answers make."""
 
 from __future__ import annotations
 
@@ -27,8 +27,103 @@ def defaults_of(run_arguments: Mapping[str, Any]) -> Defaults:
     return {RUN_ARGUMENTS[name]: value for name, value in run_arguments.items()}
 
 
+@dataclass(frozen=True, slots=True)
+class Binding:
+    """The variable `name` that operation `index` makes: `num_samples` texts parsed as `result`, or a choice.
+
+    With `outcome` it is the result of a tool, with `meta` the decision of a user's own choices method, which fills it;
+    both come with the answer of the Ask after the operation.
+    """
+
+    name: str
+    index: int
+    result: ResultType | None = None  # None: a choice
+    num_samples: int = 1
+    outcome: ToolOutcome | None = None
+    meta: dict[str, Any] | None = None
+
+
+@dataclass(slots=True)
+class LoweredOperations:
+    """Operations with the variables and callbacks that belong to them."""
+
+    operations: list[session.Operation] = field(default_factory=list)
+    bindings: list[Binding] = field(default_factory=list)
+    callbacks: list[tuple[int, Callback]] = field(default_factory=list)  # by the operation whose answer they take
+    open_role: str | None = None  # role of the chat message that is open at the end
+
+
+def lower(parts: Sequence[Expr], defaults: Defaults, stream: bool, open_role: str | None) -> LoweredOperations:
+    """Lower expressions; `open_role` is the role of the chat message that is open before them.
+
+    Raises RequestError for a parameter out of range, and for a message inside another one.
+    """
+    lowered = LoweredOperations(open_role=open_role)
+    for part in parts:
+        match part:
+            case Constant(text):
+                lowered.operations.append(session.Text(text))
+            case RoleBeginExpr(role):
+                if lowered.open_role is not None:
+                    raise RequestError(
+                        f"the {role} message begins inside the {lowered.open_role} message", param="role"
+                    )
+                lowered.open_role = role
+                lowered.operations.append(session.RoleBegin(role))
+            case RoleEndExpr(role):
+                if lowered.open_role != role:
+                    where = (
+                        "outside any message"
+                        if lowered.open_role is None
+                        else f"inside the {lowered.open_role} message"
+                    )
+                    raise RequestError(f"the {role} message ends {where}", param="role")
+                lowered.open_role = None
+                lowered.operations.append(session.RoleEnd())
+            case GenExpr():
+                _lower_gen(part, defaults, stream, lowered)
+            case SelectExpr():
+                _lower_select(part, defaults, lowered)
+            case _:
+                raise AssertionError(f"unknown expression: {part!r}")
+    return lowered
+
+
+def _lower_gen(gen: GenExpr, defaults: Defaults, stream: bool, into: LoweredOperations) -> None:
+    operation, result = gen_operation(gen, defaults, stream)
+    index = len(into.operations)
+    into.operations.append(operation)
+    if gen.reasoning is not None and operation.sampling.constraint is not None:
+        raise RequestError("separate_reasoning needs a gen without a constraint", param="separate_reasoning")
+    if gen.tools is not None:
+        if operation.n > 1:
+            raise RequestError(f"a gen with tools makes one call, not n = {operation.n}", param="n")
+        outcome = ToolOutcome()
+        into.operations.append(session.Ask())
+        into.callbacks.append((index, ToolCallback(gen.tools, gen.tool_errors, gen.tool_result, outcome)))
+        if gen.name is not None:
+            into.bindings.append(Binding(gen.name, index, outcome=outcome))
+    elif gen.name is not None:
+        if gen.reasoning is not None:
+            thought, result = separated(result, gen.reasoning)
+            into.bindings.append(Binding(f"{gen.name}_reasoning_content", index, thought, operation.n))
+        into.bindings.append(Binding(gen.name, index, result, operation.n))
+
+
+def _lower_select(select: SelectExpr, defaults: Defaults, into: LoweredOperations) -> None:
+    index = len(into.operations)
+    into.operations.append(select_operation(select, defaults))
+    meta: dict[str, Any] | None = None
+    if not isinstance(select.method, BuiltInMethod):
+        meta = {}
+        into.operations.append(session.Ask(chosen=True))
+        into.callbacks.append((index, ChoiceCallback(select.choices, select.method, meta)))
+    if select.name is not None:
+        into.bindings.append(Binding(select.name, index, meta=meta))
+
+
 def gen_operation(gen: GenExpr, defaults: Defaults, stream: bool) -> tuple[session.Gen, ResultType]:
-    """The operation, and how its result is read.
+    """Return the operation of a gen, and the type of its result. `defaults` hold where the gen says nothing.
 
     Raises RequestError naming the parameter that is out of range, of the wrong type, or not supported.
     """
@@ -44,7 +139,7 @@ def gen_operation(gen: GenExpr, defaults: Defaults, stream: bool) -> tuple[sessi
     given["stop"] = (*(given["stop"] or ()), *result.stop)
     sampling = _build(SamplingParams, given)
     if constraint is not None:
-        # Checked here as well: a message that the runtime cannot read ends the connection of every program.
+        # Checked here as well, because the runtime closes the connection on a message that it cannot decode.
         if not isinstance(constraint.source, str):
             raise RequestError(f"{constraint.kind} must be a string, got {constraint.source!r}", param=constraint.kind)
         sampling = msgspec.structs.replace(sampling, constraint=constraint)
@@ -57,7 +152,7 @@ def gen_operation(gen: GenExpr, defaults: Defaults, stream: bool) -> tuple[sessi
 
 
 def select_operation(select: SelectExpr, defaults: Defaults) -> session.Select:
-    """One that only scores, for a method that the runtime does not know."""
+    """Return the operation of a select. For a user's own choices method it only scores the choices."""
     method: session.ChoicesMethod = "token_length_normalized"
     if isinstance(select.method, BuiltInMethod):
         method = select.method.name
@@ -94,7 +189,7 @@ def _constraint_of(gen: GenExpr) -> tuple[Constraint | None, ResultType]:
 
 
 def _logprobs(wanted: bool | None, num_top: int | None, prompt_from: int | None) -> LogprobParams | None:
-    """Asking for alternatives or for the prompt's is asking for log-probabilities, unless they are switched off."""
+    """Return the parameters if log-probabilities, alternatives or the prompt's are wanted and not switched off."""
     prompt_from = None if prompt_from == -1 else prompt_from  # -1: the output's only
     if wanted or (wanted is None and (num_top or prompt_from is not None)):
         return _build(LogprobParams, {"num_top": num_top, "prompt_from": prompt_from})
@@ -102,7 +197,10 @@ def _logprobs(wanted: bool | None, num_top: int | None, prompt_from: int | None)
 
 
 def _build(struct: Callable[..., T], values: dict[str, Any]) -> T:
-    """Through msgspec, so that types are checked too; what is None is left at its default."""
+    """Build a struct through msgspec, which checks types; None values are left at their defaults.
+
+    Raises RequestError naming the field that is out of range or of the wrong type.
+    """
     try:
         return msgspec.convert({name: value for name, value in values.items() if value is not None}, struct)  # type: ignore[no-any-return]
     except msgspec.ValidationError as error:
@@ -130,93 +228,3 @@ def _with_int_keys(bias: Mapping[int | str, float]) -> dict[int, float]:
         return {int(token): value for token, value in bias.items()}
     except (ValueError, AttributeError):
         raise RequestError(f"logit_bias must map token ids to numbers, got {bias!r}", param="logit_bias") from None
-
-
-@dataclass(frozen=True, slots=True)
-class Binding:
-    """Operation `index` gives the variable `name`: `num_samples` texts read as `result`, or a choice.
-
-    With `outcome` it is a call, and the value is there once the Ask after it is answered; so it is with `meta`, which
-    a choices method of the user's own fills.
-    """
-
-    name: str
-    index: int
-    result: ResultType | None = None  # None: a choice
-    num_samples: int = 1
-    outcome: ToolOutcome | None = None
-    meta: dict[str, Any] | None = None
-
-
-@dataclass(slots=True)
-class LoweredOperations:
-    operations: list[session.Operation] = field(default_factory=list)
-    bindings: list[Binding] = field(default_factory=list)
-    callbacks: list[tuple[int, Callback]] = field(default_factory=list)  # what is called with which operation's answer
-    open_role: str | None = None  # of the chat message that is open at the end
-
-
-def lower(parts: Sequence[Expr], defaults: Defaults, stream: bool, open_role: str | None) -> LoweredOperations:
-    """Raises RequestError for a parameter out of range or a role that does not fit."""
-    lowered = LoweredOperations(open_role=open_role)
-    for part in parts:
-        match part:
-            case Constant(text):
-                lowered.operations.append(session.Text(text))
-            case RoleBeginExpr(role):
-                if lowered.open_role is not None:
-                    raise RequestError(
-                        f"the {role} message begins inside the {lowered.open_role} message", param="role"
-                    )
-                lowered.open_role = role
-                lowered.operations.append(session.RoleBegin(role))
-            case RoleEndExpr(role):
-                if lowered.open_role != role:
-                    where = (
-                        "outside any message"
-                        if lowered.open_role is None
-                        else f"inside the {lowered.open_role} message"
-                    )
-                    raise RequestError(f"the {role} message ends {where}", param="role")
-                lowered.open_role = None
-                lowered.operations.append(session.RoleEnd())
-            case GenExpr():
-                _lower_gen(part, defaults, stream, lowered)
-            case SelectExpr():
-                _lower_select(part, defaults, lowered)
-            case _:
-                raise AssertionError(f"an expression that cannot be lowered: {part!r}")
-    return lowered
-
-
-def _lower_gen(gen: GenExpr, defaults: Defaults, stream: bool, into: LoweredOperations) -> None:
-    operation, result = gen_operation(gen, defaults, stream)
-    index = len(into.operations)
-    into.operations.append(operation)
-    if gen.reasoning is not None and operation.sampling.constraint is not None:
-        raise RequestError("a constrained gen has no thoughts to separate", param="separate_reasoning")
-    if gen.tools is not None:
-        if operation.n > 1:
-            raise RequestError(f"a gen with tools makes one call, not n = {operation.n}", param="n")
-        outcome = ToolOutcome()
-        into.operations.append(session.Ask())
-        into.callbacks.append((index, ToolCallback(gen.tools, gen.tool_errors, gen.tool_result, outcome)))
-        if gen.name is not None:
-            into.bindings.append(Binding(gen.name, index, outcome=outcome))
-    elif gen.name is not None:
-        if gen.reasoning is not None:
-            thought, result = separated(result, gen.reasoning)
-            into.bindings.append(Binding(f"{gen.name}_reasoning_content", index, thought, operation.n))
-        into.bindings.append(Binding(gen.name, index, result, operation.n))
-
-
-def _lower_select(select: SelectExpr, defaults: Defaults, into: LoweredOperations) -> None:
-    index = len(into.operations)
-    into.operations.append(select_operation(select, defaults))
-    meta: dict[str, Any] | None = None
-    if not isinstance(select.method, BuiltInMethod):
-        meta = {}
-        into.operations.append(session.Ask(chosen=True))
-        into.callbacks.append((index, ChoiceCallback(select.choices, select.method, meta)))
-    if select.name is not None:
-        into.bindings.append(Binding(select.name, index, meta=meta))
