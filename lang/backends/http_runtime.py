@@ -6,7 +6,6 @@ were generated. Each gen is one request, and one more when there is new text to 
 
 from __future__ import annotations
 
-import secrets
 import threading
 from collections.abc import Mapping
 from typing import Any
@@ -109,20 +108,7 @@ class HttpRuntime:
             bos = self._tokenize([""], True, call)[0]
             unconditional, more, _ = self._scored([bos + ids[start:] for ids in encoded], len(bos), call)
             asked += more
-        values = [[token.logprob for token in tokens] for tokens in logprobs]
-        others = [[token.logprob for token in tokens] for tokens in unconditional or []]
-        scores = choices.scores(select.method, values, others)
-        index = choices.decide(scores, select.temperature, secrets.randbits(63) if select.seed is None else select.seed)
-        return session.Choice(
-            index=index,
-            text=select.choices[index],
-            scores=scores,
-            normalized_prompt_logprobs=choices.token_length_normalized(values),
-            token_logprobs=logprobs,
-            unconditional_logprobs=unconditional,
-            prompt_tokens=asked,
-            cached_tokens=cached,
-        )
+        return choices.choose(select, logprobs, unconditional, prompt_tokens=asked, cached_tokens=cached)
 
     def decide(self, transcript: Transcript, questions: tuple[Question, ...], call: ModelCall) -> list[DecisionAnswer]:
         raise RequestError(

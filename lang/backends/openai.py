@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import secrets
 from typing import Any
 
 import msgspec
@@ -134,17 +133,8 @@ class OpenAI:
         values = [
             scores_of(one.get("logprobs"), before, choice) for one, choice in zip(found, select.choices, strict=True)
         ]
-        scores = choices.scores(select.method, values)
-        seed = secrets.randbits(63) if select.seed is None else select.seed
-        index = choices.decide(scores, select.temperature, seed)
-        return session.Choice(
-            index=index,
-            text=select.choices[index],
-            scores=scores,
-            normalized_prompt_logprobs=choices.token_length_normalized(values),
-            token_logprobs=[[TokenLogprob(value, UNKNOWN_ID) for value in part] for part in values],
-            prompt_tokens=(answer.get("usage") or {}).get("prompt_tokens", 0),
-        )
+        logprobs = [[TokenLogprob(value, UNKNOWN_ID) for value in part] for part in values]
+        return choices.choose(select, logprobs, prompt_tokens=(answer.get("usage") or {}).get("prompt_tokens", 0))
 
     def decide(self, transcript: Transcript, questions: tuple[Question, ...], call: ModelCall) -> list[DecisionAnswer]:
         raise RequestError(

@@ -23,8 +23,7 @@ from .core.request_metrics import RequestObserver
 from .http.app import create_app
 from .http.transport.listener import listen
 from .http.transport.server import STOP_GRACE_SECONDS, HttpServer
-from .programs.remote import RemoteProgramServer
-from .programs.server import ProgramServer
+from .programs.server import ProgramServer, RemoteProgramServer
 from .text.generation import Generator
 
 SHUT_DOWN_ERROR = ErrorInfo.of(RuntimeFailed("the runtime was shut down"))
@@ -77,7 +76,7 @@ class Frontend:
     @property
     def tcp_address(self) -> str | None:
         """Where programs of other machines come, once started; None when they may not."""
-        return None if self._remote is None else self._remote.service.address
+        return None if self._remote is None else self._remote.server.address
 
     async def start(self) -> None:
         """Accept clients, which wait until the core is ready. Raises RamiformError when HTTP cannot be served."""
@@ -106,9 +105,9 @@ class Frontend:
 
     async def drain(self, seconds: float) -> None:
         """Accept nobody new; return when what runs has ended. After `seconds` the rest is told that it is over."""
-        self._service.close_door()
+        self._service.stop_accepting()
         if self._remote is not None:
-            self._remote.service.close_door()
+            self._remote.server.stop_accepting()
         deadline = time.monotonic() + seconds
         if self._http is not None:
             self._http.close_door()

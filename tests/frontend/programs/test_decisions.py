@@ -169,7 +169,7 @@ def test_asking_changes_nothing_of_the_state() -> None:
 
 
 def test_many_questions_are_asked_in_bounded_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "BATCH", 3)
+    monkeypatch.setattr(module, "BATCH_LABELS", 3)
 
     async def main() -> None:
         async with house() as built:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from ramiform.runtime.frontend.programs import running_program as programs
+from ramiform.runtime.frontend.programs import server
+from ramiform.runtime.programs.interpreter import ProgramInterpreter
 from ramiform.runtime.protocol.core import ProgramProgress
 from ramiform.runtime.protocol.errors import ErrorInfo
 from ramiform.runtime.protocol.sampling import LogprobParams, SamplingParams
@@ -57,7 +58,11 @@ class Timer:
 @pytest.fixture
 def timer(monkeypatch: pytest.MonkeyPatch) -> Timer:
     timer = Timer()
-    monkeypatch.setattr(programs, "asyncio", SimpleNamespace(get_running_loop=lambda: timer))
+
+    def make(send: Any, open_executor: Any, call_later: Any, **options: Any) -> ProgramInterpreter:
+        return ProgramInterpreter(send, open_executor, timer.call_later, **options)
+
+    monkeypatch.setattr(server, "ProgramInterpreter", make)
     return timer
 
 
@@ -210,8 +215,8 @@ def test_closing_a_program_closes_all_its_states_and_frees_what_they_run() -> No
             await built.core.until(lambda: len(built.core.requests) == 4)
             await client.send(Close((), (7,)))
             await built.core.until(lambda: len(built.core.aborted) == 3)
-            [session] = [one.session for one in built.frontend._service._clients.values()]
-            assert session.num_states == 1
+            [interpreter] = [one.interpreter for one in built.frontend._service._clients.values()]
+            assert interpreter.num_states == 1
             assert [ended.states for ended in built.core.ended] == [None]
 
     run(main())

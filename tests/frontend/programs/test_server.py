@@ -189,7 +189,7 @@ def test_a_client_that_is_gone_leaves_nothing_running(way: str) -> None:
             if way == "bye":
                 await client.send(Bye())
             else:
-                [heard] = [one.last_heard for one in service._clients.values()]
+                [heard] = [one.last_received for one in service._clients.values()]
                 service.forget_silent(heard + CLIENT_SILENCE_SECONDS)
                 assert service.num_clients == 1
                 service.forget_silent(heard + CLIENT_SILENCE_SECONDS + 1)

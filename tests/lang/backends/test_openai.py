@@ -276,7 +276,7 @@ def test_what_the_endpoint_cannot_do_is_refused_and_never_dropped(
     def body(s: ProgramState) -> None:
         s += "Hi" + expr
 
-    with pytest.raises(RequestError, match=r"test_backends_openai\.py:") as caught:
+    with pytest.raises(RequestError, match=r"test_openai\.py:") as caught:
         run(connect(), body)
     assert (caught.value.param, caught.value.code) == (param, "unsupported")
     assert endpoint.bodies == []
@@ -418,7 +418,7 @@ def test_what_the_endpoint_says_is_raised_with_the_programs_line(
     def body(s: ProgramState) -> None:
         s += "Hi" + gen("x")
 
-    with pytest.raises(kind, match=rf"test_backends_openai\.py:.*{message}"):
+    with pytest.raises(kind, match=rf"test_openai\.py:.*{message}"):
         run(connect(), body)
 
 

@@ -142,7 +142,7 @@ def test_what_goes_wrong_is_raised_with_the_programs_line(answers: Any, message:
         s += "x" + gen("x")
         s += gen("y")
 
-    with pytest.raises(RequestError, match=f"test_backends_scripted.py:.*{message}"):
+    with pytest.raises(RequestError, match=f"test_scripted.py:.*{message}"):
         run(body, answers)
 
 
@@ -211,8 +211,7 @@ def test_nothing_is_kept_of_states_that_nobody_holds() -> None:
     gc.collect()
     channel = backend.connection()
     channel.close()
-    assert not channel._player._states
-    assert not channel._player._programs
+    assert channel._interpreter.num_states == channel._interpreter.num_programs == 0
     assert not channel._listeners
 
 
