@@ -63,7 +63,7 @@ class LocalChannel:
             self._inbox.put(message)
 
     def call(self, method: Method) -> Reply:
-        return self._model.tell(method, next(self._numbers))
+        return self._model.answer_call(method, next(self._numbers))
 
     def close(self) -> None:
         """End every program. Calling it again does nothing."""

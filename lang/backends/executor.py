@@ -51,7 +51,7 @@ class TranscriptExecutor:
 
         def finish(output: ModelOutput) -> OperationResult:
             self._state.program.spend(sum(sequence.completion_tokens for sequence in output.sequences))
-            self._transcript = transcript.add_generated(output.parts, output.foretold)
+            self._transcript = transcript.add_generated(output.parts, output.speculated)
             return OperationResult("".join(part.text for part in output.parts), sequences=output.sequences)
 
         return self._calls.begin(call, finish)

@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Literal
 
+from ...programs.common_prefix import common_prefix_length
 from ...protocol import decisions as protocol
 from ...protocol.decisions import DecisionAnswer, Question
-from ..text.common_prefix import common_prefix_length
 from ..text.generation import Generator
 from ..text.scoring import Continuation, RequestContext, Scored, score, unify_shared_prefixes
 from .content import TokenContent

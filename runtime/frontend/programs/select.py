@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from ...programs.common_prefix import common_prefix_length
 from ...protocol import choices
 from ...protocol.errors import RequestError
 from ...protocol.session import Choice, Select
-from ..text.common_prefix import common_prefix_length
 from ..text.generation import Generator
 from ..text.scoring import Continuation, RequestContext, score, unify_shared_prefixes
 from .content import TokenContent

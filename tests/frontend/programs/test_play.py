@@ -215,7 +215,7 @@ def test_closing_a_program_closes_all_its_states_and_frees_what_they_run() -> No
             await built.core.until(lambda: len(built.core.requests) == 4)
             await client.send(Close((), (7,)))
             await built.core.until(lambda: len(built.core.aborted) == 3)
-            [interpreter] = [one.interpreter for one in built.frontend._service._clients.values()]
+            [interpreter] = [one.interpreter for one in built.frontend._program_server._clients.values()]
             assert interpreter.num_states == 1
             assert [ended.states for ended in built.core.ended] == [None]
 

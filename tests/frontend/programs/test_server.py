@@ -185,7 +185,7 @@ def test_a_client_that_is_gone_leaves_nothing_running(way: str) -> None:
                 await client.append(state, Text("a"), Gen(sampling=SAMPLING))
             await client.answers(2)
             await built.core.until(lambda: len(built.core.requests) == 2)
-            service = built.frontend._service
+            service = built.frontend._program_server
             if way == "bye":
                 await client.send(Bye())
             else:
@@ -232,7 +232,7 @@ def test_a_client_that_says_something_is_not_silent() -> None:
             before = time.monotonic()
             await client.send(Ping(), Call(1, "info"))
             await client.receive()
-            built.frontend._service.forget_silent(before + CLIENT_SILENCE_SECONDS)
+            built.frontend._program_server.forget_silent(before + CLIENT_SILENCE_SECONDS)
             assert isinstance((await client.play(1, Sync()))[0], Done)
 
     run(main())
@@ -246,8 +246,8 @@ def test_a_client_without_states_may_be_silent() -> None:
             await client.play(1, Sync())
             await client.send(Close((1,)), Call(1, "info"))
             assert isinstance(await client.receive(), Reply)
-            built.frontend._service.forget_silent(time.monotonic() + CLIENT_SILENCE_SECONDS + 1)
-            assert built.frontend._service.num_clients == 0
+            built.frontend._program_server.forget_silent(time.monotonic() + CLIENT_SILENCE_SECONDS + 1)
+            assert built.frontend._program_server.num_clients == 0
             await client.open(2)
             await client.send(Append(2, 0, [Sync()]))
             assert isinstance(await client.receive(), Done)
@@ -303,7 +303,7 @@ def test_clients_that_are_gone_at_the_end_keep_nobody_from_hearing_of_it(monkeyp
             for client in clients:
                 await client.send(Hello(__version__))
                 assert isinstance(await client.receive(), Welcome)
-            service = built.frontend._service
+            service = built.frontend._program_server
             send = service._socket.send_multipart
             gone = list(service._clients)[:2]
 
@@ -332,7 +332,7 @@ def test_a_client_whose_connection_ends_loses_its_states_at_once_and_others_keep
             await built.core.until(lambda: len(built.core.requests) == 2)
             gone.socket.close(linger=0)  # as a killed process does; no Bye
             await built.core.until(lambda: len(built.core.aborted) == 1)  # long before it would count as silent
-            assert built.frontend._service.num_clients == 1
+            assert built.frontend._program_server.num_clients == 1
             await other.append(1, Sync())
             await built.core.until(lambda: len(built.core.aborted) == 1)
 

@@ -134,7 +134,7 @@ def test_the_core_is_told_when_states_and_programs_end() -> None:
             await built.core.until(lambda: len(built.core.ended) == 2)
             assert built.core.ended == [EndStates(program, [1]), EndStates(program, None)]
             # A client that goes takes its programs along.
-            built.frontend._service.forget_silent(float("inf"))
+            built.frontend._program_server.forget_silent(float("inf"))
             await built.core.until(lambda: len(built.core.ended) == 3)
             assert built.core.ended[2] == EndStates(other, None)  # type: ignore[arg-type]
 

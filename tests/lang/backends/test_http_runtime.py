@@ -176,7 +176,7 @@ def test_what_another_call_makes_it_forget_meanwhile_is_still_known(
     over_http: HttpRuntime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Only so many texts are remembered, and calls have threads of their own."""
-    monkeypatch.setattr("ramiform.lang.backends.http_runtime.MAX_REMEMBERED", 1)
+    monkeypatch.setattr("ramiform.lang.backends.http_runtime.MAX_CACHED_TEXTS", 1)
     post = over_http._http.post
 
     def post_while_another_asks(path: str, body: Any, call: ModelCall) -> Any:
