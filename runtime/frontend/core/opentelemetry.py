@@ -45,7 +45,7 @@ class OpenTelemetryTracer:
         self._tracer = self._provider.get_tracer("ramiform")
 
     @contextmanager
-    def serve(self, scope: Scope) -> Iterator[ServerSpan]:
+    def serve(self, scope: Scope) -> Iterator[HttpSpan]:
         """Open the span of an HTTP request, which is the current span inside the block."""
         headers = {key.decode("latin-1"): value.decode("latin-1") for key, value in scope["headers"]}
         with self._tracer.start_as_current_span(
@@ -54,7 +54,7 @@ class OpenTelemetryTracer:
             kind=self._trace.SpanKind.SERVER,
             attributes={"http.request.method": scope["method"], "url.path": scope["path"]},
         ) as span:
-            yield ServerSpan(span, self._trace)
+            yield HttpSpan(span, self._trace)
 
     def begin(self, request: Generate) -> RequestSpan:
         """Start the span of a request to the core."""
@@ -79,7 +79,7 @@ class OpenTelemetryTracer:
         self._provider.shutdown()
 
 
-class ServerSpan:
+class HttpSpan:
     """The span of an HTTP request."""
 
     def __init__(self, span: Any, trace: Any) -> None:

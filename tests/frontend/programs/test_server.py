@@ -71,7 +71,7 @@ def test_a_client_of_another_version_is_sent_away() -> None:
     run(main())
 
 
-def test_a_core_that_cannot_start_is_told_to_who_waits_for_it() -> None:
+def test_a_core_that_cannot_start_fails_the_waiting_clients() -> None:
     async def main() -> None:
         async with house(ready=False) as built:
             built.core.failure = RequestError("no such checkpoint", param="model")
@@ -101,7 +101,7 @@ def test_questions_are_answered() -> None:
     run(main())
 
 
-def test_garbage_is_answered_and_harms_nobody() -> None:
+def test_invalid_messages_are_answered_and_other_clients_go_on() -> None:
     # One house for all examples: what one left behind would show in the next.
     loop = asyncio.new_event_loop()
     context = house()
@@ -165,7 +165,7 @@ def test_an_out_of_range_parameter_is_named() -> None:
     run(main())
 
 
-def test_a_message_beyond_the_limit_ends_the_connection_not_the_service() -> None:
+def test_a_message_beyond_the_limit_ends_the_connection_not_the_server() -> None:
     async def main() -> None:
         async with house() as built:
             client = built.client()
@@ -189,7 +189,7 @@ def test_a_client_that_is_gone_leaves_nothing_running(way: str) -> None:
             if way == "bye":
                 await client.send(Bye())
             else:
-                [heard] = [one.last_received for one in service._clients.values()]
+                [received] = [one.last_received for one in service._clients.values()]
                 service.forget_silent(heard + CLIENT_SILENCE_SECONDS)
                 assert service.num_clients == 1
                 service.forget_silent(heard + CLIENT_SILENCE_SECONDS + 1)
@@ -223,7 +223,7 @@ def test_an_answer_too_long_for_the_wire_fails_its_operation_alone(monkeypatch: 
     run(main())
 
 
-def test_a_client_that_says_something_is_not_silent() -> None:
+def test_any_message_resets_the_silence_of_a_client() -> None:
     async def main() -> None:
         async with house() as built:
             client = built.client()
@@ -275,7 +275,7 @@ def test_a_core_that_dies_fails_everything_at_once() -> None:
     run(main())
 
 
-def test_at_the_end_every_client_hears_why() -> None:
+def test_at_the_end_every_client_gets_the_reason() -> None:
     async def main() -> None:
         async with house(lambda request: None) as built:
             waiting, idle = built.client(), built.client()
@@ -296,7 +296,7 @@ def test_at_the_end_every_client_hears_why() -> None:
     run(main())
 
 
-def test_clients_that_are_gone_at_the_end_keep_nobody_from_hearing_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_at_the_end_the_other_clients_are_notified_though_some_are_gone(monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
         async with house() as built:
             clients = [built.client() for _ in range(3)]
