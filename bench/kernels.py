@@ -11,15 +11,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 import typer
 
-sys.path.insert(0, str(Path(__file__).parent))
-from report import table
+from ramiform.bench.harness import Out, table, write
 
 PAGE_SIZE = 16
 H, K, D = 32, 8, 128  # Llama-3.1-8B's heads
@@ -205,7 +203,7 @@ def other_rows(seconds: Measure, copy_rate: float) -> Iterator[dict[str, Any]]:
 
 
 def main(
-    out: Annotated[Path | None, typer.Option(help="A markdown file to write, beside the standard output.")] = None,
+    out: Out = None,
 ) -> None:
     if not torch.cuda.is_available():
         print("bench/kernels.py measures a CUDA device, and there is none", file=sys.stderr)
@@ -239,9 +237,7 @@ written) and multiplies {product_rate / 1e12:.0f} TFLOP/s in bf16; percentages a
 
 {table(list(other_rows(seconds, copy_rate)))}
 """
-    print(text)
-    if out is not None:
-        out.write_text(text)
+    write(text, out)
 
 
 if __name__ == "__main__":

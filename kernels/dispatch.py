@@ -11,12 +11,25 @@ from .ops import Ops
 KernelsName = Literal["auto", "triton", "reference"]
 
 
-def for_device(device: torch.device, name: KernelsName = "auto", *, deterministic: bool = False) -> Ops:
+def for_device(
+    device: torch.device,
+    name: KernelsName = "auto",
+    *,
+    deterministic: bool = False,
+    attention_cap: float | None = None,
+) -> Ops:
     """Return the op set for `device`.
 
     `auto` is Triton on a CUDA device, and plain torch with compiled loops on a CPU. Triton on a CPU runs in its
-    interpreter, for tests: TRITON_INTERPRET=1 must stand in the environment before the first import.
+    interpreter, for tests: TRITON_INTERPRET=1 must stand in the environment before the first import. Only plain torch
+    computes `attention_cap`; raises ValueError when other ops are asked for with it.
     """
+    if attention_cap is not None:
+        if name != "reference" or deterministic:
+            raise ValueError(f"attention_cap {attention_cap} needs plain reference ops, not {name}")
+        from .reference.ops import ReferenceOps
+
+        return ReferenceOps(attention_cap)
     if name == "triton" or (name == "auto" and device.type == "cuda"):
         from .triton.ops import TritonOps
 

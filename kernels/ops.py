@@ -38,6 +38,11 @@ class Ops(Protocol):
         ...
 
     @property
+    def attention_cap(self) -> float | None:
+        """Soft cap c of attention scores, c * tanh(score / c) before the softmax; None: no cap."""
+        ...
+
+    @property
     def groups_experts(self) -> bool:
         """True if `grouped_matmul` is the fastest product for a mixture's experts; False if one packed layer per expert
         is."""

@@ -20,9 +20,10 @@ class PaddedAttention:
     """Attention in which rows of like size are padded and computed together."""
 
     layout: AttentionLayout
+    cap: float | None = None
 
     def attend(self, q_THD: torch.Tensor, kv: KvCache, scale: float) -> torch.Tensor:
-        return paged_attention(q_THD, kv, self.layout, scale)
+        return paged_attention(q_THD, kv, self.layout, scale, self.cap)
 
 
 class ReferenceOps:
@@ -31,6 +32,9 @@ class ReferenceOps:
     name: str = "reference"
     deterministic: bool = False
     groups_experts: bool = True
+
+    def __init__(self, attention_cap: float | None = None) -> None:
+        self.attention_cap = attention_cap
 
     rms_norm = staticmethod(layers.rms_norm)
     add_rms_norm = staticmethod(layers.add_rms_norm)
@@ -51,7 +55,8 @@ class ReferenceOps:
                 dtype=args.dtype,
                 device=args.kv.k_SKD.device,
                 key_rope=args.key_rope,
-            )
+            ),
+            self.attention_cap,
         )
 
     def decode_attention(self, args: DecodeAttentionArgs) -> None:

@@ -19,6 +19,7 @@ class TritonOps:
 
     name = "triton"
     groups_experts = True
+    attention_cap = None
 
     rms_norm = staticmethod(layers.rms_norm)
     add_rms_norm = staticmethod(layers.add_rms_norm)

@@ -1,4 +1,4 @@
-"""Steps of few tokens through compiled layers. Judge: the same checkpoint on plain torch ops, in float64."""
+"""Small steps through compiled layers. Judge: the same checkpoint on plain torch ops, in float64."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ STEPS = {
 
 
 def states(model: Decoder, step: list[Row], captures: tuple[int, ...]) -> tuple[torch.Tensor, ...]:
-    """Hidden states, captured states, and all keys and values, after the prompts and one step."""
+    """Compute hidden states, captured states, and all keys and values, after the prompts and one step."""
     memory = KvMemory(model.config, 8, device=CPU, dtype=model.dtype)
     memory.k_LSKD.zero_()
     memory.v_LSKD.zero_()
@@ -61,7 +61,7 @@ def states(model: Decoder, step: list[Row], captures: tuple[int, ...]) -> tuple[
 
 @pytest.mark.parametrize("step", STEPS)
 @pytest.mark.parametrize("name", ["llama3", "llama with biases", "mistral, window", "qwen2, windows"])
-def test_a_small_step_is_what_it_is_elsewhere(
+def test_a_small_step_equals_plain_ops(
     name: str, step: str, checkpoint: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     served: list[bool] = []
@@ -77,7 +77,7 @@ def test_a_small_step_is_what_it_is_elsewhere(
 
 @pytest.mark.parametrize("step", STEPS)
 @pytest.mark.parametrize("name", ["llama3", "mistral, window"])
-def test_threads_that_share_a_step_change_no_bit_of_it(
+def test_threads_do_not_change_a_bit_of_a_step(
     name: str, step: str, checkpoint: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = load_model(checkpoint(name), device=CPU, dtype=torch.float32)
@@ -98,7 +98,7 @@ def test_threads_that_share_a_step_change_no_bit_of_it(
     assert shared[-1] == len(STEPS[step])  # a part for each row, however many tokens it has
 
 
-def test_models_with_other_parts_are_left_to_their_ops(checkpoint: Callable[[str], Path]) -> None:
+def test_blocks_that_the_loops_do_not_compute_use_the_ops(checkpoint: Callable[[str], Path]) -> None:
     for name in ("qwen3", "mixtral"):
         model = load_model(checkpoint(name), device=CPU, dtype=torch.float32)
         assert CompiledLayers.of(model.parameters, 1e-5, 1.0) is None

@@ -18,11 +18,10 @@ import torch
 from numpy.typing import NDArray
 
 from ....kernels import RopeAndStoreArgs
+from ...engine.draft_source import DraftRow, DraftStep
 from ...engine.kv_pool import PAGE_SIZE
 from ...scheduler.plan import DraftSpec, PageCopy, Row
-from ..draft_source import DraftRow, DraftStep
-from ..skipped_rows import SkippedRows
-from ..slot_ledger import SlotLedger
+from ..slot_ledger import SkippedRows, SlotLedger
 from ..tree import DraftTree
 from .compiled_chain import CompiledHead
 from .draft_memory import DraftMemory
@@ -51,7 +50,7 @@ class EagleSource:
         self._slots: list[int] = []  # of the steps that are not stored yet, as the next two
         self._tokens: list[int] = []
         self._captured: list[torch.Tensor] = []
-        self._passed = SkippedRows()
+        self._passed = SkippedRows(PAGE_SIZE)
 
     @property
     def captures(self) -> tuple[int, ...]:
