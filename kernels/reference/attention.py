@@ -87,7 +87,7 @@ def _attend(q_THD: torch.Tensor, kv: KvCache, group: PaddedRows, scale: float, c
 def _attend_capped(
     q_BTHD: torch.Tensor, k_BKLD: torch.Tensor, v_BKLD: torch.Tensor, group: PaddedRows, scale: float, cap: float
 ) -> torch.Tensor:
-    """[B * T, H, D]: step by step, since torch's fused attention does not cap scores."""
+    """Return [B * T, H, D], computed op by op because torch's fused attention does not cap scores."""
     B, T, H, D = q_BTHD.shape
     K, L = k_BKLD.shape[1:3]
     q_BKRD = q_BTHD.view(B, T, K, H // K, D).permute(0, 2, 3, 1, 4).reshape(B, K, -1, D)

@@ -34,9 +34,7 @@ class KvMemory:
 
     def layers(self, scales: KvScales | None = None) -> tuple[KvCache, ...]:
         """Return the KV cache of each layer."""
-        assert (scales is not None) == (self.k_LSKD.dtype in QUANTISED_MAX), (
-            "eight-bit caches need scales, others have none"
-        )
+        assert (scales is not None) == (self.k_LSKD.dtype in QUANTISED_MAX), "eight-bit caches need scales"
         if scales is None:
             return tuple(map(KvCache, self.k_LSKD.unbind(), self.v_LSKD.unbind()))
         scales = scales.to(self.k_LSKD.device)

@@ -26,8 +26,8 @@ def chosen_logprobs(
         return dict
     [rows_n] = to_device([np.array(wanted)], logits_RV.device)
     nums_top = [samples[row].num_top_logprobs or 0 for row in wanted]
-    asked = [samples[row].logprobs_of for row in wanted]
-    found = list_logprobs(ops, logits_RV[rows_n], tokens_R[rows_n], nums_top, asked)
+    extra_tokens = [samples[row].logprobs_of for row in wanted]
+    found = list_logprobs(ops, logits_RV[rows_n], tokens_R[rows_n], nums_top, extra_tokens)
     return lambda: dict(zip(wanted, found(), strict=True))
 
 
@@ -36,31 +36,33 @@ def list_logprobs(
     logits_RV: torch.Tensor,
     tokens_R: torch.Tensor,
     nums_top: Sequence[int],
-    asked: Sequence[tuple[int, ...]],
+    extra_tokens: Sequence[tuple[int, ...]],
 ) -> Deferred[list[TokenLogprob]]:
-    """Return each row's log-probability of its token, of its `nums_top` likeliest, and of the tokens `asked` for."""
+    """Return each row's log-probability of its token, of its `nums_top` likeliest, and of `extra_tokens`."""
     logprob_R, top_RM, ids_RM = ops.token_logprobs(logits_RV, tokens_R, max(nums_top))
-    arriving = to_host([logprob_R, tokens_R, top_RM, ids_RM, _logprobs_of(logits_RV, tokens_R, logprob_R, asked)])
+    pending = to_host([logprob_R, tokens_R, top_RM, ids_RM, _logprobs_of(logits_RV, tokens_R, logprob_R, extra_tokens)])
 
     def read() -> list[TokenLogprob]:
-        logprobs, tokens, tops, ids, others = (array.tolist() for array in arriving())
+        logprobs, tokens, tops, ids, others = (array.tolist() for array in pending())
         values = iter(others)
         return [
-            TokenLogprob(logprob, token, list(zip(top[:num], ids_M[:num], strict=True)), [next(values) for _ in of])
-            for logprob, token, top, ids_M, num, of in zip(logprobs, tokens, tops, ids, nums_top, asked, strict=True)
+            TokenLogprob(logprob, token, list(zip(top[:num], ids_M[:num], strict=True)), [next(values) for _ in extra])
+            for logprob, token, top, ids_M, num, extra in zip(
+                logprobs, tokens, tops, ids, nums_top, extra_tokens, strict=True
+            )
         ]
 
     return read
 
 
 def _logprobs_of(
-    logits_RV: torch.Tensor, tokens_R: torch.Tensor, logprob_R: torch.Tensor, asked: Sequence[tuple[int, ...]]
+    logits_RV: torch.Tensor, tokens_R: torch.Tensor, logprob_R: torch.Tensor, extra_tokens: Sequence[tuple[int, ...]]
 ) -> torch.Tensor:
-    """Return the log-probabilities of the tokens asked for, row after row. They differ from that of the row's own token
+    """Return the log-probabilities of `extra_tokens`, row after row. They differ from that of the row's own token
     as their logits do."""
-    if not any(asked):
+    if not any(extra_tokens):
         return logprob_R[:0]
-    pairs = np.array([(row, token) for row, of in enumerate(asked) for token in of])
+    pairs = np.array([(row, token) for row, tokens in enumerate(extra_tokens) for token in tokens])
     rows, tokens = to_device([pairs[:, 0], pairs[:, 1]], logits_RV.device)
     own_R = logits_RV.gather(1, tokens_R[:, None]).squeeze(1)
     return logits_RV[rows, tokens] - own_R[rows] + logprob_R[rows]
@@ -79,10 +81,12 @@ def score(
     """
     [targets] = to_device([np.array([token for s in scores for token in s.targets])], hidden_OE.device)
     nums_top = [s.num_top for s in scores for _ in s.targets]
-    asked = [s.of for s in scores for _ in s.targets]
+    extra_tokens = [s.of for s in scores for _ in s.targets]
     size = max(1, _MAX_LOGITS // vocab_size)
     parts = [slice(start, start + size) for start in range(0, len(nums_top), size)]
-    found = [list_logprobs(ops, head(hidden_OE[part]), targets[part], nums_top[part], asked[part]) for part in parts]
+    found = [
+        list_logprobs(ops, head(hidden_OE[part]), targets[part], nums_top[part], extra_tokens[part]) for part in parts
+    ]
 
     def read() -> list[list[TokenLogprob]]:
         entries = iter([entry for part in found for entry in part()])

@@ -57,8 +57,8 @@ class SampledPositions:
         """
         trees = [r for r, row in enumerate(self.rows) if row.parents]
         if not trees:
-            arriving = to_host([tokens_O])
-            return lambda: (arriving()[0].tolist(), [[output] for output in range(len(self))])
+            pending = to_host([tokens_O])
+            return lambda: (pending()[0].tolist(), [[output] for output in range(len(self))])
         device, guessed, parents, max_depth = tokens_O.device, [-1] * len(self), list(range(len(self))), 0
         for r in trees:
             row, root = self.rows[r], self.starts[r]
@@ -69,10 +69,10 @@ class SampledPositions:
         guessed_O, parents_O = to_device([np.array(guessed), np.array(parents)], device)
         on_way_O = ops.walk_trees(tokens_O, guessed_O, parents_O, max_depth=max_depth)
         self._compact(on_way_O, trees, pool)
-        arriving = to_host([tokens_O, on_way_O])
+        pending = to_host([tokens_O, on_way_O])
 
         def read() -> tuple[list[int], list[list[int]]]:
-            tokens, on_way = (array.tolist() for array in arriving())
+            tokens, on_way = (array.tolist() for array in pending())
             spans = zip(self.starts[:-1], self.starts[1:], strict=True)
             return tokens, [[output for output in range(*span) if on_way[output]] for span in spans]
 
@@ -112,8 +112,8 @@ def _node_samples(row: Row) -> list[Sample]:
         return [msgspec.structs.replace(base, draw=node.draw) for node in row.nodes]
     samples: list[Sample] = []
     outputs: list[list[int]] = []
-    guesses = row.tokens[row.num_committed :]
-    for token, parent, node in zip(guesses, row.parents, row.nodes, strict=True):
+    draft_tokens = row.tokens[row.num_committed :]
+    for token, parent, node in zip(draft_tokens, row.parents, row.nodes, strict=True):
         before = base.penalties.output if parent < 0 else outputs[parent]
         outputs.append([*before, token])
         penalties = msgspec.structs.replace(base.penalties, output=outputs[-1])

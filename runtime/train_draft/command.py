@@ -13,7 +13,7 @@ def train_draft(
     data: Annotated[
         Path,
         typer.Option(
-            exists=True, dir_okay=False, help='A line each: {"text"}, {"prompt", "completion"} or {"messages"}.'
+            exists=True, dir_okay=False, help='JSON lines: {"text"}, {"prompt", "completion"} or {"messages"}.'
         ),
     ],
     model: Annotated[
@@ -25,27 +25,31 @@ def train_draft(
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Directory of the head; default: MODEL/draft.")] = None,
     eagle: Annotated[int, typer.Option(min=1, max=3, help="1: an EAGLE-1 and -2 head; 3: an EAGLE-3 head.")] = 1,
-    init: Annotated[Path | None, typer.Option(help="Begin with this head, not a random one.")] = None,
+    init: Annotated[Path | None, typer.Option(help="Start from this head, not a random one.")] = None,
     generate: Annotated[
-        int, typer.Option(min=0, help="Learn what the model itself says after each prompt, at most so many tokens.")
+        int, typer.Option(min=0, help="Learn continuations that the model generates, of at most so many tokens.")
     ] = 0,
-    temperature: Annotated[float, typer.Option(min=0.0, help="Of what the model says; 0: greedy.")] = 0.0,
-    steps: Annotated[int, typer.Option(min=1, help="In all, with those before a stop.")] = 2000,
-    tokens_per_step: Annotated[int, typer.Option(min=16, help="Padding included.")] = 4096,
-    max_length: Annotated[int, typer.Option(min=8, help="Longer texts are cut, in tokens.")] = 1024,
+    temperature: Annotated[float, typer.Option(min=0.0, help="Sampling temperature of --generate; 0: greedy.")] = 0.0,
+    steps: Annotated[int, typer.Option(min=1, help="Number of steps, including those of a resumed run.")] = 2000,
+    tokens_per_step: Annotated[int, typer.Option(min=16, help="Tokens of a batch, padding included.")] = 4096,
+    max_length: Annotated[int, typer.Option(min=8, help="Maximum tokens of a text; longer texts are cut.")] = 1024,
     optimizer: Annotated[Literal["adamw", "muon"], typer.Option(help="Muon needs fewer steps.")] = "adamw",
     learning_rate: Annotated[float | None, typer.Option(help="Default: 0.12 / the model's width.")] = None,
-    ahead: Annotated[int | None, typer.Option(min=1, help="Guesses in a row; default: 1, EAGLE-3: 7.")] = None,
-    token_loss: Annotated[float | None, typer.Option(help="Of tokens, in the loss; default: 0.1, EAGLE-3: 1.")] = None,
+    ahead: Annotated[int | None, typer.Option(min=1, help="Passes per token; default: 1, EAGLE-3: 7.")] = None,
+    token_loss: Annotated[
+        float | None, typer.Option(help="Weight of the token loss; default: 0.1, EAGLE-3: 1.")
+    ] = None,
     draft_vocab: Annotated[
-        int | None, typer.Option(min=1, help="EAGLE-3: tokens that the head knows; default: 32000 at most.")
+        int | None, typer.Option(min=1, help="EAGLE-3: size of the head's vocabulary; default: at most 32000.")
     ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
-    dtype: Annotated[Literal["float32", "bfloat16"], typer.Option(help="Of the model and of products.")] = "bfloat16",
-    threads: Annotated[int | None, typer.Option(min=1, help="Of the CPU; default: torch's choice.")] = None,
-    seed: Annotated[int, typer.Option(help="Of the head's first numbers, the order of texts and the noise.")] = 0,
+    dtype: Annotated[
+        Literal["float32", "bfloat16"], typer.Option(help="Dtype of the model and of products.")
+    ] = "bfloat16",
+    threads: Annotated[int | None, typer.Option(min=1, help="CPU threads; default: torch's choice.")] = None,
+    seed: Annotated[int, typer.Option(help="Seed of initial weights, order of texts and noise.")] = 0,
 ) -> None:
-    """Train a draft head for a model, beside it; when stopped, the same command goes on."""
+    """Train a draft head for a model and save it beside the model; the same command resumes a stopped run."""
     import torch
 
     from .run import TrainingOptions

@@ -17,8 +17,8 @@ from ..speculation.eagle.parameters import HeadParameters, allocate_head
 
 
 class TrainingOps:
-    """Plain torch layer ops, through which gradients flow. Norms compute in the dtype of their weights, whatever dtype
-    automatic mixed precision gave the products before them."""
+    """Plain torch layer ops, through which gradients flow. Norms compute in the dtype of their weights, not in that
+    which automatic mixed precision gave the products before them."""
 
     silu_and_mul = staticmethod(layers.silu_and_mul)
 

@@ -8,13 +8,13 @@ from collections.abc import Iterator
 from ramiform.runtime.engine import Engine
 from ramiform.runtime.scheduler.plan import DraftNode, ForwardPlan, Row, RowResult, Sample
 
-SAMPLE = Sample(temperature=0.7, top_k=50, top_p=0.95, min_p=0.0, draw=11, num_top_logprobs=20)
+SAMPLE = Sample(temperature=0.7, top_k=50, top_p=0.95, draw=11, num_top_logprobs=20)
 PROMPT = random.Random(1).choices(range(150), k=45)
-ANSWER = random.Random(2).choices(range(150), k=2)  # what is put in as the answer, whatever is sampled
+ANSWER = random.Random(2).choices(range(150), k=2)  # tokens put in as the answer instead of the sampled ones
 PAGES = [3, 1, 4, 0, 5, 9, 2, 6]
 
 
-class Neighbours:
+class OtherRows:
     """Other rows of a step, of sizes that differ from step to step."""
 
     def __init__(self, seed: int) -> None:
@@ -27,7 +27,7 @@ class Neighbours:
             yield Row(rid=f"other {index}", tokens=ids, first_position=0, pages=pages, sample=SAMPLE)
 
 
-def said(engine: Engine, chunks: list[int], neighbours: Neighbours | None = None) -> list[RowResult]:
+def results_of(engine: Engine, chunks: list[int], other_rows: OtherRows | None = None) -> list[RowResult]:
     """Return the results after the prompt, which is cut into `chunks` and a rest, and after each token of the
     answer."""
     pieces, start = [], 0
@@ -39,7 +39,7 @@ def said(engine: Engine, chunks: list[int], neighbours: Neighbours | None = None
     for step, (first, size) in enumerate(pieces):
         sample = SAMPLE if first + size >= len(PROMPT) else None
         mine = Row(rid="mine", tokens=ids[first : first + size], first_position=first, pages=PAGES, sample=sample)
-        others = [] if neighbours is None else list(neighbours.rows())
+        others = [] if other_rows is None else list(other_rows.rows())
         rows = [*others[:2], mine, *others[2:]]
         result = engine.run(ForwardPlan(step=step, copies=[], rows=rows)).rows[rows.index(mine)]
         if sample is not None:
@@ -49,20 +49,20 @@ def said(engine: Engine, chunks: list[int], neighbours: Neighbours | None = None
 
 def check_same_bits(engine: Engine, *, briefly: bool = False) -> None:
     """Compare the ways of computing the request; `briefly` runs one of each kind."""
-    alone = said(engine, [])
+    alone = results_of(engine, [])
     assert len(alone) == 1 + len(ANSWER)
-    assert said(engine, [7, 21], Neighbours(1)) == alone
-    assert said(engine, [44])[:1] == alone[:1]  # as on a warm cache: only the last token is computed
+    assert results_of(engine, [7, 21], OtherRows(1)) == alone
+    assert results_of(engine, [44])[:1] == alone[:1]  # as on a warm cache: only the last token is computed
     if briefly:
         return
-    assert said(engine, [3, 16, 24]) == alone
-    assert said(engine, [32, 1], Neighbours(2)) == alone
-    assert _guessed(engine) == alone
+    assert results_of(engine, [3, 16, 24]) == alone
+    assert results_of(engine, [32, 1], OtherRows(2)) == alone
+    assert _with_draft_tokens(engine) == alone
 
 
-def _guessed(engine: Engine) -> list[RowResult]:
+def _with_draft_tokens(engine: Engine) -> list[RowResult]:
     """Return the results with each token of the answer as a draft token among wrong ones, in a step of its own."""
-    results = said(engine, [30])[:1]
+    results = results_of(engine, [30])[:1]
     for index, token in enumerate(ANSWER):
         ids = (PROMPT + ANSWER)[: len(PROMPT) + index]
         wrong = (token + 1) % 150

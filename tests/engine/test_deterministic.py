@@ -13,7 +13,7 @@ import transformers
 from ramiform.runtime.engine import build_engine
 from ramiform.runtime.protocol.config import CoreConfig
 
-from .same_bits import check_same_bits, said
+from .same_bits import check_same_bits, results_of
 
 SHAPE: dict[str, Any] = {
     "vocab_size": 150,
@@ -60,7 +60,7 @@ def test_windows_have_the_same_bits_in_any_batch(tmp_path: Path) -> None:
 def test_deterministic_gives_the_results_of_the_plain_engine(checkpoint: Path) -> None:
     plain = build_engine(CoreConfig(device="cpu", dtype="float32", num_pages=40), checkpoint)
     ours = build_engine(deterministic(checkpoint, dtype="float32"), checkpoint)
-    for mine, wanted in zip(said(ours, [30]), said(plain, [30]), strict=True):
+    for mine, wanted in zip(results_of(ours, [30]), results_of(plain, [30]), strict=True):
         assert mine.tokens == wanted.tokens
         assert [p for p, _ in mine.logprobs[0].top] == pytest.approx([p for p, _ in wanted.logprobs[0].top], abs=1e-4)
 

@@ -1,5 +1,7 @@
-"""Steps launched before the one before them was waited for. Judges: the same rows run one step after the other; and,
-for what must not wait, tensors that have shapes and no numbers: whoever asks for one fails."""
+"""Steps launched before the last one's result is read.
+
+Judges: the same rows run one step after the other; and fake tensors, of which reading a value fails.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,7 @@ from ramiform.runtime.scheduler.plan import (
     Score,
 )
 
-GREEDY = Sample(temperature=0.0, top_k=None, top_p=1.0, min_p=0.0, draw=0)
+GREEDY = Sample(temperature=0.0, draw=0)
 NUM_PAGES = 4  # of each row
 
 
@@ -40,7 +42,6 @@ def random_sample(draw: random.Random) -> Sample:
         temperature=draw.choice([0.0, 0.8]),
         top_k=draw.choice([None, 9]),
         top_p=draw.choice([1.0, 0.9]),
-        min_p=0.0,
         draw=draw.getrandbits(62),
         num_top_logprobs=draw.choice([None, 2]),
     )
@@ -141,9 +142,6 @@ def test_launching_and_sampling_read_nothing_back_from_the_device(without_number
     words = -(-engine.info.vocab_size // 32)
     everything = Sample(
         temperature=0.0,
-        top_k=None,
-        top_p=1.0,
-        min_p=0.0,
         draw=0,
         penalties=Penalties(frequency=0.5, presence=0.1, repetition=1.2, prompt=[1, 2], output=[3]),
         logit_bias={3: 1.0},

@@ -1,4 +1,4 @@
-"""Judge: torch's fused attention in float64, with a mask that says what each query sees."""
+"""Judge: torch's fused attention in float64, with a mask of what each query sees."""
 
 from __future__ import annotations
 

@@ -98,7 +98,7 @@ def test_products_of_a_few_rows_equal_those_in_float64(
     got = packed_matmul(x, held, bias_N)
     torch.testing.assert_close(got.double(), want, atol=2e-5, rtol=2e-5)
     alone = [packed_matmul(x[t : t + 1], held, bias_N) for t in range(T)]
-    assert torch.equal(got, torch.cat(alone))  # bit for bit, whoever else is there
+    assert torch.equal(got, torch.cat(alone))  # bit for bit, in any batch
 
 
 def test_weights_are_stored_as_bfloat16_only_if_that_is_exact() -> None:

@@ -1,5 +1,7 @@
-"""Decode steps on buffers that stay, padded to a few numbers of rows. Without a GPU a "graph" just calls the function
-that would have been captured. Judge: the same rows, computed step by step without them."""
+"""Decode steps on static buffers, padded to a few numbers of rows. Judge: the same rows, computed without graphs.
+
+Without a GPU a "graph" calls the function that would have been captured.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ from ramiform.tests.engine.test_launch import ahead, one_by_one, random_steps
 
 GPU = torch.cuda.is_available()
 NUM_ROWS, NUM_PAGES = 6, 8
-SAMPLE = Sample(temperature=0.0, top_k=None, top_p=1.0, min_p=0.0, draw=0, num_top_logprobs=5)
+SAMPLE = Sample(temperature=0.0, draw=0, num_top_logprobs=5)
 
 
 def pages(index: int) -> list[int]:

@@ -3,28 +3,21 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
+from triton.runtime.interpreter import InterpreterBuilder
 
 from ramiform.kernels.triton import paged_attention
 from ramiform.runtime.engine import build_engine
 from ramiform.runtime.protocol.config import CoreConfig
 from ramiform.tests.engine.same_bits import check_same_bits
-
-
-def dot(self: InterpreterBuilder, a: TensorHandle, b: TensorHandle, d: TensorHandle, *_: Any) -> TensorHandle:
-    """Multiply with one order of sums for all rows of a tile, as a GPU does and the interpreter's numpy does not."""
-    product = (a.data[:, :, None] * b.data[None]).sum(axis=1, dtype=np.float32)
-    return TensorHandle(product + d.data, d.dtype.scalar)
+from ramiform.tests.kernels.triton.interpreter_dtypes import uniform_dot
 
 
 def test_a_request_has_the_same_bits_in_any_batch(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(paged_attention, "DETERMINISTIC_SPLIT_KEYS", 32)  # so that there is something to combine
-    monkeypatch.setattr(InterpreterBuilder, "create_dot", dot)
+    monkeypatch.setattr(InterpreterBuilder, "create_dot", uniform_dot)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     config = CoreConfig(device=device, dtype="float32", num_pages=40, kernels="triton", deterministic=True)
     check_same_bits(build_engine(config, checkpoint), briefly=device == "cpu")

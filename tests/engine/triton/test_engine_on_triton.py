@@ -129,10 +129,10 @@ def test_chunks_decode_rows_and_trees_in_one_step(model: str, checkpoints: dict[
     )
     parents = [-1, -1, 0, 1, 3, 2, -1]
     nodes = [DraftNode(draw=n) for n in range(len(parents))]
-    guesses = [3, 8, 10, 11, 12, 13, 14]
+    draft_tokens = [3, 8, 10, 11, 12, 13, 14]
     pair.run(
         [
-            row(0, [*first.tokens, *guesses], 38, LISTED, parents=parents, nodes=nodes),
+            row(0, [*first.tokens, *draft_tokens], 38, LISTED, parents=parents, nodes=nodes),
             row(1, second_result.tokens, 35, LISTED),
             row(2, tokens(3, 4), 5, LISTED, pool_from=None),
         ]
@@ -168,18 +168,18 @@ def test_trees_that_outgrow_masks_or_windows(num_nodes: int, checkpoints: dict[s
 def test_an_accepted_path_of_draft_tokens_keeps_its_kv(checkpoints: dict[str, Path]) -> None:
     judge = Pair(checkpoints["llama"])
     prompt = tokens(21)
-    said: list[int] = []
+    answer: list[int] = []
     for step in range(4):
-        [result] = judge.run([row(0, prompt if step == 0 else said[-1:], 0 if step == 0 else 20 + step, greedy())])
-        said += result.tokens
+        [result] = judge.run([row(0, prompt if step == 0 else answer[-1:], 0 if step == 0 else 20 + step, greedy())])
+        answer += result.tokens
     pair = Pair(checkpoints["llama"])
     pair.run([row(0, prompt, 0, greedy())])
-    wrong = (said[1] + 1) % VOCAB
-    guesses, parents = [wrong, said[1], wrong, said[2]], [-1, -1, 1, 1]
+    wrong = (answer[1] + 1) % VOCAB
+    draft_tokens, parents = [wrong, answer[1], wrong, answer[2]], [-1, -1, 1, 1]
     nodes = [DraftNode(draw=0)] * 4
-    [result] = pair.run([row(0, [said[0], *guesses], 21, LISTED, parents=parents, nodes=nodes)])
-    assert result.tokens == said[1:4]
-    [after] = pair.run([row(0, said[3:4], 24, LISTED)])
+    [result] = pair.run([row(0, [answer[0], *draft_tokens], 21, LISTED, parents=parents, nodes=nodes)])
+    assert result.tokens == answer[1:4]
+    [after] = pair.run([row(0, answer[3:4], 24, LISTED)])
     assert after.tokens
 
 

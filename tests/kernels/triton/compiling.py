@@ -91,7 +91,7 @@ def _assembled(ptx: str, capability: int) -> tuple[int, int]:
         source.write_text(ptx)
         arch = f"sm_{capability}a" if capability >= 90 else f"sm_{capability}"
         command = [get_ptxas(capability).path, "-v", f"-arch={arch}", str(source), "-o", str(source.with_suffix(".o"))]
-        said = subprocess.run(command, check=True, capture_output=True, text=True).stderr
-    [registers] = re.findall(r"Used (\d+) registers", said)
-    spilled = re.findall(r"(\d+) bytes spill (?:stores|loads)", said)
+        report = subprocess.run(command, check=True, capture_output=True, text=True).stderr
+    [registers] = re.findall(r"Used (\d+) registers", report)
+    spilled = re.findall(r"(\d+) bytes spill (?:stores|loads)", report)
     return int(registers), sum(map(int, spilled))

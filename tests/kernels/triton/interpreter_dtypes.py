@@ -78,3 +78,9 @@ def _multiply_in_float32() -> None:
         return original(self, a, b, d, *rest)
 
     InterpreterBuilder.create_dot = dot
+
+
+def uniform_dot(self: Any, a: TensorHandle, b: TensorHandle, d: TensorHandle, *_: Any) -> TensorHandle:
+    """Multiply with one order of sums for all rows of a tile, as a GPU does. The interpreter's numpy does not."""
+    product = (a.data[:, :, None] * b.data[None]).sum(axis=1, dtype=np.float32)
+    return TensorHandle(product + d.data, d.dtype.scalar)

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import numpy as np
 import pytest
 import torch
-from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
+from triton.runtime.interpreter import InterpreterBuilder
 
 from ramiform.kernels.reference import experts as reference
 from ramiform.kernels.triton import experts
+
+from .interpreter_dtypes import uniform_dot
 
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 5e-3, torch.bfloat16: 4e-2}
 
@@ -20,7 +19,7 @@ TOLERANCE = {torch.float32: 1e-5, torch.float16: 5e-3, torch.bfloat16: 4e-2}
     ("counts", "num_outputs", "num_inputs"),
     [
         ([1], 5, 3),
-        ([0, 1, 0, 0], 64, 130),  # one token, and experts that nobody wants on both sides
+        ([0, 1, 0, 0], 64, 130),  # one token, and experts without tokens on both sides
         ([3, 0, 17, 16, 1], 70, 40),  # whole tiles and parts of them
         ([90, 0, 40], 33, 48),
         ([0, 0, 2, 0, 0, 0, 1], 129, 32),  # as many experts as are no power of two
@@ -63,16 +62,10 @@ def test_a_weighted_sum_equals_the_reference(
     torch.testing.assert_close(got.double(), wanted, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
 
 
-def dot(self: InterpreterBuilder, a: TensorHandle, b: TensorHandle, d: TensorHandle, *_: Any) -> TensorHandle:
-    """Multiply with one order of sums for all rows of a tile, as a GPU does and libraries do not."""
-    product = (a.data[:, :, None] * b.data[None]).sum(axis=1, dtype=np.float32)
-    return TensorHandle(product + d.data, d.dtype.scalar)
-
-
 def test_in_tiles_of_one_shape_a_row_has_the_same_bits_in_any_batch(
     device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(InterpreterBuilder, "create_dot", dot)
+    monkeypatch.setattr(InterpreterBuilder, "create_dot", uniform_dot)
     torch.manual_seed(7)
     x = torch.randn(70, 70, device=device)
     weight = torch.randn(2, 5, 70, device=device)
