@@ -19,7 +19,7 @@ endif
 # One stamp per set of extras.
 $(VENV)/.base: $(BIN)/python pyproject.toml constraints.txt
 	$(PIP) -e .
-	$(BIN)/python -P -m ramiform.runtime.processes.compile_ahead  # else the first start would
+	$(BIN)/python -P -m ramiform.runtime.compile_ahead  # else the first start would
 	@touch $@
 
 $(VENV)/.%: $(BIN)/python pyproject.toml constraints.txt
