@@ -1,4 +1,4 @@
-"""Which source drafts for a model, and making it. Refuses, with the reason, what cannot draft for this model."""
+"""Chooses and builds the draft source of a model, and refuses one that cannot draft for it."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from .draft_model import DraftModelSource
 from .draft_source import DraftSource
 from .eagle import EagleSource, draft_memory, load_head, read_fitting_config
 
-HEAD_FOLDER = "draft"  # the folder of the head, beside the model's config.json
-_CHEAP_PARAMETERS = 50_000_000  # parameters; docs/log.md says what was measured
+HEAD_FOLDER = "draft"  # folder of the head, beside the model's config.json
+_CHEAP_PARAMETERS = 50_000_000  # measured: docs/log.md
 
 
 def choose_source(config: CoreConfig, path: Path) -> SpeculativeName:
-    """What `--speculative` comes to for the checkpoint in directory `path`: as asked; else eagle, if a head is there
-    and a pass is worth saving.
+    """Resolve `--speculative` for the checkpoint in directory `path`: as requested; else eagle, if there is a head and
+    a pass is worth saving.
 
-    Raises RequestError naming the setting when the choice lacks its model.
+    Raises RequestError naming the setting when the draft model is missing.
     """
     asked, given = config.speculative, config.speculative_draft_model
     has_head = (path / HEAD_FOLDER / "config.json").is_file()
@@ -50,10 +50,10 @@ def choose_source(config: CoreConfig, path: Path) -> SpeculativeName:
 
 
 def resolve_speculation(config: CoreConfig, path: Path) -> CoreConfig:
-    """With the source and the width of its trees that are chosen where none are set. Of a head on a CPU chains are one
-    compiled loop and as deep as a small tree; trees are grown by operators.
+    """Fill in the draft source and the tree width where they are not set.
 
-    Raises as `choose_source` does.
+    On a CPU a head drafts chains by default: those are one compiled loop, while trees are grown by operators. Raises as
+    `choose_source` does.
     """
     source, top_k = choose_source(config, path), config.speculative_eagle_topk
     if source == "eagle" and top_k is None and choose_device(config.device).type == "cpu":
@@ -64,10 +64,10 @@ def resolve_speculation(config: CoreConfig, path: Path) -> CoreConfig:
 def build_source(
     config: CoreConfig, path: Path, target: Decoder, *, num_pages: int, num_host_pages: int
 ) -> DraftSource | None:
-    """The source that runs beside `target`, the model of the checkpoint in `path`, in a pool of so many pages. None
-    where guesses come from elsewhere, or none do.
+    """Build the draft source for `target`, the model of the checkpoint in `path`, with memory for the same pages.
 
-    Raises CheckpointError or RequestError when the draft model cannot draft for this target.
+    Returns None for n-grams and without speculation. Raises CheckpointError or RequestError when the draft model cannot
+    draft for this target.
     """
     name = choose_source(config, path)
     if name != "off" and target.rope.depends_on_length:
@@ -90,12 +90,12 @@ def build_source(
 
 
 def _is_cheap(config: CoreConfig, path: Path) -> bool:
-    """Whether a pass of the model costs no more than the calls of its operators, of which drafting has as many."""
+    """True if a pass of the model costs no more than the operator calls of drafting."""
     return choose_device(config.device).type == "cpu" and num_parameters(read_config(path)) < _CHEAP_PARAMETERS
 
 
 def draft_page_bytes(config: CoreConfig, path: Path, target: ModelConfig, dtype: torch.dtype) -> int:
-    """What the source that `build_source` makes keeps for each page of the target's pool, before either is there.
+    """Bytes that the source of `build_source` needs for each page of the target's pool, before either is loaded.
 
     Raises as `build_source` does, as far as configurations tell.
     """
