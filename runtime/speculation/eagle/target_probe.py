@@ -19,7 +19,7 @@ _TOLERANCE = 2**-6  # above rounding to bfloat16, far below the difference of mo
 
 def probe(target: Decoder) -> tuple[float, ...]:
     """First numbers of the final norm and of the last token's embedding."""
-    numbers = torch.cat((target.parameters.norm_E[:_NUM_EACH], target.parameters.embedding_VE[-1, :_NUM_EACH]))
+    numbers = torch.cat((target.parameters.norm.weight_E[:_NUM_EACH], target.parameters.embedding_VE[-1, :_NUM_EACH]))
     return tuple(round(value, 6) for value in numbers.float().tolist())
 
 
