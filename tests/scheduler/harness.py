@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 
 from ramiform.radix.cache import Lease, PrefixCache
-from ramiform.radix.invariants import check_invariants
 from ramiform.runtime.core.pipeline import Pipeline
 from ramiform.runtime.protocol.config import CoreConfig, EvictionName, OrderName
 from ramiform.runtime.protocol.core import Abort, Finish, FromCore, Generate, RequestFailed, Tokens
@@ -17,6 +16,7 @@ from ramiform.runtime.protocol.sampling import SamplingParams, TokenLogprob
 from ramiform.runtime.scheduler.jump_forward import Retokenise
 from ramiform.runtime.scheduler.plan import ForwardPlan, ForwardResult, SamplingPlan
 from ramiform.runtime.scheduler.scheduler import Scheduler
+from ramiform.tests.radix.invariants import check_invariants
 
 from .fake_engine import FakeEngine, FakeLaunched
 from .fake_grammars import FakeGrammars
