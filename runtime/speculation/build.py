@@ -32,22 +32,22 @@ def choose_source(config: CoreConfig, path: Path) -> SpeculativeName:
 
     Raises RequestError naming the setting when the draft model is missing.
     """
-    asked, given = config.speculative, config.speculative_draft_model
+    requested, draft_model = config.speculative, config.speculative_draft_model
     has_head = (path / HEAD_FOLDER / "config.json").is_file()
-    if asked is None and given is None:
+    if requested is None and draft_model is None:
         return "eagle" if has_head and not _is_cheap(config, path) else "off"
-    if asked is None or (given is not None and asked not in ("eagle", "draft")):
+    if requested is None or (draft_model is not None and requested not in ("eagle", "draft")):
         raise RequestError(
             "a draft model needs --speculative eagle (a head) or draft (a smaller model)", param="speculative"
         )
-    if asked == "draft" and given is None:
+    if requested == "draft" and draft_model is None:
         raise RequestError("--speculative draft needs --speculative-draft-model", param="speculative_draft_model")
-    if asked == "eagle" and given is None and not has_head:
+    if requested == "eagle" and draft_model is None and not has_head:
         raise RequestError(
             f"no draft head in {path / HEAD_FOLDER}: give its folder with --speculative-draft-model",
             param="speculative_draft_model",
         )
-    return asked
+    return requested
 
 
 def resolve_speculation(config: CoreConfig, path: Path) -> CoreConfig:
@@ -109,8 +109,8 @@ def draft_page_bytes(config: CoreConfig, path: Path, target: ModelConfig, dtype:
 
 
 def _head_folder(config: CoreConfig, path: Path) -> Path:
-    given = config.speculative_draft_model
-    return path / HEAD_FOLDER if given is None else Path(given).expanduser()
+    draft_model = config.speculative_draft_model
+    return path / HEAD_FOLDER if draft_model is None else Path(draft_model).expanduser()
 
 
 def _check_same_vocabulary(path: Path, target: Decoder, folder: Path, model: Decoder) -> None:
