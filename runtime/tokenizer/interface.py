@@ -77,7 +77,7 @@ class Tokenizer(ABC):
         return [self.bos_id, *ids] if add_bos and self.bos_id is not None else ids
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        """Return the text of `ids`; `skip_special_tokens=False` shows special tokens by name. Unused ids add nothing."""
+        """Return the text of `ids`; `skip_special_tokens=False` shows special tokens. Unused ids add nothing."""
         names = {} if skip_special_tokens else self._names
         known = (token for token in ids if 0 <= token < self.vocab_size)
         return b"".join(names.get(token) or self.token_bytes[token] or b"" for token in known).decode(
