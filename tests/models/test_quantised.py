@@ -254,7 +254,7 @@ def test_an_ignored_layer_stays_dense(dense: Path, tmp_path: Path) -> None:
 def test_a_fused_layer_quantised_in_part_is_refused_by_name(dense: Path, tmp_path: Path) -> None:
     config = compressed("int-quantized") | {"ignore": ["model.layers.1.self_attn.k_proj"]}
     path = changed(dense, tmp_path / "packed", pack_gptq, quantization_config=config)
-    with pytest.raises(CheckpointError, match=r"layers\.1\.self_attn\.q_proj, .*are fused here: quantising only some of them is not supported"):
+    with pytest.raises(CheckpointError, match=r"layers\.1\.self_attn\.q_proj, .*are fused here: quantising only some"):
         logits(path)
 
 
