@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from ...kernels import Attention, KvCache, Ops, for_device
+from ...kernels import Attention, KvCache, Ops, RopeAndStoreArgs, for_device
 from ..parallel.group import SINGLE_RANK, Group
 from .compiled_layers import CompiledLayers
 from .config import ModelConfig
@@ -143,6 +143,14 @@ class Decoder:
             self._compiled.go_through(residual, inputs.cos_T1D, inputs.sin_T1D, inputs.slots_T, kv, attentions, copies)
             captured |= {self.layers.start + place: copy for place, copy in copies.items()}
             return residual[wanted_O] if is_last and wanted_O is not None and num_layers not in captures else residual
+        rope_args = RopeAndStoreArgs(
+            inputs.cos_T1D,
+            inputs.sin_T1D,
+            inputs.slots_T,
+            num_heads=config.num_heads,
+            eps=config.norm_eps,
+            rotate_keys=not self.rope.depends_on_length,  # else they are rotated when read
+        )
         x = None  # the last part's output, not yet added to the residual stream
         for place, layer in enumerate(self.parameters.layers):
             index, norms = self.layers.start + place, layer.norms
@@ -152,7 +160,7 @@ class Decoder:
                 x, residual = _add(norms.attention_in, x, residual, ops)
             if index in captures:
                 captured[index] = residual
-            x = self._attention(x, layer, inputs, kv[place], inputs.attention[config.windows[place]])
+            x = self._attention(x, layer, rope_args, kv[place], inputs.attention[config.windows[place]])
             if index == num_layers - 1 and wanted_O is not None and num_layers not in captures:
                 # Only the wanted tokens' hidden states are read; all keys and values are written.
                 if not len(wanted_O):
@@ -192,7 +200,7 @@ class Decoder:
         return logits_OV if cap is None else cap * torch.tanh(logits_OV / cap)
 
     def _attention(
-        self, x_TE: torch.Tensor, layer: LayerParameters, inputs: DecoderInputs, kv: KvCache, attention: Attention
+        self, x_TE: torch.Tensor, layer: LayerParameters, args: RopeAndStoreArgs, kv: KvCache, attention: Attention
     ) -> torch.Tensor:
         """Compute attention up to its output projection: [T, H * D]."""
         T, H, K = x_TE.shape[0], self.config.num_heads, self.config.num_kv_heads
@@ -200,17 +208,7 @@ class Decoder:
         qk_norm_HD, scale = layer.qk_norm_HD, self.config.attention_scale
         if self.config.qk_norm == "all heads":
             qkv, qk_norm_HD = self._norm_all_heads(qkv, qk_norm_HD), None
-        q_THD = self.ops.rope_and_store(
-            qkv,
-            inputs.cos_T1D,
-            inputs.sin_T1D,
-            kv,
-            inputs.slots_T,
-            num_heads=H,
-            qk_norm_HD=qk_norm_HD,
-            eps=self.config.norm_eps,
-            rotate_keys=not self.rope.depends_on_length,  # else they are rotated when read
-        )
+        q_THD = self.ops.rope_and_store(qkv, kv, qk_norm_HD, args)
         if self._head_slices is None:
             return attention.attend(q_THD, kv, scale).view(T, -1)
         parts = [
