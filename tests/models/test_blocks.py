@@ -285,6 +285,19 @@ def test_logits_are_capped_alone(checkpoint: Checkpoint, tmp_path: Path, monkeyp
     torch.testing.assert_close(logits(path), 2 * torch.tanh(logits(checkpoint("llama, gelu")) / 2))
 
 
+def test_a_llama_like_family_is_one_row(
+    checkpoint: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "arcade"
+    shutil.copytree(checkpoint("llama, gelu by tanh"), path)
+    config = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps(config | {"architectures": ["ArcadeForCausalLM"]}))
+    with pytest.raises(CheckpointError, match="'ArcadeForCausalLM' is not supported"):
+        read_config(path)
+    monkeypatch.setitem(FAMILIES, "ArcadeForCausalLM", Family(activations=("gelu_tanh",)))
+    assert torch.equal(logits(path), logits(checkpoint("llama, gelu by tanh")))
+
+
 def test_an_activation_that_the_family_has_not_is_refused(
     checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
