@@ -41,12 +41,12 @@ def prefill_seconds(
     """Time of one prompt alone, in equal steps of at most `chunk` tokens."""
     new = workload.prompt - workload.cached
     # Each new token attends to the cached ones and, on average, half of the new ones.
-    met = [
+    attended = [
         new * workload.cached + new * new / 2 if window is None else new * min(window, workload.cached + new / 2)
         for window in config.windows
     ]
     num_steps = -(-new // chunk)
-    step = StepLoad(new / num_steps, 1 / num_steps, 0.0, sum(met) / config.num_layers / num_steps)
+    step = StepLoad(new / num_steps, 1 / num_steps, 0.0, sum(attended) / config.num_layers / num_steps)
     return num_steps * _forward_seconds(config, device, arrangement, step, efficiency)
 
 

@@ -19,6 +19,10 @@ from . import ops
 def initial_head(config: HeadConfig, target: Decoder, draft_ids_V: torch.Tensor | None, seed: int) -> EagleHead:
     """Random matrices, unit norms; EAGLE-3's logits begin as the target's. Parameters are float32 and on the target's
     device. `draft_ids_V` int64, ascending: the tokens of a limited vocabulary."""
+    if target.config.logit_cap is not None:
+        raise RequestError(
+            f"the model caps its logits at {target.config.logit_cap:g}, which training does not compute", param="model"
+        )
     parameters = allocate_head(
         config,
         own_lm_head=config.kind == "eagle3",
