@@ -1,4 +1,4 @@
-"""What completions and chat have in common: the fields of their bodies, and what they mean to the sampler."""
+"""Fields that completions and chat share, and their conversion to SamplingParams."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class GenerationFields(OpenAISampling):
     include_stop_str_in_output: bool = False
     priority: Priority = 0
     cache_salt: Text = ""
-    # Accepted: they ask for nothing of the answer.
+    # Accepted without effect on the answer.
     user: Text | None = None
     metadata: dict[str, Any] | None = None
     store: bool | None = None
@@ -47,19 +47,19 @@ class GenerationFields(OpenAISampling):
     safety_identifier: Text | None = None
 
     @classmethod
-    def asks_for_nothing(cls, name: str, value: Any) -> bool:
-        """Clients of other servers send switches of theirs that are off."""
+    def is_neutral(cls, name: str, value: Any) -> bool:
+        """Also ignore unknown switches that are off; clients of other servers send them."""
         is_switched_off = value is False and name not in cls.model_fields and name not in PEER_FIELDS
-        return is_switched_off or super().asks_for_nothing(name, value)
+        return is_switched_off or super().is_neutral(name, value)
 
     def check(self, info: ModelInfo) -> None:
-        """Raises NotFoundError for a model that is not served, RequestError for fields that do not go together."""
+        """Check the fields together. Raises NotFoundError for another model, RequestError for conflicting fields."""
         require_model(info, self.model)
         if self.stream_options is not None and not self.stream:
             raise RequestError("stream_options are for streams: set stream", param="stream_options")
 
     def sampling(self, max_tokens: int, constraint: Constraint | None) -> SamplingParams:
-        """Raises RequestError naming the parameter that is out of range. The seed is set."""
+        """Convert to SamplingParams, with a seed. Raises RequestError naming the parameter that is out of range."""
         if self.min_tokens > max_tokens:
             raise RequestError(f"min_tokens is {self.min_tokens}, the most is {max_tokens}", param="min_tokens")
         return sampling_params(
@@ -74,8 +74,7 @@ class GenerationFields(OpenAISampling):
 
 
 def require_model(info: ModelInfo, name: str | None) -> None:
-    """Raises NotFoundError for a name that is neither that of the served model nor its path. No name, or an empty one,
-    means the served model."""
+    """Raise NotFoundError unless `name` is the served model's name or path. None and "" mean the served model."""
     if name and name not in (info.name, info.path):
         raise NotFoundError(
             f"the model {name!r} does not exist; {info.name!r} is served", param="model", code="model_not_found"
@@ -85,10 +84,9 @@ def require_model(info: ModelInfo, name: str | None) -> None:
 def completion_token_limit(
     info: ModelInfo, num_prompt: int, asked: int | None, *, prompt: str, limit: str, default: int | None = None
 ) -> int:
-    """How many tokens an answer may have: what is asked for, else the default, else what fits.
+    """Return the maximum number of tokens of an answer: `asked`, else `default`, else what fits.
 
-    Raises RequestError when the prompt, with what is asked for, is longer than the context. `prompt` and `limit` are
-    the fields that hold them.
+    Raises RequestError when prompt and answer exceed the context. `prompt` and `limit` are the names of their fields.
     """
     most = info.max_request_tokens
     if num_prompt + (1 if asked is None else asked) > most:
