@@ -84,7 +84,7 @@ class SamplingTensors(NamedTuple):
         return SamplingTensors(*(values_R[rows] for values_R in self[:-1]), max_top_k=self.max_top_k)
 
 
-# Field of the plan's Sample that each tensor of SamplingTensors holds, and the tensor's dtype.
+# Fields of the plan's Sample that the tensors of SamplingTensors hold, in their order, and their dtypes.
 SAMPLING_DTYPES = {
     "temperature": np.float32,
     "top_k": np.int64,
@@ -92,6 +92,7 @@ SAMPLING_DTYPES = {
     "min_p": np.float32,
     "draw": np.int64,
 }
+assert [f"{name}_R" for name in SAMPLING_DTYPES] == [*SamplingTensors._fields[:-1]]
 
 
 class PenaltyTensors(NamedTuple):

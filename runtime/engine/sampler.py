@@ -27,6 +27,8 @@ from ...kernels import (
 from ..protocol.sampling import TokenLogprob
 from ..scheduler.plan import Penalties, Sample
 
+_COLUMNS = [(name, attrgetter(name), dtype) for name, dtype in SAMPLING_DTYPES.items()]
+
 
 def sample(ops: Ops, logits_RV: torch.Tensor, samples: Sequence[Sample], masks: Sequence[bytes | None]) -> torch.Tensor:
     """A token for each row of float32 logits: int64 [R], on their device. `masks` are token bitmasks as in `Row.mask`,
@@ -89,14 +91,11 @@ def _choose(ops: Ops, logits_RV: torch.Tensor, samples: Sequence[Sample]) -> tor
     top_ks = [V if s.top_k is None else min(s.top_k, V) for s in samples]
     both = [top_k for top_k, s in zip(top_ks, samples, strict=True) if top_k < V and s.top_p < 1]
     columns = [
-        np.fromiter(top_ks if name == "top_k" else map(attrgetter(name), samples), dtype, len(samples))
-        for name, dtype in SAMPLING_DTYPES.items()
+        np.fromiter(top_ks if name == "top_k" else map(field, samples), dtype, len(samples))
+        for name, field, dtype in _COLUMNS
     ]
-    tensors = dict(zip(SAMPLING_DTYPES, to_device(columns, logits_RV.device), strict=True))
-    sampling = SamplingTensors(
-        **{f"{name}_R": values_R for name, values_R in tensors.items()}, max_top_k=max(both, default=0)
-    )
-    return ops.sample_tokens(logits_RV, sampling)
+    tensors = to_device(columns, logits_RV.device)
+    return ops.sample_tokens(logits_RV, SamplingTensors(*tensors, max_top_k=max(both, default=0)))
 
 
 def _constrain(
