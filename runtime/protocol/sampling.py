@@ -153,7 +153,7 @@ class SamplingParams(DrawParams, frozen=True, kw_only=True, forbid_unknown_field
         int,
         ParameterSpec(
             stage="limit",
-            meaning="the most tokens to generate",
+            meaning="largest number of tokens to generate",
             minimum=0,
             maximum=1 << 31,
             names={"gen": "max_tokens", "openai": None},  # OpenAI's routes have limits of their own
@@ -163,7 +163,7 @@ class SamplingParams(DrawParams, frozen=True, kw_only=True, forbid_unknown_field
         int,
         ParameterSpec(
             stage="limit",
-            meaning="end tokens, stop tokens, strings and patterns are ignored before this many tokens",
+            meaning="end tokens and stop rules are ignored before this many tokens",
             minimum=0,
             names={"gen": "min_tokens", "openai": "min_tokens"},
             dialects=_EXTENSION,
@@ -196,7 +196,7 @@ class SamplingParams(DrawParams, frozen=True, kw_only=True, forbid_unknown_field
         int | None,
         ParameterSpec(
             stage="draw",
-            meaning="the same seed draws the same text, in any company; None: a random one",
+            meaning="seed of the draws, which other requests do not affect; None: a random seed",
             minimum=-(1 << 63),
             maximum=(1 << 63) - 1,
             names={"native": "sampling_seed"},
