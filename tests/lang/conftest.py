@@ -1,4 +1,4 @@
-"""A frontend that answers from a script, in a thread, over the real wire: what a program sends, the tests can see."""
+"""A scripted frontend in a thread, over the real protocol, that records every message of a program."""
 
 from __future__ import annotations
 
