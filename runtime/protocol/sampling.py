@@ -96,9 +96,9 @@ class Constraint(msgspec.Struct, frozen=True):
     """Constraint on the output.
 
     `source` is the user's text: a pattern, a JSON schema as JSON text (key order kept), a JSON list of choices, a
-    grammar. `order` is the order of the properties of JSON objects: any, or the schema's. `additional_properties` is for
-    object schemas that list members and do not mention others: "closed" allows no others, "schema" any others, as JSON
-    Schema does; None is the server's default.
+    grammar. `order` is the order of the properties of JSON objects: any, or the schema's. `additional_properties` is
+    for object schemas that list members and do not mention others: "closed" allows no others, "schema" any others, as
+    JSON Schema does; None is the server's default.
     """
 
     kind: ConstraintKind

@@ -194,7 +194,7 @@ class FakeFrontend:
             further = sum(self._play(state) for state in list(self._states.values()) if state.born) > 0
 
     def _play(self, state: State) -> bool:
-        """Whether the state got any further."""
+        """Play the next operation; return whether there was one that could be played."""
         further = False
         while state.waiting:
             op, operation = state.waiting[0]

@@ -114,7 +114,7 @@ def test_a_schema_admits_the_text_and_the_text_becomes_the_object(schema: Any, t
 
 @cache
 def runtime_grammars() -> GrammarCache:
-    """What the runtime compiles constraints with, over single bytes: the last token ends."""
+    """Compile constraints as the runtime does, over single bytes; the last token ends."""
     return GrammarCache([*(bytes([byte]) for byte in range(256)), None], [256])
 
 

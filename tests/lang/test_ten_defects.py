@@ -1,4 +1,4 @@
-"""Ten defects of the front end that the language takes its names from: each hangs, gives wrong results or raises there."""
+"""Ten defects of SGLang's front end: programs that hang, give wrong results or raise there."""
 
 from __future__ import annotations
 
