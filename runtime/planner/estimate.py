@@ -1,7 +1,8 @@
 """Estimates of speed and concurrency for an arrangement of devices. The formulas are in docs/planner.md.
 
 A step takes the larger of its compute time and its read time, for each stage. Stages get it in micro-batches, as the
-runtime sends them (`runtime/models/parallel/stage.py`). Nothing is measured: a real engine reaches the part `efficiency` of the rates.
+runtime sends them (`models/parallel/stage.py`). Nothing is measured: a real engine reaches the part `efficiency` of the
+rates.
 """
 
 from __future__ import annotations
