@@ -8,6 +8,7 @@ Knows tensors and slots; knows nothing of models, requests or plans.
 from __future__ import annotations
 
 from .arguments import (
+    SAMPLING_DTYPES,
     AttentionArgs,
     DecodeAttentionArgs,
     PenaltyTensors,
@@ -30,6 +31,7 @@ from .transfer import Deferred, to_device, to_host
 
 __all__ = [
     "QUANTISED_MAX",
+    "SAMPLING_DTYPES",
     "Attention",
     "AttentionArgs",
     "AttentionLayout",

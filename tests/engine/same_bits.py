@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from ramiform.runtime.engine import Engine
 from ramiform.runtime.scheduler.plan import DraftNode, ForwardPlan, Row, RowResult, Sample
 
-SAMPLE = Sample(temperature=0.7, top_k=50, top_p=0.95, min_p=0.0, draw=11, num_top_logprobs=20)
+SAMPLE = Sample(temperature=0.7, top_k=50, top_p=0.95, draw=11, num_top_logprobs=20)
 PROMPT = random.Random(1).choices(range(150), k=45)
 ANSWER = random.Random(2).choices(range(150), k=2)  # what is put in as the answer, whatever is sampled
 PAGES = [3, 1, 4, 0, 5, 9, 2, 6]

@@ -25,9 +25,7 @@ def test_tokens_and_logprobs_equal_the_cpu_s(engine: Engine, checkpoint: Path) -
     rows = []
     for index, (length, temperature) in enumerate([(1, 0.0), (16, 0.0), (33, 1.0), (70, 0.7)]):
         tokens = draw.choices(range(150), k=length)
-        sample = Sample(
-            temperature=temperature, top_k=20, top_p=0.9, min_p=0.0, draw=draw.getrandbits(62), num_top_logprobs=3
-        )
+        sample = Sample(temperature=temperature, top_k=20, top_p=0.9, draw=draw.getrandbits(62), num_top_logprobs=3)
         score = Score(first=0, targets=tokens[1:], num_top=2) if length > 1 else None
         pages = list(range(index * 8, index * 8 + 5))
         rows.append(Row(rid=str(index), tokens=tokens, first_position=0, pages=pages, sample=sample, score=score))
@@ -46,7 +44,7 @@ def test_a_captured_step_says_what_a_launched_one_says(checkpoint: Path) -> None
     )
     captured.warm_up()
     draw = random.Random(6)
-    sample = Sample(temperature=0.0, top_k=None, top_p=1.0, min_p=0.0, draw=0, num_top_logprobs=5)
+    sample = Sample(temperature=0.0, top_k=None, top_p=1.0, draw=0, num_top_logprobs=5)
     prompts = [draw.choices(range(150), k=length) for length in (1, 16, 33, 70, 5)]
     tables = [list(range(index * 8, index * 8 + 8)) for index in range(len(prompts))]
     rows = [

@@ -22,7 +22,7 @@ from ramiform.runtime.scheduler.plan import ForwardPlan, ForwardResult, PageCopy
 from ramiform.runtime.speculation.build import build_source, draft_page_bytes
 from ramiform.runtime.speculation.eagle.draft_memory import SCRATCH
 
-GREEDY = Sample(temperature=0.0, top_k=None, top_p=1.0, min_p=0.0, draw=0)
+GREEDY = Sample(temperature=0.0, top_k=None, top_p=1.0, draw=0)
 
 
 def run(engine: Engine, *rows: Row, copies: tuple[PageCopy, ...] = ()) -> ForwardResult:

@@ -23,7 +23,7 @@ from ramiform.runtime.protocol.errors import RequestError
 from ramiform.runtime.scheduler.plan import ForwardPlan, PageCopy, Row, Sample, Score
 
 QUANTISED = pytest.mark.parametrize("kv_dtype", ["fp8", "int8"])
-GREEDY = Sample(temperature=0.0, top_k=None, top_p=1.0, min_p=0.0, draw=0)
+GREEDY = Sample(temperature=0.0, top_k=None, top_p=1.0, draw=0)
 PROMPT = [(7 * i * i + 3 * i) % 150 for i in range(100)]
 
 

@@ -31,7 +31,7 @@ from ramiform.runtime.scheduler.plan import (
     Score,
 )
 
-GREEDY = Sample(temperature=0.0, top_k=None, top_p=1.0, min_p=0.0, draw=0)
+GREEDY = Sample(temperature=0.0, top_k=None, top_p=1.0, draw=0)
 NUM_PAGES = 4  # of each row
 
 
@@ -40,7 +40,6 @@ def random_sample(draw: random.Random) -> Sample:
         temperature=draw.choice([0.0, 0.8]),
         top_k=draw.choice([None, 9]),
         top_p=draw.choice([1.0, 0.9]),
-        min_p=0.0,
         draw=draw.getrandbits(62),
         num_top_logprobs=draw.choice([None, 2]),
     )
@@ -142,7 +141,6 @@ def test_launching_and_sampling_ask_the_device_for_nothing(without_numbers: Engi
         temperature=0.0,
         top_k=None,
         top_p=1.0,
-        min_p=0.0,
         draw=0,
         penalties=Penalties(frequency=0.5, presence=0.1, repetition=1.2, prompt=[1, 2], output=[3]),
         logit_bias={3: 1.0},

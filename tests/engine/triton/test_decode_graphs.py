@@ -19,7 +19,7 @@ from ramiform.tests.engine.test_launch import ahead, one_by_one, random_steps
 
 GPU = torch.cuda.is_available()
 NUM_ROWS, NUM_PAGES = 6, 8
-SAMPLE = Sample(temperature=0.0, top_k=None, top_p=1.0, min_p=0.0, draw=0, num_top_logprobs=5)
+SAMPLE = Sample(temperature=0.0, top_k=None, top_p=1.0, draw=0, num_top_logprobs=5)
 
 
 def pages(index: int) -> list[int]:
