@@ -8,7 +8,7 @@ from ..automaton.automaton import Accepted, Automaton, ControlState, DfaStart
 from ..budget import CompileBudget
 from ..constraint import SchemaOptions
 from ..errors import GrammarError
-from ..grammar.cfg import Cfg, Terminal, cfg
+from ..grammar.cfg import Cfg, Terminal, trimmed_cfg
 from ..grammar.gbnf import gbnf_grammar
 from ..grammar.states import grammar_start
 from ..regex.byte_dfa import byte_dfa
@@ -180,4 +180,4 @@ def _ended(rules: Cfg, ends: tuple[bytes, ...]) -> Cfg:
         for end in ends
     ]
     last = [(whole, -1 - len(rules.terminals) - number) for number in range(len(ends))]
-    return cfg((*rules.terminals, *terminals), [last, *renamed[1:], renamed[0]], rules.ignored)
+    return trimmed_cfg((*rules.terminals, *terminals), [last, *renamed[1:], renamed[0]], rules.ignored)
