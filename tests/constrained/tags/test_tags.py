@@ -235,7 +235,7 @@ def test_a_number_ends_before_its_end_string_or_is_refused(end: str) -> None:
         (
             {"format": {"type": "sequence", "elements": [{"type": "any_text"}, YES]}},
             "/format/elements/0",
-            "end of a tag",
+            "must come last",
         ),
         ({"format": {"type": "or", "elements": [{"type": "any_text"}, YES]}}, "/format/elements/0", "constant"),
         ({"format": {"type": "json_schema", "json_schema": True, "style": "qwen_xml"}}, "/format/style", "style"),
