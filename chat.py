@@ -1,6 +1,6 @@
-"""`ramiform chat`: a conversation in the terminal. What was said and how to answer are values; one class talks.
+"""`ramiform chat`: a conversation in the terminal.
 
-Knows the OpenAI chat route and nothing of the runtime, so that any server will do.
+It uses only OpenAI's chat route, so any server of that route will do.
 """
 
 from __future__ import annotations
@@ -37,24 +37,24 @@ HELP = """\
 
 
 class CommandError(RamiformError):
-    """What was typed is no command, or cannot be done."""
+    """The input is not a command, or cannot be carried out."""
 
 
 @dataclass
 class Conversation:
-    """What was said, and how the next answer is to be made."""
+    """Messages so far, and the settings of the next answer."""
 
     system: str = ""
     turns: list[dict[str, str]] = field(default_factory=list)  # role and content, as OpenAI has them
     settings: dict[str, float | int] = field(default_factory=dict)
 
     def body(self, model: str) -> dict[str, Any]:
-        """The request for the next answer."""
+        """Return the request body of the next answer."""
         before = [{"role": "system", "content": self.system}] if self.system else []
         return {"model": model, "messages": before + self.turns, "stream": True, **self.settings}
 
     def take_back(self) -> str:
-        """The last question, without its answer. Raises CommandError when there is none."""
+        """Remove and return the last question, with its answer. Raises CommandError when there is none."""
         while self.turns:
             turn = self.turns.pop()
             if turn["role"] == "user":
@@ -66,7 +66,7 @@ class Conversation:
         path.write_text(json.dumps(value, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
     def load(self, path: Path) -> None:
-        """Raises CommandError, and changes nothing, when that is no saved conversation."""
+        """Load a saved conversation. Raises CommandError, and changes nothing, when the file is not one."""
         try:
             value = json.loads(path.read_text(encoding="utf-8"))
             system, turns, settings = str(value["system"]), value["messages"], value["settings"]
@@ -78,7 +78,7 @@ class Conversation:
 
 
 class Chat:
-    """Reads lines, answers them over `url`, until there are no more."""
+    """Reads lines and answers them through the server at `url`."""
 
     def __init__(self, url: str, console: Console, *, model: str | None = None, api_key: str | None = None) -> None:
         self._client = HttpClient(url.rstrip("/"), api_key, timeout=600)
@@ -87,7 +87,7 @@ class Chat:
         self.conversation = Conversation()
 
     def run(self, lines: Iterator[str]) -> None:
-        """Errors are shown, and the conversation goes on."""
+        """Run until the lines end. Errors are shown, and the conversation continues."""
         self._console.print(Text(f"{self._model}: /help says what there is", style="dim"))
         try:
             for line in lines:
@@ -106,7 +106,7 @@ class Chat:
         return True
 
     def _take(self, line: str) -> bool:
-        """False when that was the end."""
+        """Handle one line; return False at the end."""
         name, _, argument = line.strip().partition(" ")
         argument = argument.strip()
         match name:
@@ -149,7 +149,7 @@ class Chat:
             raise CommandError(f"/{name} wants a number, not {argument!r}") from None
 
     def _answer(self, question: str) -> None:
-        """Ask, and show the answer as it comes. One that is stopped with Ctrl-C counts as far as it came."""
+        """Send the question and show the answer as it streams. An answer stopped with Ctrl-C is kept as far as it came."""
         turns = self.conversation.turns
         turns.append({"role": "user", "content": question})
         parts: list[str] = []
@@ -181,7 +181,7 @@ def _path(argument: str) -> Path:
 
 
 def typed_lines(prompt: str = "> ") -> Iterator[str]:
-    """What the user types, until Ctrl-D; with the terminal's line editing and its history of this session."""
+    """Yield lines from the terminal until Ctrl-D, with line editing and this run's history."""
     with contextlib.suppress(ImportError):  # a Python without it still reads lines
         import readline  # noqa: F401 - to be there is enough: it gives `input` its editing
     parts: list[str] = []

@@ -22,8 +22,9 @@ MAY_IMPORT = {
     "constrained": {"constrained", "loops"},
     "kernels": {"kernels", "loops"},
     "loops": set(),
-    "lang": {"lang", "runtime.protocol"},
+    "lang": {"lang", "runtime.protocol", "runtime.programs"},
     "runtime/protocol": {"runtime.protocol"},
+    "runtime/programs": {"runtime.programs", "runtime.protocol"},
     "runtime/scheduler": {
         "runtime.scheduler",
         "runtime.protocol",

@@ -14,9 +14,9 @@ from ..budget import CompileBudget
 from ..errors import GrammarError
 from ..regex.alphabet import Alphabet, common_alphabet
 from ..regex.byte_dfa import byte_dfa
-from ..regex.char_dfa import DEAD, START, CharDfa, length_char_dfa, trimmed_char_dfa
+from ..regex.char_dfa import CharDfa, length_char_dfa, trimmed_char_dfa
 from ..regex.charset import has_surrogates
-from ..regex.dfa import Dfa
+from ..regex.dfa import DEAD, START, Dfa
 from ..regex.expression import alternation, literal
 from ..regex.pair_product import pair_product
 from ..regex.subset import char_dfa

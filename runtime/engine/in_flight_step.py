@@ -99,8 +99,8 @@ class ModelRunner:
         """int64 [O]: what rank 0 samples."""
         if is_rank_zero(self.group):
             assert logits_OV is not None
-            return self.group.decide(sample(self.model.ops, logits_OV, outputs.samples, outputs.masks))
-        return self.group.decide(torch.empty(len(outputs), dtype=torch.int64, device=self.model.device))
+            return self.group.broadcast(sample(self.model.ops, logits_OV, outputs.samples, outputs.masks))
+        return self.group.broadcast(torch.empty(len(outputs), dtype=torch.int64, device=self.model.device))
 
 
 class InFlightStep:

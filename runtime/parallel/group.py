@@ -1,7 +1,7 @@
-"""What the ranks of a model ask of each other while they compute.
+"""The collectives that the ranks of a model use while they compute.
 
-Those of a stage hold parts of the same layers. Every one of them calls `sum` and `gather` in the same order, and every
-rank of all stages `decide`. `send` and `receive` are between ranks of the same number in two stages.
+The ranks of a stage hold parts of the same layers. All of them call `all_reduce` and `all_gather` in the same order;
+all ranks of all stages call `broadcast`. `send` and `receive` are between ranks of the same number in two stages.
 
 Legend: N ranks of a stage.
 """
@@ -18,10 +18,12 @@ from .shard import Shard
 from .stage import Stage
 
 WHOLE_MODEL = Stage()
-WaitSent = Callable[[], None]  # waits until a tensor that was sent may be given up
+WaitSent = Callable[[], None]  # waits until the sent tensor may be overwritten
 
 
 class Group(Protocol):
+    """A rank's place among the ranks of a model, and its collectives."""
+
     @property
     def shard(self) -> Shard:
         """This rank's part of its layers."""
@@ -29,49 +31,49 @@ class Group(Protocol):
 
     @property
     def stage(self) -> Stage:
-        """Its layers."""
+        """The layers of this rank."""
         ...
 
-    def sum(self, x: torch.Tensor) -> torch.Tensor:
-        """Of the `x` of all ranks of the stage, the same bits on each. `x` is given up: it may be written to."""
+    def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
+        """Add up the `x` of all ranks of the stage, with the same bits on each. `x` may be overwritten."""
         ...
 
-    def gather(self, x: torch.Tensor) -> torch.Tensor:
-        """[N, ...]: the `x` of every rank of the stage, on each."""
+    def all_gather(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the `x` of every rank of the stage, [N, ...], on each."""
         ...
 
-    def decide(self, x: torch.Tensor) -> torch.Tensor:
-        """Rank 0's `x`, on every rank; the others' has its shape and type, and is given up."""
+    def broadcast(self, x: torch.Tensor) -> torch.Tensor:
+        """Return rank 0's `x` on every rank. The other ranks' `x` has its shape and type, and may be overwritten."""
         ...
 
     def send(self, x: torch.Tensor, stage: int) -> WaitSent:
-        """Begin to hand `x` to that stage. What one stage sends another arrives in order."""
+        """Start sending `x` to a stage. Tensors between two stages arrive in order."""
         ...
 
     def receive(self, x: torch.Tensor, stage: int) -> torch.Tensor:
-        """The next that that stage sends, when it is there; `x` has its shape and type, and is given up."""
+        """Wait for the next tensor from a stage. `x` has its shape and type, and may be overwritten."""
         ...
 
 
 def is_rank_zero(group: Group) -> bool:
-    """Whether this is rank 0, which decides."""
+    """Return True on rank 0, which samples."""
     return group.stage.index == 0 and group.shard.rank == 0
 
 
 @dataclass(frozen=True)
 class SingleRank:
-    """The only rank."""
+    """The group of a model on one rank."""
 
     shard: Shard
     stage: Stage = WHOLE_MODEL
 
-    def sum(self, x: torch.Tensor) -> torch.Tensor:
+    def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
         return x
 
-    def gather(self, x: torch.Tensor) -> torch.Tensor:
+    def all_gather(self, x: torch.Tensor) -> torch.Tensor:
         return x[None]
 
-    def decide(self, x: torch.Tensor) -> torch.Tensor:
+    def broadcast(self, x: torch.Tensor) -> torch.Tensor:
         return x
 
     def send(self, x: torch.Tensor, stage: int) -> WaitSent:
@@ -85,8 +87,10 @@ SINGLE_RANK = SingleRank(Shard())
 
 
 def tree_sum(parts: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Neighbours first, then neighbouring sums, and so on: ((a + b) + (c + d)). Ranks that hold neighbours may begin
-    by themselves, when each has the same power of two of them."""
+    """Add neighbours first, then neighbouring sums, and so on: ((a + b) + (c + d)).
+
+    Ranks that hold neighbours may add them first, when each has the same power of two of them.
+    """
     sums = list(parts)
     while len(sums) > 1:
         sums = [sums[i] + sums[i + 1] if i + 1 < len(sums) else sums[i] for i in range(0, len(sums), 2)]

@@ -164,7 +164,7 @@ def run(
         if aborts and (rid := aborts.get(num_rounds)) is not None:
             take(scheduler.handle(Abort(rid), 0.0))
         num_rounds += 1
-        for answers in pipeline.turn():
+        for answers in pipeline.advance():
             take(answers)
     assert cache.num_free + cache.num_cached == cache.num_pages
     return got, scheduler.stats(), plans

@@ -12,8 +12,8 @@ import torch
 
 from ramiform.runtime.engine.kv_pool import bytes_per_page
 from ramiform.runtime.models.checkpoint import SHIPPED_MODEL
-from ramiform.runtime.models.config import read_config
 from ramiform.runtime.models.decoder import Decoder
+from ramiform.runtime.models.read_config import read_config
 from ramiform.runtime.protocol.config import CoreConfig
 from ramiform.runtime.speculation.build import build_source
 from ramiform.runtime.speculation.draft_source import DraftSource

@@ -1,4 +1,4 @@
-"""A frontend over a real port, and what its answers must look like."""
+"""A frontend on a real port, and checks of its responses."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ async def served(script: Script | None = None, **options: Any) -> AsyncIterator[
 
 
 def events(text: str) -> list[Any]:
-    """The values of a stream, which must end with [DONE]."""
+    """Return the values of a stream, which must end with [DONE]."""
     lines = [line for line in text.split("\n\n") if line]
     assert all(line.startswith("data: ") for line in lines)
     assert lines[-1] == "data: [DONE]"

@@ -1,4 +1,4 @@
-"""What the model that ships is asked in these tests; it does these few things reliably."""
+"""Prompts that the shipped model answers reliably."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bodies that no honest client sends: each is refused in OpenAI's shape, naming the parameter, and harms nobody."""
+"""Hostile bodies are refused in OpenAI's error shape, with the parameter, and harm no other client."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Libraries that build on the OpenAI API: programs as their users write them, against the real server.
+"""Libraries on top of the OpenAI API, as their users call them, against the real server.
 
-Each runs in the clients' own environment, as it would with its user: what clients need and what the runtime needs need
-not agree. The answers are constrained, so they are right whatever the model thinks.
+Each runs in the clients' own environment, as for its user: its dependencies may conflict with the runtime's.
+Constraints make the answers independent of the model.
 """
 
 from __future__ import annotations

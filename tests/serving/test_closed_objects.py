@@ -1,4 +1,4 @@
-"""Objects end and integers are digits, on every route that takes a schema, with random sampling on the real model."""
+"""Objects are closed and integers are digits on every route with schemas, under random sampling on the real model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Clients that are slow, rude or gone: the bytes of HTTP as sockets send them. Others notice nothing."""
+"""Slow, hostile and vanished clients on raw sockets; other clients notice nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""docs/http.md says what there is: judged by the server's own description of itself."""
+"""docs/http.md agrees with the server's OpenAPI document."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What schemathesis makes of our OpenAPI document finds no server error."""
+"""schemathesis finds no server error with the OpenAPI document."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`/v1/constrained`, `/v1/score`, `/v1/decisions`, and the native route's log-probabilities."""
+"""`/v1/constrained`, `/v1/score`, `/v1/decisions`, and log-probabilities of the native route."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The pages for people: what a browser gets without a key, without the network, and whatever its Host header says."""
+"""The pages for browsers need no key and no network, and do not trust the Host header."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every route's body has in common: an optional model, fields of other servers, and one error for the context."""
+"""Rules for every body: an optional model, fields of other servers, one error for the context."""
 
 from __future__ import annotations
 

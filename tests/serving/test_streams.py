@@ -1,4 +1,4 @@
-"""Streams as bytes, and many of them at once."""
+"""Streams at the byte level, and many of them at once."""
 
 from __future__ import annotations
 

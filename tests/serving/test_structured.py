@@ -1,4 +1,4 @@
-"""Constrained answers in every dialect that clients speak."""
+"""Constraints in every dialect of clients are obeyed."""
 
 from __future__ import annotations
 

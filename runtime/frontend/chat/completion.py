@@ -1,9 +1,9 @@
-"""One answer of a chat: its thinking, its text and its tool calls, as they come.
+"""Generate one answer of a chat: its reasoning, its text and its tool calls.
 
-Most answers are one request to the core. Where something has to follow the model's free text exactly - an answer that
-matches a grammar after the thinking, a call's arguments that match their schema - the turn is a small program: it lets
-the model write up to a mark, writes what is certain itself, and goes on from there under the constraint.
-Knows steps and formats; nothing of HTTP.
+Most answers are one request to the core. Some have parts that must match exactly and follow the model's free text: an
+answer under a grammar after the reasoning, or a call's arguments under their schema. Such an answer runs in stages. The
+model writes up to a marker, the completion appends the text that is certain, and generation continues under the
+constraint.
 """
 
 from __future__ import annotations
@@ -21,236 +21,250 @@ from .tools.calls import ToolCall, new_tool_call_id
 from .tools.parser import ToolCallParser
 
 MAX_TOOL_CALLS = 128
-_SLACK = 8  # tokens before a mark: blanks, a few words
+_MARKER_SLACK = 8  # tokens before a marker: blanks, a few words
 
 
 class ChatCompletion:
-    """Submitted when made. Iterate over `deltas` once; then `finish` and the counts are final. `close` at the end."""
+    """One answer, submitted on construction. Iterate over `deltas` once; then `finish` and the counts are final. Call
+    `close` at the end.
+    """
 
-    def __init__(self, generator: Generator, ask: ChatRequest, number: int, seed: int) -> None:
-        """The `number`th answer of a request whose seed is `seed`."""
+    def __init__(self, generator: Generator, request: ChatRequest, number: int) -> None:
+        """Submit answer `number` of the request; its seed is the request's plus `number`."""
         self.finish: Finish | None = None
         self.num_calls = 0
         self.num_reasoning_tokens = 0
-        self._ask = ask
-        self._splitter = ReasoningParser(is_open=ask.thinking) if ask.thinks or ask.thinking else None
-        shows_special = any(mark in generator.tokenizer.special_ids for mark in _marks(ask))
-        self._steps = StagedGeneration(
+        self._request = request
+        self._tools = request.tools
+        self._sampling = sampling = request.prompt.sampling
+        assert sampling.seed is not None
+        self._reasoning = ReasoningParser(is_open=request.in_reasoning) if request.splits_reasoning else None
+        shows_special = any(marker in generator.tokenizer.special_ids for marker in _markers(request))
+        self._stages = StagedGeneration(
             generator,
-            ask,
-            seed + number,
-            skip_special_tokens=ask.sampling.skip_special_tokens and not shows_special,
+            request,
+            sampling.seed + number,
+            skip_special_tokens=sampling.skip_special_tokens and not shows_special,
         )
-        if ask.is_staged and self._splitter is not None:
-            self._steps.begin("" if ask.thinking else f"{THINK_START}\n", self._steps.until(THINK_END))
+        if request.is_staged and self._reasoning is not None:
+            self._stages.begin("" if request.in_reasoning else f"{THINK_START}\n", self._stages.until(THINK_END))
         else:
             self._begin_answer()
 
     @property
     def num_cached_tokens(self) -> int:
-        """Of the prompt."""
-        return self._steps.num_cached_tokens
+        """Prompt tokens taken from the cache."""
+        return self._stages.num_cached_tokens
 
     @property
     def num_completion_tokens(self) -> int:
-        return self._steps.num_completion_tokens
+        return self._stages.num_completion_tokens
 
     def close(self) -> None:
-        """Nobody reads on: abort what runs."""
-        self._steps.close()
+        """Abort what still runs."""
+        self._stages.close()
 
     async def deltas(self) -> AsyncGenerator[ChatDelta]:
-        """Raises RamiformError when a step fails."""
-        calling = self._ask.calling
-        if self._splitter is None and calling is None:
-            async for piece in self._steps.sample:
+        """Yield the answer as it is generated. Raises RamiformError when a stage fails."""
+        tools = self._tools
+        if self._reasoning is None and tools is None:
+            async for piece in self._stages.sample:
                 yield ChatDelta(piece.text, logprobs=piece.logprobs)
-            self.finish = self._steps.ended
+            self.finish = self._stages.finish
             return
-        if self._ask.is_staged and self._splitter is not None:
-            async for delta in self._think():
+        if self._request.is_staged and self._reasoning is not None:
+            async for delta in self._generate_reasoning():
                 yield delta
             if self.finish is not None:
                 return
-        if not self._ask.is_staged or calling is None:
-            answer = self._read(calling)
-        elif calling.forced:
-            answer = self._forced(calling)
+        if not self._request.is_staged or tools is None:
+            answer = self._parse_deltas(tools)
+        elif tools.forced:
+            answer = self._generate_forced_calls(tools)
         else:
-            answer = self._watched(calling)
+            answer = self._generate_until_calls(tools)
         async for delta in answer:
             yield delta
 
     def _begin_answer(self) -> None:
-        calling = self._ask.calling
-        if calling is not None and calling.forced:
-            self._open_call(calling, calling.format.opening)
-        elif calling is not None and self._ask.is_staged:
-            trigger = calling.format.trigger
-            sampling = self._steps.until(trigger)
-            is_probe = self._ask.sampling.constraint is not None
-            self._steps.begin(
-                "", with_token_limit(sampling, self._steps.size(trigger) + _SLACK) if is_probe else sampling
-            )
+        tools = self._tools
+        if tools is not None and tools.forced:
+            self._open_call(tools, tools.format.opening)
+        elif tools is not None and self._request.is_staged:
+            trigger = tools.format.trigger
+            sampling = self._stages.until(trigger)
+            if self._sampling.constraint is not None:  # probe: does the answer begin with a call?
+                sampling = with_token_limit(sampling, self._stages.num_tokens(trigger) + _MARKER_SLACK)
+            self._stages.begin("", sampling)
         else:
-            self._steps.begin("", self._ask.sampling)
+            self._stages.begin("", self._sampling)
 
-    async def _think(self) -> AsyncGenerator[ChatDelta]:
-        """Up to the end of the thinking, which is free, then on to the answer, which is not."""
-        splitter, self._splitter = ReasoningParser(is_open=True), None
-        async for piece in self._steps.sample:
-            yield ChatDelta(reasoning=splitter.feed(piece.text)[0], logprobs=piece.logprobs)
-        yield ChatDelta(reasoning=splitter.finish()[0])
+    async def _generate_reasoning(self) -> AsyncGenerator[ChatDelta]:
+        """Yield the reasoning, which is free, then begin the answer, which is constrained."""
+        parser, self._reasoning = ReasoningParser(is_open=True), None
+        async for piece in self._stages.sample:
+            yield ChatDelta(reasoning=parser.feed(piece.text)[0], logprobs=piece.logprobs)
+        yield ChatDelta(reasoning=parser.finish()[0])
         self.num_reasoning_tokens = self.num_completion_tokens
-        if self._steps.ended.type != "stop" or self._steps.ended_by_wish(THINK_END):
-            self.finish = self._steps.ended
+        if self._stages.finish.type != "stop" or self._stages.stopped_by_client(THINK_END):
+            self.finish = self._stages.finish
             return
-        self._steps.keep()
-        self._steps.write(f"{THINK_END}\n\n")
+        self._stages.keep()
+        self._stages.append(f"{THINK_END}\n\n")
         self._begin_answer()
 
-    async def _read(self, calling: ToolCallOptions | None) -> AsyncGenerator[ChatDelta]:
-        """One request's answer, parted into what it is made of."""
-        parser = None if calling is None else ToolCallParser(calling.format, calling.schemas)
-        async for piece in self._steps.sample:
-            yield self._parted(piece, parser)
-            if self.num_calls and calling is not None and not calling.parallel:
-                self._steps.close()
+    async def _parse_deltas(self, tools: ToolCallOptions | None) -> AsyncGenerator[ChatDelta]:
+        """Yield one request's output, parsed into reasoning, text and calls."""
+        parser = None if tools is None else ToolCallParser(tools.format, tools.schemas)
+        async for piece in self._stages.sample:
+            yield self._split(piece, parser)
+            if self.num_calls and tools is not None and not tools.parallel:
+                self._stages.close()
                 self.finish = Finish("stop")
                 return
-        thought, text = ("", "") if self._splitter is None else self._splitter.finish()
-        delta = ChatDelta(text, thought)
+        reasoning, text = ("", "") if self._reasoning is None else self._reasoning.finish()
+        delta = ChatDelta(text, reasoning)
         if parser is not None:
             certain, rest = parser.feed(text), parser.finish()
             delta.content = certain.text + rest.text
-            delta.calls = self._new_calls(certain.calls + rest.calls)
+            delta.calls = self._call_deltas(certain.calls + rest.calls)
         yield delta
-        self.finish = self._steps.ended
+        self.finish = self._stages.finish
 
-    async def _forced(self, calling: ToolCallOptions) -> AsyncGenerator[ChatDelta]:
-        """Nothing but calls. After one the model may open another where its format has several."""
-        steps, again = self._steps, calling.format.again
+    async def _generate_forced_calls(self, tools: ToolCallOptions) -> AsyncGenerator[ChatDelta]:
+        """Yield calls only. After each one the model may open another, if its format allows several."""
+        stages, trigger = self._stages, tools.format.next_trigger
         while True:
-            async for delta in self._call(calling):
+            async for delta in self._generate_call(tools):
                 yield delta
             if self.finish is not None:
                 return
-            if again is None or not self._may_call_again(calling):
+            if trigger is None or not self._may_call_again(tools):
                 self.finish = Finish("stop")
                 return
-            steps.write(calling.format.rest)
-            steps.begin("", with_token_limit(steps.until(again, calling.format.over), steps.size(again) + _SLACK))
-            await steps.sample.result()
-            if not steps.ended_at(again):
-                steps.drop()
+            stages.append(tools.format.appended_closing)
+            probe = stages.until(trigger, tools.format.end_of_calls)
+            stages.begin("", with_token_limit(probe, stages.num_tokens(trigger) + _MARKER_SLACK))
+            await stages.sample.result()
+            if not stages.stopped_at(trigger):
+                stages.discard()
                 self.finish = Finish("stop")
                 return
-            steps.keep()
-            self._open_call(calling, calling.format.opening_again)
+            stages.keep()
+            self._open_call(tools, tools.format.next_opening)
 
-    async def _watched(self, calling: ToolCallOptions) -> AsyncGenerator[ChatDelta]:
-        """Free text, or text that matches the constraint, until the model opens a call, which is held to its schema."""
-        steps, constraint = self._steps, self._ask.sampling.constraint
-        trigger: str | None = calling.format.trigger
-        opening = calling.format.opening
+    async def _generate_until_calls(self, tools: ToolCallOptions) -> AsyncGenerator[ChatDelta]:
+        """Yield free or constrained text until the model opens a call, then the call under its schema."""
+        stages, constraint = self._stages, self._sampling.constraint
+        trigger: str | None = tools.format.trigger
+        opening = tools.format.opening
         while trigger is not None:
-            blanks = ""  # held back: before a call they are the format's
-            async for piece in steps.sample:
+            blanks = ""  # held back: before a call they belong to its format
+            async for piece in stages.sample:
                 if constraint is None:
                     text = blanks + piece.text
                     blanks = text[len(text.rstrip()) :]
                     yield ChatDelta(text.rstrip(), logprobs=piece.logprobs)
-            if self.num_calls and calling.format.over is not None and steps.ended_at(calling.format.over):
+            if (
+                self.num_calls
+                and tools.format.end_of_calls is not None
+                and stages.stopped_at(tools.format.end_of_calls)
+            ):
                 self.finish = Finish("stop")
                 return
-            if not steps.ended_at(trigger):
+            if not stages.stopped_at(trigger):
                 if not self.num_calls:
                     yield ChatDelta(blanks)
                 break
-            steps.keep()
-            self._open_call(calling, opening)
-            async for delta in self._call(calling):
+            stages.keep()
+            self._open_call(tools, opening)
+            async for delta in self._generate_call(tools):
                 yield delta
-            trigger, opening = calling.format.again, calling.format.opening_again
-            if self.finish is None and (constraint is not None or trigger is None or not self._may_call_again(calling)):
+            trigger, opening = tools.format.next_trigger, tools.format.next_opening
+            if self.finish is None and (constraint is not None or trigger is None or not self._may_call_again(tools)):
                 self.finish = Finish("stop")
             if self.finish is not None:
                 return
             assert trigger is not None
-            steps.write(calling.format.rest)
-            steps.begin("", steps.until(trigger, calling.format.over))
+            stages.append(tools.format.appended_closing)
+            stages.begin("", stages.until(trigger, tools.format.end_of_calls))
         if constraint is not None:
-            steps.begin("", self._ask.sampling)  # it does not call: the answer, from its beginning
-            async for piece in steps.sample:
+            stages.begin("", self._sampling)  # no call: generate the answer from its beginning
+            async for piece in stages.sample:
                 yield ChatDelta(piece.text, logprobs=piece.logprobs)
-        elif self._ask.sampling.no_stop_trim and isinstance(stop := steps.ended.matched, str):
+        elif self._sampling.no_stop_trim and isinstance(stop := stages.finish.matched, str):
             yield ChatDelta(stop)
-        self.finish = steps.ended
+        self.finish = stages.finish
 
-    async def _call(self, calling: ToolCallOptions) -> AsyncGenerator[ChatDelta]:
-        """One call whose opening the step's prompt ends with: its name, if there are several, and its arguments."""
-        steps = self._steps
-        name = next(iter(calling.schemas))
-        if len(calling.schemas) > 1:
-            ending = calling.format.name_end
-            name = (await steps.sample.result()).sequence.text.removesuffix(ending)
-            if steps.ended.type != "stop":
-                self.finish = steps.ended
+    async def _generate_call(self, tools: ToolCallOptions) -> AsyncGenerator[ChatDelta]:
+        """Yield one call, whose opening ends the current prompt: its name, if there are several tools, and its
+        arguments.
+        """
+        stages = self._stages
+        name = next(iter(tools.schemas))
+        if len(tools.schemas) > 1:
+            terminator = tools.format.name_terminator
+            name = (await stages.sample.result()).sequence.text.removesuffix(terminator)
+            if stages.finish.type != "stop":
+                self.finish = stages.finish
                 return
-            steps.drop()  # and written again with what follows, in the tokens that the whole has
-            self._begin_arguments(calling, name, f"{name}{calling.format.to_arguments}")
+            stages.discard()  # appended again with what follows, in the tokens of the joined text
+            self._begin_arguments(tools, name, f"{name}{tools.format.before_arguments}")
         index, self.num_calls = self.num_calls, self.num_calls + 1
         yield ChatDelta(calls=[ToolCallDelta(index, "", new_tool_call_id(), name)])
-        brace, text, begun = calling.format.brace, "", False
-        async for piece in steps.sample:
+        closing, text, begun = tools.format.generated_closing, "", False
+        async for piece in stages.sample:
             text += piece.text if begun else piece.text.lstrip(" ")
             begun = begun or bool(text)
-            num_certain = len(text) - len(brace) if text.endswith("}") else len(text)  # the rest may be the format's
+            # The last brace may belong to the format.
+            num_certain = len(text) - len(closing) if text.endswith("}") else len(text)
             certain, text = text[:num_certain], text[num_certain:]
             yield ChatDelta(calls=[ToolCallDelta(index, certain)] if certain else [], logprobs=piece.logprobs)
-        if steps.ended.type != "stop":
-            self.finish = steps.ended
+        if stages.finish.type != "stop":
+            self.finish = stages.finish
             return
-        steps.keep()
+        stages.keep()
 
-    def _open_call(self, calling: ToolCallOptions, opening: str) -> None:
-        names = list(calling.schemas)
-        to_arguments = calling.format.to_arguments
+    def _open_call(self, tools: ToolCallOptions, opening: str) -> None:
+        names = list(tools.schemas)
         if len(names) == 1:
-            self._begin_arguments(calling, names[0], f"{opening}{names[0]}{to_arguments}")
+            self._begin_arguments(tools, names[0], f"{opening}{names[0]}{tools.format.before_arguments}")
             return
-        # With the character that ends a name, so that none is the beginning of another.
-        choices = json.dumps([name + calling.format.name_end for name in names], ensure_ascii=False)
-        self._steps.begin(opening, self._steps.held_to(Constraint("choices", choices)))
+        # Includes the terminator, so that no name is a prefix of another choice.
+        choices = json.dumps([name + tools.format.name_terminator for name in names], ensure_ascii=False)
+        self._stages.begin(opening, self._stages.constrained(Constraint("choices", choices)))
 
-    def _begin_arguments(self, calling: ToolCallOptions, name: str, text: str) -> None:
-        """The blank that `text` may end with, and a brace that follows the arguments, are left to be generated: in the
-        model's tokens they are one with the arguments' own braces."""
+    def _begin_arguments(self, tools: ToolCallOptions, name: str, text: str) -> None:
+        """Generate the arguments after `text`.
+
+        A trailing blank of `text`, and a brace after the arguments, are left to the model: its tokens often join them
+        with the arguments' own braces.
+        """
         written = text.rstrip(" ")
-        constraint = _between(text[len(written) :], calling.schemas[name], calling.format.brace)
-        self._steps.begin(written, self._steps.held_to(constraint))
+        constraint = _json_between(text[len(written) :], tools.schemas[name], tools.format.generated_closing)
+        self._stages.begin(written, self._stages.constrained(constraint))
 
-    def _may_call_again(self, calling: ToolCallOptions) -> bool:
-        return calling.parallel and self.num_calls < MAX_TOOL_CALLS and self._steps.room > 0
+    def _may_call_again(self, tools: ToolCallOptions) -> bool:
+        return tools.parallel and self.num_calls < MAX_TOOL_CALLS and self._stages.num_tokens_left > 0
 
-    def _parted(self, piece: Piece, parser: ToolCallParser | None) -> ChatDelta:
-        thought, text = "", piece.text
-        if self._splitter is not None:
-            was_in_thought = self._splitter.in_thought
-            thought, text = self._splitter.feed(text)
-            if was_in_thought or self._splitter.in_thought:
+    def _split(self, piece: Piece, parser: ToolCallParser | None) -> ChatDelta:
+        reasoning, text = "", piece.text
+        if self._reasoning is not None:
+            was_reasoning = self._reasoning.in_reasoning
+            reasoning, text = self._reasoning.feed(text)
+            if was_reasoning or self._reasoning.in_reasoning:
                 self.num_reasoning_tokens += len(piece.ids)
-        delta = ChatDelta(text, thought, logprobs=piece.logprobs)
+        delta = ChatDelta(text, reasoning, logprobs=piece.logprobs)
         if parser is not None:
             parsed = parser.feed(text)
             delta.content = parsed.text
-            delta.calls = self._new_calls(parsed.calls)
+            delta.calls = self._call_deltas(parsed.calls)
         return delta
 
-    def _new_calls(self, calls: list[ToolCall]) -> list[ToolCallDelta]:
-        calling = self._ask.calling
-        assert calling is not None
-        most = (MAX_TOOL_CALLS if calling.parallel else 1) - self.num_calls
+    def _call_deltas(self, calls: list[ToolCall]) -> list[ToolCallDelta]:
+        tools = self._tools
+        assert tools is not None
+        most = (MAX_TOOL_CALLS if tools.parallel else 1) - self.num_calls
         deltas = [
             ToolCallDelta(self.num_calls + index, call.arguments, new_tool_call_id(), call.name)
             for index, call in enumerate(calls[: max(0, most)])
@@ -259,8 +273,8 @@ class ChatCompletion:
         return deltas
 
 
-def _between(before: str, value: Constraint, after: str) -> Constraint:
-    """A JSON value between two texts."""
+def _json_between(before: str, value: Constraint, after: str) -> Constraint:
+    """Constrain the output to `before`, a JSON value and `after`, as a structural tag."""
     if not before and not after:
         return value
     parts = [f'{{"type": "const_string", "value": {json.dumps(text)}}}' for text in (before, after)]
@@ -269,10 +283,10 @@ def _between(before: str, value: Constraint, after: str) -> Constraint:
     return Constraint("structural_tag", whole, value.order, value.additional_properties)
 
 
-def _marks(ask: ChatRequest) -> list[str]:
-    """What the answer is read by: must be shown where it is a special token."""
-    marks = [THINK_START, THINK_END] if ask.thinks or ask.thinking else []
-    if ask.calling is not None:
-        tool_format = ask.calling.format
-        marks += [*tool_format.begins, tool_format.end or "", tool_format.again or ""]
-    return marks
+def _markers(request: ChatRequest) -> list[str]:
+    """Return the markers that the parsers look for; special tokens among them must be detokenised."""
+    markers = [THINK_START, THINK_END] if request.splits_reasoning else []
+    if request.tools is not None:
+        tool_format = request.tools.format
+        markers += [*tool_format.begin_markers, tool_format.end_marker or "", tool_format.next_trigger or ""]
+    return markers

@@ -1,4 +1,4 @@
-"""Thinking aloud: what a model writes between `<think>` and `</think>`, parted from its answer as it streams."""
+"""Split a model's reasoning, between `<think>` and `</think>`, from its answer as it streams."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _PROBE: list[dict[str, Any]] = [{"role": "user", "content": "a"}]
 
 
 def can_reason(tokenizer: Tokenizer) -> bool:
-    """Whether the model was taught to: the end of thinking is a token, or its chat template knows of thinking."""
+    """Return True if the model was trained to reason: `</think>` is a token, or the chat template has `<think>`."""
     if tokenizer.chat is None:
         return False
     if THINK_END in tokenizer.special_ids or THINK_END.encode() in tokenizer.token_bytes:
@@ -24,65 +24,67 @@ def can_reason(tokenizer: Tokenizer) -> bool:
             if THINK_START in tokenizer.chat.render(_PROBE, add_generation_prompt=True, **options):
                 return True
         except RequestError:
-            continue  # it refuses this message whatever the options: nothing to learn from it
+            continue  # the template rejects this message
     return False
 
 
 class ReasoningParser:
-    """`is_open`: the prompt has begun the thinking. Otherwise an answer that does not begin with OPEN has none."""
+    """Incremental splitter. `is_open`: the prompt has begun the reasoning. Otherwise only an answer that begins with
+    THINK_START has any.
+    """
 
     def __init__(self, *, is_open: bool) -> None:
-        self._place = "thought" if is_open else "start"
-        self._waiting = ""
-        self._begun = False  # whether the part that is being written has more than blanks
+        self._state = "reasoning" if is_open else "start"
+        self._pending = ""
+        self._has_text = False  # the current part has more than blanks
 
     @property
-    def in_thought(self) -> bool:
-        return self._place == "thought"
+    def in_reasoning(self) -> bool:
+        return self._state == "reasoning"
 
     def feed(self, text: str) -> tuple[str, str]:
-        """The thinking and the answer that are certain now."""
-        if self._place == "answer" and self._begun:
+        """Add text; return the reasoning and the answer text that are certain now."""
+        if self._state == "answer" and self._has_text:
             return "", text
-        self._waiting += text
-        thought = ""
-        if self._place == "start":
-            begun = self._waiting.lstrip()
+        self._pending += text
+        reasoning = ""
+        if self._state == "start":
+            begun = self._pending.lstrip()
             if begun.startswith(THINK_START):
-                self._place, self._waiting = "thought", begun[len(THINK_START) :]
+                self._state, self._pending = "reasoning", begun[len(THINK_START) :]
             elif not THINK_START.startswith(begun):
-                self._place = "answer"
-                self._begun = True  # its blanks are the answer's own
+                self._state = "answer"
+                self._has_text = True  # leading blanks belong to the answer
             else:
                 return "", ""
-        if self._place == "thought":
-            thought = self._think()
-        if self._place != "answer":
-            return thought, ""
-        answer = self._waiting if self._begun else self._waiting.lstrip()
-        self._begun = bool(answer)
-        self._waiting = ""
-        return thought, answer
+        if self._state == "reasoning":
+            reasoning = self._take_reasoning()
+        if self._state != "answer":
+            return reasoning, ""
+        answer = self._pending if self._has_text else self._pending.lstrip()
+        self._has_text = bool(answer)
+        self._pending = ""
+        return reasoning, answer
 
     def finish(self) -> tuple[str, str]:
-        """The answer is over: the rest of both."""
-        rest, self._waiting = self._waiting, ""
-        return (rest.rstrip(), "") if self._place == "thought" else ("", rest)
+        """Return the rest of both at the end of the output."""
+        rest, self._pending = self._pending, ""
+        return (rest.rstrip(), "") if self._state == "reasoning" else ("", rest)
 
-    def _think(self) -> str:
-        body, closed, after = self._waiting.partition(THINK_END)
+    def _take_reasoning(self) -> str:
+        body, closed, after = self._pending.partition(THINK_END)
         if closed:
-            self._place, self._waiting = "answer", after
-            thought = body.rstrip()
-            thought = thought if self._begun else thought.lstrip()
-            self._begun = False
-            return thought
-        if not self._begun:
-            self._waiting = self._waiting.lstrip()
+            self._state, self._pending = "answer", after
+            reasoning = body.rstrip()
+            reasoning = reasoning if self._has_text else reasoning.lstrip()
+            self._has_text = False
+            return reasoning
+        if not self._has_text:
+            self._pending = self._pending.lstrip()
         num_held = max(
-            (size for size in range(1, len(THINK_END)) if self._waiting.endswith(THINK_END[:size])), default=0
+            (size for size in range(1, len(THINK_END)) if self._pending.endswith(THINK_END[:size])), default=0
         )
-        body = self._waiting[: len(self._waiting) - num_held].rstrip()
-        self._waiting = self._waiting[len(body) :]
-        self._begun = self._begun or bool(body)
+        body = self._pending[: len(self._pending) - num_held].rstrip()
+        self._pending = self._pending[len(body) :]
+        self._has_text = self._has_text or bool(body)
         return body

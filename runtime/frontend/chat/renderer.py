@@ -1,7 +1,7 @@
-"""Chat messages of an HTTP client to token ids, by the model's own chat template.
+"""Render chat messages with the model's chat template.
 
-What a client wrote may not name special tokens: names in it are parted by a mark before the template sees them, and
-put together again, as ordinary text, behind it. Knows messages as plain dicts; nothing of requests.
+Message content must not contain special tokens. So their names are split by a marker before the template sees them, and
+rejoined as untrusted text afterwards.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from ...tokenizer.interface import Tokenizer
 from ..text.encoding import Encoder, PromptSegment, TokenLimit
 from ..text.offload import offload_if_large
 
-_MARK = "\ue010"  # private use: in no template, and nothing that `trim` takes
-_END = "\ue011"  # after the content that is to be continued
-_SHOWN = frozenset({"system", "user"})  # roles whose content every template shows whole, but for blanks at its ends
+_SPLIT = "\ue010"  # private use: occurs in no template, and `trim` keeps it
+_END = "\ue011"  # after the content to continue
+_RENDERED_ROLES = frozenset({"system", "user"})  # every template renders their content whole, except outer blanks
 
 
 class MessageRenderer:
-    """Renders for one tokenizer."""
+    """Renders messages for one tokenizer."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -36,22 +36,22 @@ class MessageRenderer:
         continue_final_message: bool = False,
         options: Mapping[str, Any] | None = None,
     ) -> list[PromptSegment]:
-        """The conversation as text, special tokens trusted where the template wrote them.
+        """Render the conversation. Only special tokens that the template wrote are trusted.
 
-        `continue_final_message`: the text ends with the last message's content. `options` are further variables of
-        the template. Raises RequestError when there is no template or it refuses the messages.
+        `continue_final_message`: end with the last message's content. `options` are further variables of the template.
+        Raises RequestError when there is no template or it rejects the messages.
         """
         chat = self._tokenizer.chat
         if chat is None:
             raise RequestError(
                 "this model has no chat template; use completions", param="messages", code="no_chat_template"
             )
-        given = [self._parted(dict(message)) for message in messages]
+        given = [self._split_names(dict(message)) for message in messages]
         if continue_final_message:
             given[-1] = {**given[-1], "content": f"{given[-1].get('content') or ''}{_END}"}
         text = chat.render(
             given,
-            tools=None if not tools else self._parted(list(tools)),
+            tools=None if not tools else self._split_names(list(tools)),
             add_generation_prompt=add_generation_prompt and not continue_final_message,
             **_safe_options(options or {}),
         )
@@ -62,60 +62,61 @@ class MessageRenderer:
         return self._segments(text)
 
     async def render_aside(
-        self, encoder: Encoder, messages: Sequence[Mapping[str, Any]], *, bound: TokenLimit | None, **wanted: Any
+        self, encoder: Encoder, messages: Sequence[Mapping[str, Any]], *, bound: TokenLimit | None, **options: Any
     ) -> list[PromptSegment]:
-        """Render without keeping anybody else waiting; `wanted` is what `render` takes.
+        """Render in a thread if the messages are large; `options` are the keywords of `render`.
 
-        Raises RequestError as `render` does, and when the messages alone are too long for `bound`.
+        Raises RequestError as `render` does, and when the messages alone exceed `bound`.
         """
         if bound is not None:
-            shown = [message.get("content") for message in messages if message["role"] in _SHOWN]
-            texts = [text for text in shown if isinstance(text, str)]
+            contents = [message.get("content") for message in messages if message["role"] in _RENDERED_ROLES]
+            texts = [text for text in contents if isinstance(text, str)]
             if sum(map(len, texts)) > bound.most:
-                encoder.check_length([_unmarked(text).strip() for text in texts], bound)
-        return await offload_if_large(lambda _: self.render(messages, **wanted), messages, wanted)
+                encoder.check_length([_without_marks(text).strip() for text in texts], bound)
+        return await offload_if_large(lambda _: self.render(messages, **options), messages, options)
 
     @cached_property
     def _special(self) -> re.Pattern[str] | None:
         names = sorted((name for name in self._tokenizer.special_ids if len(name) > 1), key=len, reverse=True)
         return re.compile("|".join(map(re.escape, names))) if names else None
 
-    def _parted(self, value: Any) -> Any:
-        """`value` with a mark inside each special token's name."""
+    def _split_names(self, value: Any) -> Any:
+        """Return `value` with the marker inside each special token's name."""
         match value:
             case str():
-                text = _unmarked(value)
-                return text if self._special is None else self._special.sub(_part, text)
+                text = _without_marks(value)
+                return text if self._special is None else self._special.sub(_split_name, text)
             case dict():
-                return {self._parted(key): self._parted(item) for key, item in value.items()}
+                return {self._split_names(key): self._split_names(item) for key, item in value.items()}
             case list():
-                return [self._parted(item) for item in value]
+                return [self._split_names(item) for item in value]
             case _:
                 return value
 
     def _segments(self, text: str) -> list[PromptSegment]:
+        """Cut the rendered text at the markers; special tokens' names of the client are untrusted."""
         segments: list[PromptSegment] = []
-        while (at := text.find(_MARK)) >= 0:
-            # The mark stands after the first character of a name that ends before the next mark.
+        while (at := text.find(_SPLIT)) >= 0:
+            # The marker follows the first character of a name that ends before the next marker.
             name = self._name_at(text, at)
             segments += [PromptSegment(text[: at - 1], trusted=True), PromptSegment(name, trusted=False)]
             text = text[at + len(name) :]
         return [*segments, PromptSegment(text, trusted=True)]
 
     def _name_at(self, text: str, at: int) -> str:
-        """The special token's name whose first character is before the mark at `at`."""
+        """Return the special token's name whose first character is before the marker at `at`."""
         names = [name for name in self._tokenizer.special_ids if len(name) > 1]
         whole = text[at - 1] + text[at + 1 :]
         return max((name for name in names if whole.startswith(name)), key=len, default=text[at - 1])
 
 
-def _unmarked(text: str) -> str:
-    return text.replace(_MARK, "").replace(_END, "")
+def _without_marks(text: str) -> str:
+    return text.replace(_SPLIT, "").replace(_END, "")
 
 
-def _part(match: re.Match[str]) -> str:
+def _split_name(match: re.Match[str]) -> str:
     name = match.group()
-    return f"{name[0]}{_MARK}{name[1:]}"
+    return f"{name[0]}{_SPLIT}{name[1:]}"
 
 
 def _safe_options(options: Mapping[str, Any]) -> dict[str, Any]:

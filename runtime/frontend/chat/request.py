@@ -1,55 +1,57 @@
-"""What one answer of a chat is to be, and the pieces in which it comes. Values only."""
+"""A chat request as a value, and the deltas of its answer."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from ...protocol.sampling import Constraint, LogprobParams, SamplingParams, TokenLogprob
+from ...protocol.sampling import Constraint, TokenLogprob
+from ..text.generation import Prompt
 from .tools.formats import ToolFormat
 
 
 @dataclass(frozen=True, kw_only=True)
 class ToolCallOptions:
-    """Which tools may be called, and how. `schemas` has what each tool's arguments must match."""
+    """Tools that the model may call. `schemas` maps a tool's name to its arguments' constraint."""
 
     format: ToolFormat
     schemas: Mapping[str, Constraint]
-    forced: bool = False  # the answer is a call
-    strict: bool = False  # a call that the model opens itself must be held to its schema
-    exact: bool = False  # and is: the schemas can be compiled, and it shows when a call begins
-    parallel: bool = True
+    forced: bool = False  # the answer must be a call
+    strict: bool = False  # an unforced call must be constrained by its schema
+    constrained: bool = False  # an unforced call is constrained: its schemas compile and its format has a marker
+    parallel: bool = True  # the answer may have several calls
 
 
 @dataclass(frozen=True, kw_only=True)
 class ChatRequest:
-    """`sampling` is for the whole answer: its limit, and the constraint of its text. The seed is set.
+    """Everything that its answers depend on.
 
-    `thinks`: the answer may begin with thinking; `thinking`: the prompt has begun it.
+    `prompt.sampling` holds for the whole answer: its limit, a seed, and the constraint of its text.
     """
 
-    tokens: list[int]
-    sampling: SamplingParams
-    logprobs: LogprobParams | None = None
-    priority: int = 0
-    namespace: str = ""
-    thinks: bool = False
-    thinking: bool = False
-    calling: ToolCallOptions | None = None
-    in_bulk: bool = False  # nobody reads along
+    prompt: Prompt
+    constraint_field: str | None = None  # the request field of the constraint, for errors
+    may_reason: bool = False  # the answer may begin with reasoning
+    in_reasoning: bool = False  # the prompt has begun the reasoning
+    tools: ToolCallOptions | None = None
+
+    @property
+    def splits_reasoning(self) -> bool:
+        """Return True if the answer may contain reasoning."""
+        return self.may_reason or self.in_reasoning
 
     @property
     def is_staged(self) -> bool:
-        """Whether something in it must match exactly what the model's own words decide the place of."""
-        if self.calling is not None and (self.calling.forced or self.calling.exact):
+        """Return True if a constrained part follows free text, or a call is forced: then the answer runs in stages."""
+        if self.tools is not None and (self.tools.forced or self.tools.constrained):
             return True
-        apart = self.thinks or self.thinking or self.calling is not None
-        return self.sampling.constraint is not None and apart
+        has_parts = self.splits_reasoning or self.tools is not None
+        return self.prompt.sampling.constraint is not None and has_parts
 
 
 @dataclass(frozen=True)
 class ToolCallDelta:
-    """More of call `index`. Its first delta has the id and the name."""
+    """Part of call `index`. The first delta has the id and the name."""
 
     index: int
     arguments: str
@@ -59,6 +61,8 @@ class ToolCallDelta:
 
 @dataclass(slots=True)
 class ChatDelta:
+    """Next part of an answer: its text, its reasoning and its calls."""
+
     content: str = ""
     reasoning: str = ""
     calls: list[ToolCallDelta] = field(default_factory=list)

@@ -1,6 +1,6 @@
-"""Whether constraints that an answer may come to need can be compiled, known before the answer begins.
+"""Check that constraints compile before an answer begins.
 
-The core compiles; a request for one token under the constraint says what it thinks of it. Asked once per constraint.
+The core compiles them: a request for one token under the constraint tells the result, which is cached.
 """
 
 from __future__ import annotations
@@ -17,20 +17,21 @@ MAX_CACHED_CHECKS = 1024
 class SchemaCheck:
     def __init__(self, generator: Generator) -> None:
         self._generator = generator
-        self._known: OrderedDict[Constraint, str | None] = OrderedDict()  # what is wrong with each
+        self._errors: OrderedDict[Constraint, str | None] = OrderedDict()  # error message, or None
 
     async def check(self, constraint: Constraint) -> None:
-        """Raises RequestError (code "invalid_grammar") for one that cannot be compiled, or (code "aborted") when it did
-        not come to be known."""
-        if constraint not in self._known:
-            self._known[constraint] = await self._ask(constraint)
-            while len(self._known) > MAX_CACHED_CHECKS:
-                self._known.popitem(last=False)
-        self._known.move_to_end(constraint)
-        if (message := self._known[constraint]) is not None:
+        """Raise RequestError (code "invalid_grammar") if the constraint does not compile, or (code "aborted") if the
+        check was aborted.
+        """
+        if constraint not in self._errors:
+            self._errors[constraint] = await self._compile(constraint)
+            while len(self._errors) > MAX_CACHED_CHECKS:
+                self._errors.popitem(last=False)
+        self._errors.move_to_end(constraint)
+        if (message := self._errors[constraint]) is not None:
             raise RequestError(message, code="invalid_grammar")
 
-    async def _ask(self, constraint: Constraint) -> str | None:
+    async def _compile(self, constraint: Constraint) -> str | None:
         bos = self._generator.tokenizer.bos_id
         sampling = SamplingParams(max_new_tokens=1, temperature=0.0, constraint=constraint)
         try:
@@ -45,7 +46,7 @@ class SchemaCheck:
         return None
 
     async def check_tool(self, name: str, arguments: Constraint) -> None:
-        """The same for the arguments of a tool. The error names it."""
+        """Check the arguments' constraint of a tool. The error names the tool."""
         try:
             await self.check(arguments)
         except RequestError as error:

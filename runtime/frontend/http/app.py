@@ -1,4 +1,4 @@
-"""The HTTP application: its routes, and what every request passes on the way to them."""
+"""Build the HTTP application: its routes and its middleware."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from starlette.responses import Response
 from ...protocol.config import ServeConfig
 from ...protocol.version import __version__
 from ..core.frontend_peers import FrontendPeers
+from ..core.opentelemetry import OpenTelemetryTracer
 from ..text.generation import Generator
 from . import errors, openapi
 from .middleware.auth import AuthMiddleware
-from .middleware.metrics import HttpTracer, MetricsMiddleware
+from .middleware.metrics import MetricsMiddleware
 from .middleware.rate_limit import RateLimitMiddleware
 from .middleware.request_limits import RequestLimitsMiddleware
 from .native.admin import AdminApi
@@ -33,33 +34,31 @@ from .transport.streaming import ClientDisconnectedError
 
 
 def create_app(
-    generator: Generator, config: ServeConfig, siblings: FrontendPeers, tracer: HttpTracer | None = None
+    generator: Generator, config: ServeConfig, siblings: FrontendPeers, tracer: OpenTelemetryTracer | None = None
 ) -> FastAPI:
-    measures = generator.core.watcher.measures
+    measures = generator.core.observer.measures
     keys = _listed(config.api_key)
     app = FastAPI(title="ramiform", version=__version__, redirect_slashes=False, docs_url=None, redoc_url=None)
-    app.state.core = generator.core  # how much a body may hold depends on the model
-    errors.install(app)
-    openapi.install(app, has_keys=bool(keys))
+    app.state.core = generator.core  # body limits depend on the model's context
+    errors.install_error_handlers(app)
+    openapi.install_openapi(app, has_keys=bool(keys))
     app.add_exception_handler(ClientDisconnectedError, _nobody_listens)
-    conversations = ChatService(
-        generator, tool_parser=config.tool_call_parser, reasoning_parser=config.reasoning_parser
-    )
+    chat_service = ChatService(generator, tool_parser=config.tool_call_parser, reasoning_parser=config.reasoning_parser)
     for api in (
         NativeApi(generator, siblings),
         AdminApi(generator, config.client_address),
         TokenizationApi(generator),
         ModelsApi(generator),
         CompletionsApi(generator),
-        ChatApi(conversations),
-        ResponsesApi(conversations, siblings),
+        ChatApi(chat_service),
+        ResponsesApi(chat_service, siblings),
         DecisionsApi(generator),
         EmbeddingsApi(generator),
-        ConstrainedApi(conversations),
+        ConstrainedApi(chat_service),
         ScoreApi(generator),
         MetricsApi(generator.core, siblings),
     ):
-        app.include_router(api.router, responses=errors.DOCUMENTED)
+        app.include_router(api.router, responses=errors.ERROR_RESPONSES)
     app.include_router(PagesApi(generator, has_keys=bool(keys)).router)
     if (per_minute := config.share(config.requests_per_minute_per_key)) is not None:
         app.add_middleware(RateLimitMiddleware, per_minute=per_minute)
@@ -75,7 +74,7 @@ def create_app(
         max_body_bytes=config.max_body_mib << 20,
     )
     if origins := _listed(config.cors_origins):
-        # Outside the guard: a page's question whether it may ask carries no key.
+        # Outside the authentication: a preflight request carries no key.
         app.add_middleware(
             CORSMiddleware,
             allow_origins=origins,
@@ -83,7 +82,8 @@ def create_app(
             allow_headers=["*"],
             expose_headers=["x-request-id", "retry-after"],
         )
-    app.add_middleware(MetricsMiddleware, measures=measures, tracer=tracer)  # the outermost: counts refusals too
+    # The outermost, so rejected requests are counted too.
+    app.add_middleware(MetricsMiddleware, measures=measures, tracer=tracer)
     return app
 
 
@@ -92,4 +92,4 @@ def _listed(setting: str | None) -> list[str]:
 
 
 async def _nobody_listens(request: Request, error: Exception) -> Response:
-    return Response(status_code=499)  # for the log alone
+    return Response(status_code=499)  # for the log and metrics; nobody receives it

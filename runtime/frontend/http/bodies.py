@@ -1,7 +1,7 @@
-"""The JSON bodies of the native API, typed, and what they mean in the runtime's own values.
+"""Base classes of JSON bodies, and the bodies of the native API. Source: SGLang's native API.
 
-Strict: a number is no string, an unknown parameter is an error; null stands for "not given", and the native API's -1
-for "none" ends here. Source: SGLang's native API.
+Validation is strict: a string is no number, and an unknown parameter is an error. null means "not given". The native
+API's -1 for "none" is converted here.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from typing import Annotated, Any, ClassVar, TypeVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, GetJsonSchemaHandler, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, GetJsonSchemaHandler, create_model, model_validator
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
@@ -17,26 +17,28 @@ from ...protocol.errors import RequestError
 from ...protocol.sampling import (
     MAX_STOP_REGEX,
     MAX_STOPS,
-    RANGES,
+    PARAMETERS,
     AdditionalProperties,
+    Api,
     Constraint,
     ConstraintKind,
     LogprobParams,
+    Parameter,
     SamplingParams,
 )
 from ..text.generation import MAX_SAMPLES
 from .peer_fields import PEER_FIELDS
 
 MAX_BATCH = 4096
-SCHEMA_KINDS: tuple[ConstraintKind, ...] = ("json_schema", "structural_tag")  # constraints with JSON schemas in them
+SCHEMA_KINDS: tuple[ConstraintKind, ...] = ("json_schema", "structural_tag")  # constraints that contain JSON schemas
 
 TokenId = Annotated[int, Field(ge=0, lt=1 << 31)]
 T = TypeVar("T")
-Many = Annotated[list[T], Field(fail_fast=True)]  # one complaint is enough: there may be millions
+Many = Annotated[list[T], Field(fail_fast=True)]  # report one error: there may be millions
 
 
 def _unchanged(ids: list[int]) -> list[int]:
-    """Return the ids. It is Python code, so that other threads can go on between the lists of a batch."""
+    """Return the ids. This Python call lets other threads run between the lists of a batch."""
     return ids
 
 
@@ -56,30 +58,31 @@ Text = Annotated[str, AfterValidator(_unicode)]
 
 
 def described(**keywords: Any) -> Any:
-    """Add JSON Schema keywords to a field in the OpenAPI document, for what is checked elsewhere in better words."""
+    """Add JSON Schema keywords to a field of the OpenAPI document. Use it for checks made elsewhere with better
+    messages.
+    """
     return Field(json_schema_extra=keywords)
 
 
 def example(body: dict[str, Any], **keywords: Any) -> ConfigDict:
-    """Show a body that is answered in the OpenAPI document: what "Try it out" begins with. `keywords`: further ones."""
+    """Show an example body in the OpenAPI document, the initial text of "Try it out". `keywords` are added to the
+    schema.
+    """
     return ConfigDict(json_schema_extra={"examples": [body], **keywords})
 
 
 def ranged(parameter: str) -> Any:
-    """Describe the range of a sampling parameter."""
-    lowest, highest = RANGES[parameter]
-    return described(minimum=lowest, maximum=highest)
+    """Describe the range of a sampling parameter in the OpenAPI document."""
+    row = PARAMETERS[parameter]
+    if row.off is not None:
+        return described(minimum=row.off, maximum=row.maximum, **{"not": {"const": 0}})
+    lowest = {"exclusiveMinimum" if row.exclusive_minimum else "minimum": row.minimum}
+    return described(**lowest, **({} if row.maximum is None else {"maximum": row.maximum}))
 
 
-TopP = Annotated[float, described(exclusiveMinimum=RANGES["top_p"][0], maximum=RANGES["top_p"][1])]
-MinP = Annotated[float, ranged("min_p")]
-FrequencyPenalty = Annotated[float, ranged("frequency_penalty")]
-PresencePenalty = Annotated[float, ranged("presence_penalty")]
-RepetitionPenalty = Annotated[float, ranged("repetition_penalty")]
 LogitBias = Annotated[
     dict[str, Annotated[float, ranged("logit_bias")]], described(propertyNames={"pattern": "^[0-9]{1,10}$"})
 ]
-Seed = Annotated[int, ranged("seed")]
 Stop = (
     Annotated[Text, described(minLength=1)]
     | Annotated[Many[Annotated[Text, described(minLength=1)]], described(maxItems=MAX_STOPS)]
@@ -90,48 +93,48 @@ StopRegex = Pattern | Annotated[Many[Pattern], described(maxItems=MAX_STOPS)]
 
 class Body(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
-    absent: ClassVar[tuple[bool | None, ...]] = (None,)  # what stands for "not given"
+    absent: ClassVar[tuple[bool | None, ...]] = (None,)  # values that mean "not given"
 
     @model_validator(mode="before")
     @classmethod
-    def _only_what_is_given(cls, value: Any) -> Any:
+    def _drop_neutral(cls, value: Any) -> Any:
         if not isinstance(value, dict):
             return value
-        return {key: item for key, item in value.items() if not cls.asks_for_nothing(key, item)}
+        return {key: item for key, item in value.items() if not cls.is_neutral(key, item)}
 
     @classmethod
-    def asks_for_nothing(cls, name: str, value: Any) -> bool:
-        """Return whether the member means the same as its absence."""
-        return any(value is nothing for nothing in cls.absent)
+    def is_neutral(cls, name: str, value: Any) -> bool:
+        """Return True if the member means the same as its absence."""
+        return any(value is neutral for neutral in cls.absent)
 
     @classmethod
     def __get_pydantic_json_schema__(cls, core: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
-        """The description says so too."""
+        """Add the values that mean "not given" to the OpenAPI document."""
         described = handler(core)
         schema = handler.resolve_ref_schema(described)
-        nothing = {"enum": [*cls.absent]} if len(cls.absent) > 1 else {"type": "null"}
+        neutral = {"enum": [*cls.absent]} if len(cls.absent) > 1 else {"type": "null"}
         for name, field in schema.get("properties", {}).items():
-            if name not in schema.get("required", ()) and nothing not in field.get("anyOf", ()):
+            if name not in schema.get("required", ()) and neutral not in field.get("anyOf", ()):
                 about = {key: field.pop(key) for key in ("title", "description", "default") if key in field}
-                schema["properties"][name] = {"anyOf": [field, nothing], **about}
+                schema["properties"][name] = {"anyOf": [field, neutral], **about}
         return described
 
 
 class RequestBody(Body):
-    """A route's whole body: fields of other servers are accepted while they ask for nothing (`peer_fields`).
+    """Body of a whole request. Fields of other servers are accepted at neutral values (`peer_fields`).
 
-    Of each of `exactly_one` a request has one field. The document leaves `undocumented` fields out: those that only
-    a base class has use for.
+    A request has exactly one field of each group in `exactly_one`. The OpenAPI document omits `undocumented` fields,
+    which only a base class uses.
     """
 
     exactly_one: ClassVar[tuple[tuple[str, ...], ...]] = ()
     undocumented: ClassVar[frozenset[str]] = frozenset()
 
     @classmethod
-    def asks_for_nothing(cls, name: str, value: Any) -> bool:
+    def is_neutral(cls, name: str, value: Any) -> bool:
         if name in PEER_FIELDS and name not in cls.model_fields:
-            return PEER_FIELDS[name].asks_for_nothing(value)
-        return super().asks_for_nothing(name, value)
+            return PEER_FIELDS[name].is_neutral(value)
+        return super().is_neutral(name, value)
 
     @classmethod
     def __get_pydantic_json_schema__(cls, core: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
@@ -139,13 +142,13 @@ class RequestBody(Body):
         schema = handler.resolve_ref_schema(described)
         for name in cls.undocumented:
             del schema["properties"][name]
-        nothing = {"enum": [*cls.absent]}
+        neutral = {"enum": [*cls.absent]}
         choices = [
             [
                 {
                     "title": f"with {given}",
                     "required": [given],
-                    "properties": {name: {"not": nothing} if name == given else nothing for name in names},
+                    "properties": {name: {"not": neutral} if name == given else neutral for name in names},
                 }
                 for given in names
             ]
@@ -158,25 +161,54 @@ class RequestBody(Body):
         return described
 
 
-class SamplingBody(RequestBody):
-    max_new_tokens: Annotated[int, ranged("max_new_tokens")] = 128
-    min_new_tokens: Annotated[int, described(minimum=0)] = 0
+_STRUCTURED = {"logit_bias": LogitBias, "stop": Stop, "stop_regex": StopRegex, "stop_token_ids": TokenIds}
+
+
+def sampling_fields(api: Api) -> dict[str, Any]:
+    """Return the pydantic fields of an API's sampling parameters: by name, type and default."""
+    return {name: _field(row, api) for row in PARAMETERS.values() if (name := row.name_in(api)) is not None}
+
+
+def _field(row: Parameter, api: Api) -> tuple[Any, Any]:
+    if row.name in _STRUCTURED:
+        empty = {} if row.name == "logit_bias" else []
+        return _STRUCTURED[row.name], empty if api == "native" else Field(default_factory=type(empty))
+    if row.type is bool:
+        return bool, row.default
+    number = Annotated[float if row.type is float else int, ranged(row.name)]
+    if row.off is not None:
+        return number, row.off
+    return (number if row.default is not None else number | None), row.default
+
+
+def sampling_params(body: BaseModel, api: Api, **others: Any) -> SamplingParams:
+    """Build the parameters that a body asks for; `others` replace its values.
+
+    Raises RequestError naming the parameter that is out of range.
+    """
+    values = {
+        row.name: _value(row, getattr(body, name))
+        for row in PARAMETERS.values()
+        if (name := row.name_in(api)) is not None
+    }
+    return SamplingParams(**values | others)
+
+
+def _value(row: Parameter, value: Any) -> Any:
+    if row.off is not None and value == row.off:
+        return None
+    if isinstance(value, dict):
+        return {token_id(key): bias for key, bias in value.items()}
+    if isinstance(row.default, tuple):
+        return (value,) if isinstance(value, str) else tuple(value)
+    return value
+
+
+NativeSampling = create_model("NativeSampling", __base__=RequestBody, **sampling_fields("native"))
+
+
+class SamplingBody(NativeSampling):
     n: Annotated[int, described(minimum=1, maximum=MAX_SAMPLES)] = 1
-    temperature: Annotated[float, ranged("temperature")] = 1.0
-    top_p: TopP = 1.0
-    top_k: Annotated[int, described(minimum=-1, maximum=RANGES["top_k"][1], **{"not": {"const": 0}})] = -1
-    min_p: MinP = 0.0
-    frequency_penalty: FrequencyPenalty = 0.0
-    presence_penalty: PresencePenalty = 0.0
-    repetition_penalty: RepetitionPenalty = 1.0
-    logit_bias: LogitBias = {}
-    sampling_seed: Seed | None = None
-    stop: Stop = []
-    stop_regex: StopRegex = []
-    stop_token_ids: TokenIds = []
-    ignore_eos: bool = False
-    skip_special_tokens: bool = True
-    no_stop_trim: bool = False
     regex: str | None = None
     json_schema: str | dict[str, Any] | None = None
     ebnf: str | None = None
@@ -184,27 +216,8 @@ class SamplingBody(RequestBody):
     additional_properties: AdditionalProperties | None = None
 
     def params(self) -> SamplingParams:
-        """Raises RequestError naming the parameter that is out of range."""
-        return SamplingParams(
-            max_new_tokens=self.max_new_tokens,
-            min_new_tokens=self.min_new_tokens,
-            temperature=self.temperature,
-            top_k=None if self.top_k == -1 else self.top_k,
-            top_p=self.top_p,
-            min_p=self.min_p,
-            frequency_penalty=self.frequency_penalty,
-            presence_penalty=self.presence_penalty,
-            repetition_penalty=self.repetition_penalty,
-            logit_bias={token_id(key): bias for key, bias in self.logit_bias.items()},
-            seed=self.sampling_seed,
-            stop=(self.stop,) if isinstance(self.stop, str) else tuple(self.stop),
-            stop_regex=(self.stop_regex,) if isinstance(self.stop_regex, str) else tuple(self.stop_regex),
-            stop_token_ids=tuple(self.stop_token_ids),
-            ignore_eos=self.ignore_eos,
-            skip_special_tokens=self.skip_special_tokens,
-            no_stop_trim=self.no_stop_trim,
-            constraint=self._constraint(),
-        )
+        """Convert to SamplingParams. Raises RequestError naming the parameter that is out of range."""
+        return sampling_params(self, "native", constraint=self._constraint())
 
     def _constraint(self) -> Constraint | None:
         asked: list[tuple[str, ConstraintKind, str | dict[str, Any] | None]] = [
@@ -234,9 +247,9 @@ class SamplingBody(RequestBody):
 
 
 class GenerateBody(RequestBody):
-    """One prompt or a batch of them; what may differ between them is one value for all or a list of their length."""
+    """One prompt or a batch. A per-prompt field has one value for all prompts, or a list of the batch's length."""
 
-    absent = (None, False)  # clients send what they do not use as false, e.g. `return_hidden_states`
+    absent = (None, False)  # clients send unused switches as false, e.g. `return_hidden_states`
     exactly_one = (("text", "input_ids"),)
     model_config = example(
         {"text": "The capital of France is", "sampling_params": {"max_new_tokens": 8, "temperature": 0}}
@@ -255,7 +268,7 @@ class GenerateBody(RequestBody):
     extra_key: Text | Many[Text] | None = None
 
     def prompts(self) -> list[str] | list[list[int]]:
-        """Raises RequestError unless exactly one of `text` and `input_ids` is given."""
+        """Return the prompts. Raises RequestError unless exactly one of `text` and `input_ids` is given."""
         if (self.text is None) == (self.input_ids is None):
             raise RequestError("give either text or input_ids", param="text" if self.text is None else "input_ids")
         if self.text is not None:
@@ -273,15 +286,15 @@ class GenerateBody(RequestBody):
         given = self.text if self.text is not None else self.input_ids
         return isinstance(given, list) and (self.text is not None or (bool(given) and isinstance(given[0], list)))
 
-    def asked_ids(self, num_prompts: int) -> list[list[int] | None]:
-        """`token_ids_logprob` for each prompt. Raises RequestError when it is a list of another length."""
+    def logprob_token_ids(self, num_prompts: int) -> list[list[int] | None]:
+        """Return `token_ids_logprob` of each prompt. Raises RequestError for a list of another length."""
         given = self.token_ids_logprob
         if given and isinstance(given[0], list):
-            return self.each("token_ids_logprob", num_prompts)
+            return self.per_prompt("token_ids_logprob", num_prompts)
         return [given] * num_prompts  # type: ignore[list-item]
 
     def each(self, field: str, num_prompts: int) -> list[Any]:
-        """The value of `field` for each prompt. Raises RequestError when it is a list of another length."""
+        """Return the value of `field` for each prompt. Raises RequestError for a list of another length."""
         value = getattr(self, field)
         if not isinstance(value, list):
             return [value] * num_prompts
@@ -293,7 +306,7 @@ class GenerateBody(RequestBody):
 def logprob_params(
     wanted: bool, start: int, num_top: int, asked: list[int] | None, num_prompt: int
 ) -> LogprobParams | None:
-    """Raises RequestError when `start` is outside the prompt."""
+    """Build the log-probability options of a prompt. Raises RequestError when `start` is outside the prompt."""
     if not wanted:
         return None
     if not -1 <= start <= num_prompt:
@@ -312,7 +325,7 @@ class AbortBody(Body):
 
 
 def token_id(key: str) -> int:
-    """A key of `logit_bias`. Raises RequestError."""
+    """Parse a key of `logit_bias`. Raises RequestError."""
     if not key.isdecimal() or not key.isascii() or len(key) > 10:
         raise RequestError(f"logit_bias maps token ids, as strings, to numbers; got {key!r}", param="logit_bias")
     return int(key)

@@ -1,4 +1,4 @@
-"""The API's description of itself, made true: a body that is wrong is a 400, and answers may be streams."""
+"""Corrections of FastAPI's OpenAPI document: status 400 for wrong bodies, streams, API keys."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ STREAM_RESPONSES: dict[int | str, dict[str, Any]] = {
 }
 
 
-def install(app: FastAPI, *, has_keys: bool) -> None:
-    """Correct what FastAPI writes by itself: a 422 of its own shape for every body, and nothing of API keys."""
+def install_openapi(app: FastAPI, *, has_keys: bool) -> None:
+    """Remove FastAPI's own 422 responses, and add the API key."""
     describe = app.openapi
 
     def openapi() -> dict[str, Any]:

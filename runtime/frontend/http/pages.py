@@ -1,7 +1,7 @@
-"""Pages for people: `/` says what is served and how to ask it, `/docs` shows every route.
+"""Pages for browsers: `/` describes the server, `/docs` shows every route.
 
-They load nothing from elsewhere, and need no key: a browser cannot send one before it has a page. So they say nothing
-that a key protects; with keys, `/` names the model only to requests that have one.
+They load nothing from other hosts, and need no key: a browser cannot send one before it has a page. So they show
+nothing that a key protects. With keys, `/` names the model only to requests that have one.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from starlette.responses import FileResponse, HTMLResponse, Response
 from ...protocol.errors import RuntimeFailed
 from ...protocol.version import __version__
 from ..text.generation import Generator
-from .middleware.auth import SCOPE_API_KEY
+from .scope import SCOPE_API_KEY
 
-# Swagger UI's own build, from the package fastapi-swagger; `guard.OPEN_PATHS` lists their paths too.
+# Swagger UI's own build, from the package fastapi-swagger; PUBLIC_PATHS in scope.py lists these paths too.
 ASSETS = {
     "swagger-ui-bundle.js": "text/javascript",
     "swagger-ui.css": "text/css",
@@ -90,7 +90,7 @@ $examples
 
 
 class PagesApi:
-    """`has_keys`: requests must bring an API key, except for these pages."""
+    """`has_keys`: all routes but these pages need an API key."""
 
     def __init__(self, generator: Generator, *, has_keys: bool) -> None:
         self._generator = generator
@@ -148,17 +148,17 @@ class PagesApi:
         )
 
     def _curl(self, request: Request, path: str, body: dict[str, Any]) -> str:
-        """One line for a POSIX shell."""
+        """Return a curl command for a POSIX shell, on one line."""
         words = ["curl", _base_url(request) + path, "-H", "Content-Type: application/json", "-d", json.dumps(body)]
         if (socket := _unix_socket(request)) is not None:
             words[1:1] = ["--unix-socket", socket]
         line = shlex.join(words)
-        # The shell puts the key in: it stands in no page and, written so, in no history.
+        # The shell inserts the key, so no page and no shell history contains it.
         return line + ' -H "Authorization: Bearer $API_KEY"' if self._has_keys else line
 
 
 def _base_url(request: Request) -> str:
-    """Where the client found this server. Its Host header is used only if it is nothing but a host and a port."""
+    """Return the server's URL as the client sees it. The Host header counts only if it is a plain host and port."""
     host = request.headers.get("host", "")
     if _HOST.fullmatch(host) is None:
         name, port = request.scope.get("server") or ("localhost", None)

@@ -1,8 +1,8 @@
-"""Request fields of other servers that we do not support, and the values of them that ask for nothing.
+"""Unsupported request fields of other servers, and their neutral values.
 
-Clients written for vLLM, SGLang, llama.cpp or OpenAI send such fields with their default values. Those values are
-accepted, and any other is refused: an answer without its effect would not be the answer that was asked for. `null`
-stands for "not given" in every field. A field that a route has itself is not looked up here: `echo` of completions.
+Clients written for vLLM, SGLang, llama.cpp or OpenAI send such fields with default values. The server accepts these
+values and refuses all others, because the answer would lack their effect. `null` means "not given" in every field. A
+route's own field, such as `echo` of completions, is not looked up here.
 
 Sources: the request models of vLLM and SGLang, llama.cpp's server, OpenAI's API reference.
 """
@@ -17,10 +17,10 @@ from typing import Any
 @dataclass(frozen=True)
 class PeerField:
     whose: str
-    neutral: tuple[Any, ...] = ()  # the values, besides null, that ask for nothing
-    tunes: str | None = None  # the field that this one adjusts; it is refused, so this one is neutral
+    neutral: tuple[Any, ...] = ()  # values without effect, besides null
+    tunes: str | None = None  # the field that this one adjusts; that field is off, so any value is neutral
 
-    def asks_for_nothing(self, value: Any) -> bool:
+    def is_neutral(self, value: Any) -> bool:
         if value is None or self.tunes is not None:
             return True
         # True == 1 in Python, and not in JSON.
@@ -34,7 +34,9 @@ class PeerField:
         return " or ".join(f"`{json.dumps(value)}`" for value in (*self.neutral, None))
 
 
-_NEUTRAL: dict[str, dict[str, tuple[Any, ...] | str]] = {  # of each server's fields; a string: the field that it tunes
+_NEUTRAL: dict[
+    str, dict[str, tuple[Any, ...] | str]
+] = {  # server -> field -> neutral values, or the name of the field that it tunes
     "OpenAI": {
         "audio": (),
         "best_of": (1,),
@@ -178,8 +180,8 @@ PEER_FIELDS = {
 }
 
 
-def refusal(name: str) -> str | None:
-    """Why a value of the field `name` is refused; None for a field that no other server has."""
+def unsupported_reason(name: str) -> str | None:
+    """Return the error message for a field of another server; None for a field that no server has."""
     if (field := PEER_FIELDS.get(name)) is None:
         return None
     return f"{name}, a parameter of {field.whose}, is not supported here: only {field.accepted.replace('`', '')}"

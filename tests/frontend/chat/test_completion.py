@@ -1,4 +1,4 @@
-"""A chat's answer: thinking, text and calls, free and constrained, over a scripted core."""
+"""A chat's answer over a scripted core: reasoning, text and calls, free and constrained."""
 
 from __future__ import annotations
 
@@ -163,7 +163,7 @@ def test_several_forced_calls_in_one_answer() -> None:
 
 
 FORMAT_NAMES = ["hermes", "llama3_json", "pythonic", "mistral", "mistral_args", "deepseek", "deepseek_v31", "json"]
-SEVERAL = [name for name in FORMAT_NAMES if FORMATS[name].is_marked]
+SEVERAL = [name for name in FORMAT_NAMES if FORMATS[name].has_marker]
 
 
 @pytest.mark.parametrize("parser", SEVERAL)
@@ -178,7 +178,7 @@ def test_the_text_of_several_calls_is_what_the_format_reads(parser: str, choice:
         if constraint is None:
             if not num_calls:
                 return tool_format.trigger
-            return str(tool_format.again) if num_calls == 1 else tool_format.over or ""
+            return str(tool_format.next_trigger) if num_calls == 1 else tool_format.end_of_calls or ""
         if constraint.kind == "choices":
             return json.loads(constraint.source)[num_calls]
         return f'{{"x": {num_calls + 1}}}'
@@ -190,7 +190,7 @@ def test_the_text_of_several_calls_is_what_the_format_reads(parser: str, choice:
         last = TOKENIZER.decode(built.core.requests[-1].tokens, skip_special_tokens=False)
         start = last.rindex(tool_format.opening, 0, last.index('{"x": 1}'))
         reader = ToolCallParser(tool_format, ["a", "b"])
-        read = reader.feed(last[start:] + (tool_format.over or "")).calls + reader.finish().calls
+        read = reader.feed(last[start:] + (tool_format.end_of_calls or "")).calls + reader.finish().calls
         assert [(call.name, call.arguments) for call in read] == [("a", '{"x": 1}'), ("b", '{"x": 2}')]
 
     serving(say, check, tool_call_parser=parser)

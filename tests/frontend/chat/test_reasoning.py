@@ -1,4 +1,4 @@
-"""Thinking told from answering, however the text is cut."""
+"""Reasoning is split from the answer, however the text is cut."""
 
 from __future__ import annotations
 

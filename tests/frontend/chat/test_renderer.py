@@ -1,4 +1,4 @@
-"""Chat messages to text: what the template says, with nobody else's special tokens in it."""
+"""Chat messages are rendered by the template, and special tokens in their content are not trusted."""
 
 from __future__ import annotations
 

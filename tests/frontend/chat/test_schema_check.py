@@ -1,4 +1,4 @@
-"""What is remembered of constraints that were asked about."""
+"""Schema checks are cached, except aborted ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tool calls in every format: what a model writes is read, however its text is cut into pieces."""
+"""Tool calls of every format are parsed, however their text is cut."""
 
 from __future__ import annotations
 

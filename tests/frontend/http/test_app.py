@@ -1,4 +1,4 @@
-"""What every route of a server has: health, keys, ids, limits, errors of one shape, texts that nobody waits for."""
+"""Behaviour that all routes share: health, keys, request ids, limits, one error shape, tokenisation in threads."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_tokens_there_and_back() -> None:
 
 
 def test_long_texts_are_tokenised_where_nobody_waits_for_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In a thread: on the event loop everybody would."""
+    """Tokenisation runs in a thread; on the event loop it would block every client."""
     told: list[tuple[str, bool]] = []
     encode, decode = TOKENIZER.encode, TOKENIZER.decode
 
@@ -126,7 +126,7 @@ def test_a_response_in_the_background_that_fails_on_our_side_says_so(monkeypatch
             while made["status"] in ("queued", "in_progress"):
                 made = (await client.get(f"/v1/responses/{made['id']}")).json()
             assert made["status"] == "failed"
-            assert made["error"]["message"] == "an error of ours: ZeroDivisionError"
+            assert made["error"]["message"] == "internal server error (ZeroDivisionError)"
 
     run(main())
 

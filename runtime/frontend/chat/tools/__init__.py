@@ -1,1 +1,1 @@
-"""Tool calls as models write them: which format a model was taught, reading one from text, writing what opens one."""
+"""Tool calls in the formats of models: detect the format, parse calls from text, write the text that opens one."""

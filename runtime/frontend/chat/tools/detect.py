@@ -1,4 +1,4 @@
-"""Which format a model was taught: read off how its chat template writes a call that is over."""
+"""Detect a model's tool-call format from the calls that its chat template renders."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ _SIGNS = (
 
 
 def detect_tool_format(tokenizer: Tokenizer) -> ToolFormat:
-    """The format of the tokenizer's chat template, by its call or by what it tells the model; else plain JSON."""
-    for rendered in _probes(tokenizer):
+    """Return the format whose sign the rendered chat template shows; plain JSON if none does."""
+    for rendered in _rendered_probes(tokenizer):
         for sign, name in _SIGNS:
             if sign in rendered:
                 return FORMATS[name]
     return FORMATS["json"]
 
 
-def _probes(tokenizer: Tokenizer) -> list[str]:
+def _rendered_probes(tokenizer: Tokenizer) -> list[str]:
     if tokenizer.chat is None:
         return []
     rendered = []
@@ -50,5 +50,5 @@ def _probes(tokenizer: Tokenizer) -> list[str]:
         try:
             rendered.append(tokenizer.chat.render(messages, tools=[_TOOL], add_generation_prompt=len(messages) != 2))
         except RequestError:
-            continue  # a template that takes no such messages says nothing about them
+            continue  # the template rejects these messages
     return rendered

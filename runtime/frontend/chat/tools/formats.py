@@ -1,7 +1,7 @@
-"""The formats in which models were taught to call tools.
+"""Tool-call formats of models.
 
-A format says how to read a call that the model wrote, and which text to write for it so that only the name and the
-arguments are left to generate. Sources: the chat templates of the models named.
+A format says how to parse a call of the model, and which text to write for one, so that only the name and the arguments
+are generated. Sources: the chat templates of the models named.
 """
 
 from __future__ import annotations
@@ -17,51 +17,52 @@ FormatName = Literal["hermes", "llama3_json", "pythonic", "mistral", "mistral_ar
 
 @dataclass(frozen=True, kw_only=True)
 class ToolFormat:
-    """Reading: a block goes from one of `begins` to `end`, or to the end of the answer when `end` is None. Without a
-    marker a block is an answer that begins with one of `starts`.
+    """How a model writes tool calls, for parsing its output and for writing calls for it.
 
-    Writing: `trigger` is what shows that the model is about to call; `opening` begins with it and leads to the name,
-    `to_arguments` follows the name, `closing` the arguments. After that `again`, if there is one, opens another call in
-    the same answer as `trigger` does, with `opening_again`; `over` says that there is none.
+    Parsing: a block begins with one of `begin_markers`, or is an answer that begins with one of `bare_prefixes`. It
+    ends with `end_marker`, or with the answer.
+
+    Writing: `trigger` shows that the model is about to call. `opening` begins with it and precedes the name. Then
+    follow `before_arguments`, the arguments and `after_arguments`. `next_trigger` and `next_opening` do the same for
+    a further call of the answer; `end_of_calls` follows the last one.
     """
 
     name: FormatName
-    begins: tuple[str, ...] = ()
-    end: str | None = None
-    starts: tuple[str, ...] = ()
-    read: Callable[[str], list[ToolCall]] = read_json_calls
+    begin_markers: tuple[str, ...] = ()
+    end_marker: str | None = None
+    bare_prefixes: tuple[str, ...] = ()
+    parse: Callable[[str], list[ToolCall]] = read_json_calls
     trigger: str
     opening: str
-    to_arguments: str
-    closing: str
-    again: str | None = None
-    opening_again: str = ""
-    over: str | None = None
+    before_arguments: str
+    after_arguments: str
+    next_trigger: str | None = None
+    next_opening: str = ""
+    end_of_calls: str | None = None
 
     @property
-    def name_end(self) -> str:
-        """The text that ends a name; none where a special token does, of which there are no parts."""
-        return self.to_arguments[0] if self.to_arguments[0] in '"\n' else ""
+    def name_terminator(self) -> str:
+        """Character that ends a name; "" where a special token does, which is never split."""
+        return self.before_arguments[0] if self.before_arguments[0] in '"\n' else ""
 
     @property
-    def brace(self) -> str:
-        """What of `closing` is written by the model: the brace after the arguments', which are often one token."""
-        return "}" if self.closing.startswith("}") else ""
+    def generated_closing(self) -> str:
+        """Part of `after_arguments` left to the model: the brace, often in one token with that of the arguments."""
+        return "}" if self.after_arguments.startswith("}") else ""
 
     @property
-    def rest(self) -> str:
-        """What of `closing` is not."""
-        return self.closing.removeprefix(self.brace)
+    def appended_closing(self) -> str:
+        """Part of `after_arguments` that the server appends."""
+        return self.after_arguments.removeprefix(self.generated_closing)
 
     @property
-    def is_marked(self) -> bool:
-        """Whether calls begin with a mark that means nothing else: then even a call that nobody forced can be held to
-        its schema from there on."""
-        return self.trigger in self.begins
+    def has_marker(self) -> bool:
+        """Return True if an unambiguous marker begins calls. Then even an unforced call can be constrained."""
+        return self.trigger in self.begin_markers
 
 
 def _read_deepseek(block: str) -> list[ToolCall]:
-    """`function<sep>NAME\\n```json\\n{...}\\n```<end>` (V3, R1) or `NAME<sep>{...}<end>` (V3.1), one after another."""
+    """Parse `function<sep>NAME\\n```json\\n{...}\\n```<end>` (V3, R1) or `NAME<sep>{...}<end>` (V3.1), repeated."""
     calls = []
     for part in block.split("<｜tool▁call▁begin｜>"):
         body = part.partition("<｜tool▁call▁end｜>")[0]
@@ -79,7 +80,7 @@ def _read_deepseek(block: str) -> list[ToolCall]:
 
 
 def _read_mistral(block: str) -> list[ToolCall]:
-    """A JSON array (v1-v7) or `NAME[ARGS]{...}`, each after its own `[TOOL_CALLS]` (v11 on)."""
+    """Parse a JSON array (v1-v7) or `NAME[ARGS]{...}`, each after its own `[TOOL_CALLS]` (v11 on)."""
     if "[ARGS]" not in block:
         return read_json_calls(block)
     calls = []
@@ -99,92 +100,92 @@ def _read_fenced(block: str) -> list[ToolCall]:
 _ALL = (
     ToolFormat(
         name="hermes",
-        begins=("<tool_call>",),
-        end="</tool_call>",
+        begin_markers=("<tool_call>",),
+        end_marker="</tool_call>",
         trigger="<tool_call>",
         opening='<tool_call>\n{"name": "',
-        to_arguments='", "arguments": ',
-        closing="}\n</tool_call>",
-        again="<tool_call>",
-        opening_again='<tool_call>\n{"name": "',
+        before_arguments='", "arguments": ',
+        after_arguments="}\n</tool_call>",
+        next_trigger="<tool_call>",
+        next_opening='<tool_call>\n{"name": "',
     ),
     ToolFormat(
         name="llama3_json",
-        begins=("<|python_tag|>",),
-        starts=("{", "[{"),
+        begin_markers=("<|python_tag|>",),
+        bare_prefixes=("{", "[{"),
         trigger='{"name": "',
         opening='{"name": "',
-        to_arguments='", "parameters": ',
-        closing="}",
+        before_arguments='", "parameters": ',
+        after_arguments="}",
     ),
     ToolFormat(
         name="pythonic",
-        begins=("<|python_start|>",),
-        end="<|python_end|>",
-        starts=("[",),
-        read=read_python_calls,
-        trigger='{"name": "',  # a forced call's arguments are JSON: that is what a schema can constrain
+        begin_markers=("<|python_start|>",),
+        end_marker="<|python_end|>",
+        bare_prefixes=("[",),
+        parse=read_python_calls,
+        trigger='{"name": "',  # arguments of a forced call are JSON, which a schema can constrain
         opening='{"name": "',
-        to_arguments='", "parameters": ',
-        closing="}",
+        before_arguments='", "parameters": ',
+        after_arguments="}",
     ),
     ToolFormat(
         name="mistral",
-        begins=("[TOOL_CALLS]",),
-        read=_read_mistral,
+        begin_markers=("[TOOL_CALLS]",),
+        parse=_read_mistral,
         trigger="[TOOL_CALLS]",
         opening='[TOOL_CALLS][{"name": "',
-        to_arguments='", "arguments": ',
-        closing="}",
-        again=", {",
-        opening_again=', {"name": "',
-        over="]",
+        before_arguments='", "arguments": ',
+        after_arguments="}",
+        next_trigger=", {",
+        next_opening=', {"name": "',
+        end_of_calls="]",
     ),
     ToolFormat(
         name="mistral_args",
-        begins=("[TOOL_CALLS]",),
-        read=_read_mistral,
+        begin_markers=("[TOOL_CALLS]",),
+        parse=_read_mistral,
         trigger="[TOOL_CALLS]",
         opening="[TOOL_CALLS]",
-        to_arguments="[ARGS]",
-        closing="",
-        again="[TOOL_CALLS]",
-        opening_again="[TOOL_CALLS]",
+        before_arguments="[ARGS]",
+        after_arguments="",
+        next_trigger="[TOOL_CALLS]",
+        next_opening="[TOOL_CALLS]",
     ),
     ToolFormat(
         name="deepseek",
-        begins=("<｜tool▁calls▁begin｜>",),
-        end="<｜tool▁calls▁end｜>",
-        read=_read_deepseek,
+        begin_markers=("<｜tool▁calls▁begin｜>",),
+        end_marker="<｜tool▁calls▁end｜>",
+        parse=_read_deepseek,
         trigger="<｜tool▁calls▁begin｜>",
         opening="<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>",
-        to_arguments="\n```json\n",
-        closing="\n```<｜tool▁call▁end｜>",
-        again="<｜tool▁call▁begin｜>",
-        opening_again="<｜tool▁call▁begin｜>function<｜tool▁sep｜>",
-        over="<｜tool▁calls▁end｜>",
+        before_arguments="\n```json\n",
+        after_arguments="\n```<｜tool▁call▁end｜>",
+        next_trigger="<｜tool▁call▁begin｜>",
+        next_opening="<｜tool▁call▁begin｜>function<｜tool▁sep｜>",
+        end_of_calls="<｜tool▁calls▁end｜>",
     ),
     ToolFormat(
         name="deepseek_v31",
-        begins=("<｜tool▁calls▁begin｜>",),
-        end="<｜tool▁calls▁end｜>",
-        read=_read_deepseek,
+        begin_markers=("<｜tool▁calls▁begin｜>",),
+        end_marker="<｜tool▁calls▁end｜>",
+        parse=_read_deepseek,
         trigger="<｜tool▁calls▁begin｜>",
         opening="<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>",
-        to_arguments="<｜tool▁sep｜>",
-        closing="<｜tool▁call▁end｜>",
-        again="<｜tool▁call▁begin｜>",
-        opening_again="<｜tool▁call▁begin｜>",
-        over="<｜tool▁calls▁end｜>",
+        before_arguments="<｜tool▁sep｜>",
+        after_arguments="<｜tool▁call▁end｜>",
+        next_trigger="<｜tool▁call▁begin｜>",
+        next_opening="<｜tool▁call▁begin｜>",
+        end_of_calls="<｜tool▁calls▁end｜>",
     ),
     ToolFormat(
         name="json",
-        starts=("{", "[{", "```json"),
-        read=_read_fenced,
+        bare_prefixes=("{", "[{", "```json"),
+        parse=_read_fenced,
         trigger='{"name": "',
         opening='{"name": "',
-        to_arguments='", "arguments": ',
-        closing="}",
+        before_arguments='", "arguments": ',
+        after_arguments="}",
     ),
 )
 FORMATS: dict[str, ToolFormat] = {each.name: each for each in _ALL}

@@ -1,6 +1,6 @@
-"""How often one API key may ask: so many requests a minute. Plain ASGI; knows no routes.
+"""ASGI middleware that limits requests per minute and API key with a token bucket.
 
-A process's own account. Several frontends share a limit in equal parts, rounded up.
+Each process counts for itself. Several frontends share a limit in equal parts, rounded up.
 """
 
 from __future__ import annotations
@@ -14,43 +14,43 @@ from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ..errors import error_response
-from .auth import SCOPE_API_KEY
+from ..scope import SCOPE_API_KEY
 
 MINUTE = 60.0
 
 
 @dataclass
 class TokenBucket:
-    """One key's. `allowance` refills steadily, up to a minute's worth."""
+    """Bucket of one key. `allowance` refills steadily, up to one minute's requests."""
 
     allowance: float
-    refilled: float  # on the clock
+    refilled: float  # time of the last refill
 
 
 class RateLimitMiddleware:
-    """Counts requests that make something (POST, PUT); looking is free. All that have no key are one."""
+    """Limit POST and PUT requests per key. Requests without a key share one bucket."""
 
     def __init__(self, app: ASGIApp, *, per_minute: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._app = app
         self._per_minute = per_minute
         self._clock = clock
-        self._accounts: dict[str | None, TokenBucket] = {}
+        self._buckets: dict[str | None, TokenBucket] = {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["method"] not in ("POST", "PUT"):
             await self._app(scope, receive, send)
             return
-        account = self._account(scope.get(SCOPE_API_KEY))
-        if account.allowance < 1:
+        bucket = self._bucket(scope.get(SCOPE_API_KEY))
+        if bucket.allowance < 1:
             message = f"this key may make {self._per_minute} requests a minute"
-            wait = math.ceil((1 - account.allowance) * MINUTE / self._per_minute)
-            refusal = error_response(
-                429, message, code="rate_limit_exceeded", headers={"retry-after": str(wait), **self._headers(account)}
+            wait = math.ceil((1 - bucket.allowance) * MINUTE / self._per_minute)
+            answer = error_response(
+                429, message, code="rate_limit_exceeded", headers={"retry-after": str(wait), **self._headers(bucket)}
             )
-            await refusal(scope, receive, send)
+            await answer(scope, receive, send)
             return
-        account.allowance -= 1
-        headers = self._headers(account)
+        bucket.allowance -= 1
+        headers = self._headers(bucket)
 
         async def send_with_limits(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -59,16 +59,16 @@ class RateLimitMiddleware:
 
         await self._app(scope, receive, send_with_limits)
 
-    def _headers(self, account: TokenBucket) -> dict[str, str]:
+    def _headers(self, bucket: TokenBucket) -> dict[str, str]:
         return {
             "x-ratelimit-limit-requests": str(self._per_minute),
-            "x-ratelimit-remaining-requests": str(int(account.allowance)),
+            "x-ratelimit-remaining-requests": str(int(bucket.allowance)),
         }
 
-    def _account(self, key: str | None) -> TokenBucket:
+    def _bucket(self, key: str | None) -> TokenBucket:
         now = self._clock()
-        account = self._accounts.setdefault(key, TokenBucket(self._per_minute, now))
-        gained = (now - account.refilled) * self._per_minute / MINUTE
-        account.allowance = min(self._per_minute, account.allowance + gained)
-        account.refilled = now
-        return account
+        bucket = self._buckets.setdefault(key, TokenBucket(self._per_minute, now))
+        refill = (now - bucket.refilled) * self._per_minute / MINUTE
+        bucket.allowance = min(self._per_minute, bucket.allowance + refill)
+        bucket.refilled = now
+        return bucket

@@ -1,4 +1,4 @@
-"""How much one HTTP client may have: so many requests at once, so much time for each. Plain ASGI; knows no routes."""
+"""ASGI middleware for concurrent requests per API key, and for the time of a request."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ..errors import error_body, error_response
+from ..scope import HEALTH_PATH, SCOPE_API_KEY
 from ..transport.sse import DONE, event
-from .auth import HEALTH_PATH, SCOPE_API_KEY
 
-BODY_PAUSE = 30.0  # seconds that the next part of a body may take
-BODY_RATE = 1024  # bytes of a body a second; one that comes more slowly may take BODY_PAUSE longer in all
+BODY_STALL_SECONDS = 30.0  # maximum seconds between two parts of a body
+MIN_BODY_RATE = 1024  # bytes per second; a slower body may lag BODY_STALL_SECONDS behind this rate
 
 
 class RequestLimitsMiddleware:
-    """`max_requests`: at once, of one key; `seconds`: from a request's head to its answer's end. None: no limit.
+    """Limit concurrent requests per key to `max_requests`, and each request to `seconds`. None: no limit.
 
-    Who has too many gets a 429; whose body does not come, a 408; whose answer takes too long, a 504, or an event where
-    a stream has begun. What was being generated is aborted.
+    Too many requests get a 429. A stalled body gets a 408. A response over time gets a 504, or an error event in a
+    stream; its generation is aborted.
     """
 
     def __init__(self, app: ASGIApp, *, max_requests: int | None, seconds: float | None) -> None:
@@ -36,33 +36,33 @@ class RequestLimitsMiddleware:
             return
         key = scope.get(SCOPE_API_KEY)
         if self._max_requests is not None and self._running[key] >= self._max_requests:
-            await _refuse(scope, receive, send, self._max_requests)
+            await _reject(scope, receive, send, self._max_requests)
             return
         self._running[key] += 1
-        counted = True
+        is_counted = True
 
-        def leave() -> None:
-            nonlocal counted
-            self._running[key] -= counted
-            counted = False
+        def release() -> None:
+            nonlocal is_counted
+            self._running[key] -= is_counted
+            is_counted = False
 
-        async def send_leaving(message: Message) -> None:
+        async def send_releasing(message: Message) -> None:
             if message["type"] == "http.response.body" and not message.get("more_body", False):
-                leave()  # before the client has it all, and comes back
+                release()  # before the client has the whole response and sends its next request
             await send(message)
 
         try:
-            if scope["type"] == "websocket":  # open as long as the client likes
+            if scope["type"] == "websocket":  # has no time limit
                 await self._app(scope, receive, send)
             else:
-                await self._timed(scope, _in_time(receive), send_leaving)
+                await self._run_with_timeout(scope, _receive_in_time(receive), send_releasing)
         finally:
-            leave()
+            release()
 
-    async def _timed(self, scope: Scope, receive: Receive, send: Send) -> None:
-        content_type: bytes | None = None  # until the answer begins
+    async def _run_with_timeout(self, scope: Scope, receive: Receive, send: Send) -> None:
+        content_type: bytes | None = None  # None until the response starts
 
-        async def watched(message: Message) -> None:
+        async def send_noting_type(message: Message) -> None:
             nonlocal content_type
             if message["type"] == "http.response.start":
                 content_type = dict(message["headers"]).get(b"content-type", b"")
@@ -71,7 +71,7 @@ class RequestLimitsMiddleware:
         limit = asyncio.timeout(self._seconds)
         try:
             async with limit:
-                await self._app(scope, receive, watched)
+                await self._app(scope, receive, send_noting_type)
         except TimeoutError:
             if not limit.expired():
                 raise
@@ -83,32 +83,36 @@ class RequestLimitsMiddleware:
                 await send({"type": "http.response.body", "body": data, "more_body": False})
 
 
-async def _refuse(scope: Scope, receive: Receive, send: Send, most: int) -> None:
+async def _reject(scope: Scope, receive: Receive, send: Send, limit: int) -> None:
     if scope["type"] == "websocket":
         await send({"type": "websocket.close", "code": 1013, "reason": "too many requests of this API key"})
         return
-    message = f"{most} requests of this API key are running already"
+    message = f"{limit} requests of this API key are running already"
     await error_response(429, message, code="too_many_requests")(scope, receive, send)
 
 
-def _in_time(receive: Receive) -> Receive:
-    """Raises HTTPException while a body is awaited that does not come; a client that only listens may be silent."""
+def _receive_in_time(receive: Receive) -> Receive:
+    """Raise HTTPException (408) while a body stalls. After the body, a client may be silent."""
     more_body = True
-    spare = BODY_PAUSE  # seconds that are left to wait; each byte adds its share
+    seconds_left = BODY_STALL_SECONDS  # waiting time left; each byte adds its share
 
-    async def receive_some() -> Message:
-        nonlocal more_body, spare
+    async def receive_timed() -> Message:
+        nonlocal more_body, seconds_left
         if not more_body:
             return await receive()
         began = time.monotonic()
         try:
-            async with asyncio.timeout(min(spare, BODY_PAUSE)):
+            async with asyncio.timeout(min(seconds_left, BODY_STALL_SECONDS)):
                 message = await receive()
         except TimeoutError:
-            slow = f"came at less than {BODY_RATE} bytes a second" if spare < BODY_PAUSE else "did not go on"
-            raise HTTPException(408, f"the body {slow} for {BODY_PAUSE:g} s") from None
-        spare += len(message.get("body", b"")) / BODY_RATE - (time.monotonic() - began)
+            fault = (
+                f"came at less than {MIN_BODY_RATE} bytes a second"
+                if seconds_left < BODY_STALL_SECONDS
+                else "did not go on"
+            )
+            raise HTTPException(408, f"the body {fault} for {BODY_STALL_SECONDS:g} s") from None
+        seconds_left += len(message.get("body", b"")) / MIN_BODY_RATE - (time.monotonic() - began)
         more_body = message.get("more_body", False)
         return message
 
-    return receive_some
+    return receive_timed

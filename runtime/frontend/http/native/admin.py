@@ -1,4 +1,4 @@
-"""The native API's smaller routes: health, facts and the cache. Source: SGLang's native API."""
+"""Routes for health, server facts and the cache. Source: SGLang's native API."""
 
 from __future__ import annotations
 
@@ -36,17 +36,17 @@ class AdminApi:
             ("/version", self.version, ["GET"], JSONResponse),
         )
         for path, endpoint, methods, kind in routes:
-            for method in methods:  # one route each, so that each has an operation id of its own
+            for method in methods:  # one route each, so that operation ids are unique
                 router.add_api_route(path, endpoint, methods=[method], response_model=None, response_class=kind)
         return router
 
     async def health(self) -> Response:
-        """200 once the model is loaded, 503 before and after."""
+        """Return 200 while the model is loaded, else 503."""
         self._core.require_info()
         return Response(status_code=200)
 
     async def health_generate(self, request: Request) -> Response:
-        """200 when a token could be generated."""
+        """Return 200 after generating one token."""
         self._core.require_info()
         tokenizer = self._generator.tokenizer
         token = 0 if tokenizer.bos_id is None else tokenizer.bos_id
@@ -56,7 +56,7 @@ class AdminApi:
         return Response(status_code=200)
 
     async def model_info(self) -> Response:
-        """What is served."""
+        """Describe the served model."""
         info = self._core.require_info()
         return json_response(
             {
@@ -68,7 +68,7 @@ class AdminApi:
         )
 
     async def server_info(self) -> Response:
-        """What is served, how much fits, the load right now, and where programs of this machine come."""
+        """Describe the model, the capacity, the current load and the address for programs of this machine."""
         info = self._core.require_info()
         stats = await self._core.stats()
         facts: dict[str, Any] = {
@@ -80,11 +80,11 @@ class AdminApi:
         return json_response({**facts, **msgspec.structs.asdict(info), **msgspec.structs.asdict(stats), **shares})
 
     async def version(self) -> Response:
-        """Of the runtime."""
+        """Return the version of the runtime."""
         return json_response({"version": __version__})
 
     async def flush_cache(self, request: Request) -> Response:
-        """Forget every cached prefix that nothing uses. Asks for an admin key."""
+        """Drop every cached prefix that is not in use. Needs an admin key."""
         require_admin(request, "flushing the cache")
         self._core.require_info()
         await self._core.flush_cache()

@@ -1,7 +1,4 @@
-"""`/generate`: the native API's bodies to prompts, one or many, and their answers whole or as a stream.
-
-Source: SGLang's native API.
-"""
+"""`/generate` and `/abort_request`. Source: SGLang's native API."""
 
 from __future__ import annotations
 
@@ -34,9 +31,9 @@ LogprobEntry = list[Any]  # [log-probability, token id, text or null]
 
 
 def answer(
-    tokenizer: Tokenizer, prompt: Prompt, sample: SampleStream, text: str, *, rid: str, texts: bool
+    tokenizer: Tokenizer, prompt: Prompt, sample: SampleStream, text: str, *, rid: str, with_texts: bool
 ) -> dict[str, Any]:
-    """What there is of `sample`, whose text so far is `text`. `texts`: log-probabilities come with tokens' text."""
+    """Build the JSON answer of `sample`, with its `text` so far. `with_texts` adds texts to log-probabilities."""
     meta: dict[str, Any] = {
         "id": rid,
         "finish_reason": None,
@@ -45,7 +42,7 @@ def answer(
         "cached_tokens": sample.num_cached,
     }
     if prompt.logprobs is not None:
-        meta |= _logprobs(tokenizer, prompt, prompt.logprobs, sample, texts)
+        meta |= _logprobs(tokenizer, prompt, prompt.logprobs, sample, with_texts)
     if sample.generated is not None:
         sequence = sample.generated.sequence
         meta["finish_reason"] = _finish_reason(sequence.finish, sequence.completion_tokens)
@@ -70,15 +67,15 @@ def _finish_reason(finish: Finish, num_output: int) -> dict[str, Any]:
 
 
 def _logprobs(
-    tokenizer: Tokenizer, prompt: Prompt, wanted: LogprobParams, sample: SampleStream, texts: bool
+    tokenizer: Tokenizer, prompt: Prompt, wanted: LogprobParams, sample: SampleStream, with_texts: bool
 ) -> dict[str, list[Any]]:
     def entry(logprob: float | None, token: int) -> LogprobEntry:
-        return [logprob, token, tokenizer.decode([token], skip_special_tokens=False) if texts else None]
+        return [logprob, token, tokenizer.decode([token], skip_special_tokens=False) if with_texts else None]
 
     def tops(values: Sequence[TokenLogprob | None]) -> list[Any]:
         return [None if value is None else [entry(*top) for top in value.top] for value in values]
 
-    def asked(values: Sequence[TokenLogprob | None]) -> list[Any]:
+    def of_ids(values: Sequence[TokenLogprob | None]) -> list[Any]:
         return [
             None if value is None else [entry(*each) for each in zip(value.of, wanted.of, strict=True)]
             for value in values
@@ -97,13 +94,13 @@ def _logprobs(
     if wanted.num_top:
         meta |= {"input_top_logprobs": tops(given), "output_top_logprobs": tops(output)}
     if wanted.of:
-        meta |= {"input_token_ids_logprobs": asked(given), "output_token_ids_logprobs": asked(output)}
+        meta |= {"input_token_ids_logprobs": of_ids(given), "output_token_ids_logprobs": of_ids(output)}
     return meta
 
 
 @dataclass(frozen=True)
 class Job:
-    """One output that was asked for."""
+    """One requested output."""
 
     rid: str
     prompt: Prompt
@@ -111,7 +108,7 @@ class Job:
 
 
 class NativeApi:
-    """Knows by their clients' ids which samples run, so that they can be aborted."""
+    """Runs native requests, and indexes their samples by the clients' ids for aborts."""
 
     def __init__(self, generator: Generator, siblings: FrontendPeers) -> None:
         self._generator = generator
@@ -122,7 +119,7 @@ class NativeApi:
     @property
     def router(self) -> APIRouter:
         router = APIRouter(tags=["native"], route_class=BodyRoute)
-        for method in ("POST", "PUT"):  # a route each, so that each has an operation id of its own
+        for method in ("POST", "PUT"):  # one route each, so that operation ids are unique
             router.add_api_route(
                 "/generate", self.generate, methods=[method], response_model=None, responses=STREAM_RESPONSES
             )
@@ -132,7 +129,7 @@ class NativeApi:
         return router
 
     async def generate(self, body: GenerateBody, request: Request) -> Response:
-        """Continue `text` or `input_ids`: one or a batch, whole or as a stream."""
+        """Continue `text` or `input_ids`, one or a batch, as a whole or as a stream."""
         self._generator.core.require_info()
         if body.stream:
             values = self._stream(body)
@@ -141,8 +138,7 @@ class NativeApi:
         return json_response(answers if body.is_batch or len(answers) > 1 else answers[0])
 
     async def abort(self, body: AbortBody, request: Request) -> Response:
-        """End the requests named `rid`, or everything that runs, which asks for an admin key. They answer with what
-        they have."""
+        """Abort the requests named `rid`, or all, which needs an admin key. They return their output so far."""
         if body.abort_all:
             require_admin(request, "aborting all requests")
         about = None if body.abort_all else body.rid or ""
@@ -151,7 +147,7 @@ class NativeApi:
         return Response(status_code=200)
 
     async def _abort_here(self, rid: str | None) -> bool:
-        """What this frontend runs under that name, or all of it when None."""
+        """Abort this frontend's requests of that id, or all when None."""
         if rid is None:
             self._generator.core.abort(None)
             return True
@@ -161,7 +157,7 @@ class NativeApi:
         return bool(samples)
 
     async def _whole(self, body: GenerateBody) -> list[dict[str, Any]]:
-        async with self._started(body) as jobs:
+        async with self._submit(body) as jobs:
             answers = []
             async for job in cooperative_iter(jobs):
                 generated = await job.sample.result()
@@ -169,17 +165,19 @@ class NativeApi:
             return answers
 
     async def _stream(self, body: GenerateBody) -> AsyncGenerator[dict[str, Any]]:
-        """Each output so far, as it grows. Raises RamiformError."""
-        async with self._started(body) as jobs:
+        """Yield each output so far, as it grows. Raises RamiformError."""
+        async with self._submit(body) as jobs:
             numbered = len(jobs) > 1 or body.is_batch
-            values = merge([self._growing(body, job, index if numbered else None) for index, job in enumerate(jobs)])
+            values = merge(
+                [self._stream_output(body, job, index if numbered else None) for index, job in enumerate(jobs)]
+            )
             try:
                 async for value in values:
                     yield value
             finally:
                 await values.aclose()
 
-    async def _growing(self, body: GenerateBody, job: Job, index: int | None) -> AsyncIterator[dict[str, Any]]:
+    async def _stream_output(self, body: GenerateBody, job: Job, index: int | None) -> AsyncIterator[dict[str, Any]]:
         text = ""
         async for piece in job.sample:
             text += piece.text
@@ -187,12 +185,12 @@ class NativeApi:
             yield value if index is None else {**value, "index": index}
 
     def _answer(self, body: GenerateBody, job: Job, text: str) -> dict[str, Any]:
-        texts = body.return_text_in_logprobs
-        return answer(self._generator.tokenizer, job.prompt, job.sample, text, rid=job.rid, texts=texts)
+        with_texts = body.return_text_in_logprobs
+        return answer(self._generator.tokenizer, job.prompt, job.sample, text, rid=job.rid, with_texts=with_texts)
 
     @asynccontextmanager
-    async def _started(self, body: GenerateBody) -> AsyncIterator[list[Job]]:
-        """Submit everything that `body` asks for; what still runs at the end of the block is aborted."""
+    async def _submit(self, body: GenerateBody) -> AsyncIterator[list[Job]]:
+        """Submit all outputs of `body`; abort those that still run at the end of the block."""
         requests = await self._requests(body)
         num_outputs = Counter({rid: 0 for rid, _, _ in requests})
         for rid, _, n in requests:
@@ -206,48 +204,48 @@ class NativeApi:
                     numbers[rid] += 1
                     jobs.append(Job(name, prompt, sample))
                     self._running[rid].add(sample)
-                    stack.callback(self._forget, rid, sample)
+                    stack.callback(self._remove, rid, sample)
             yield jobs
 
-    def _forget(self, rid: str, sample: SampleStream) -> None:
+    def _remove(self, rid: str, sample: SampleStream) -> None:
         samples = self._running[rid]
         samples.discard(sample)
         if not samples:
             del self._running[rid]
 
     async def _requests(self, body: GenerateBody) -> list[tuple[str, Prompt, int]]:
-        """The client's id, the prompt and the number of outputs of each. Raises RequestError."""
+        """Return the client's id, the prompt and the number of outputs of each request. Raises RequestError."""
         prompts = body.prompts()
         num = len(prompts)
-        sampling = body.each("sampling_params", num)
+        sampling = body.per_prompt("sampling_params", num)
         settings = [body.each(name, num) for name in ("return_logprob", "logprob_start_len", "top_logprobs_num")]
         if sum(part.n for part in sampling) > MAX_BATCH:
             raise RequestError(f"n must be such that {num} prompts make at most {MAX_BATCH} outputs in all", param="n")
-        params = [part.params() for part in sampling]  # before anything is tokenised: cheap, and often wrong
+        params = [part.params() for part in sampling]  # before tokenisation: the check is cheap, and often fails
         tokens = [await self._tokens(prompt) for prompt in prompts]
-        made_up = new_rid()
+        fallback_rid = new_rid()
         return [
             (
-                made_up if rid is None else rid,
+                fallback_rid if rid is None else rid,
                 Prompt(
                     tokens=ids,
-                    sampling=own,
-                    logprobs=logprob_params(wanted, start, num_top, asked, len(ids)),
+                    sampling=sampling_params,
+                    logprobs=logprob_params(wanted, start, num_top, of_ids, len(ids)),
                     priority=priority,
                     namespace=extra_key or "",
                     in_bulk=not body.stream,
                 ),
                 part.n,
             )
-            for ids, own, part, wanted, start, num_top, asked, rid, priority, extra_key in zip(
+            for ids, sampling_params, part, wanted, start, num_top, of_ids, rid, priority, extra_key in zip(
                 tokens,
                 params,
                 sampling,
                 *settings,
-                body.asked_ids(num),
-                body.each("rid", num),
-                body.each("priority", num),
-                body.each("extra_key", num),
+                body.logprob_token_ids(num),
+                body.per_prompt("rid", num),
+                body.per_prompt("priority", num),
+                body.per_prompt("extra_key", num),
                 strict=True,
             )
         ]

@@ -1,4 +1,8 @@
-"""`/metrics`: all frontends' measures and the core's, as Prometheus scrapes them."""
+"""`/metrics`: Prometheus metrics of all frontends and the core, also under the names of vLLM and SGLang.
+
+Sources of the names: vLLM's and SGLang's "Production Metrics". Histograms under a foreign name keep this server's
+buckets.
+"""
 
 from __future__ import annotations
 
@@ -49,26 +53,26 @@ ALIASES = {
 
 
 def exposition(frontends: FrontendMetrics, core: tuple[ModelInfo, CoreStats, CoreMetrics] | None) -> bytes:
-    """The text that Prometheus scrapes. `core` is None while the model loads."""
+    """Return the text for Prometheus. `core` is None while the model loads."""
     name = "" if core is None else core[0].name
-    families = _Families(name)
-    families.frontends(frontends)
+    collector = _MetricFamilies(name)
+    collector.frontends(frontends)
     if core is not None:
-        families.core(*core)
+        collector.core(*core)
     registry = CollectorRegistry()
-    registry.register(families)
+    registry.register(collector)
     return generate_latest(registry)
 
 
-class _Families:
-    """A collector of fixed values, as prometheus_client asks for one."""
+class _MetricFamilies:
+    """Collector of fixed values, the interface that prometheus_client expects."""
 
     def __init__(self, model: str) -> None:
         self._model = model
         self._all: list[Metric] = []
 
     def describe(self) -> list[Metric]:
-        """Nothing: values and names are made for one scrape."""
+        """Return nothing: the collector are built for one scrape."""
         return []
 
     def collect(self) -> Iterator[Metric]:
@@ -129,7 +133,7 @@ class _Families:
         counter("forced_tokens", "Of those, left no choice about by a grammar", stats.num_forced_tokens)
         counter("guessed_tokens", "Draft tokens that were verified", stats.num_guessed_tokens)
         counter("accepted_tokens", "Of those, the ones that proved right", stats.num_accepted_tokens)
-        self._accepted(stats.accepted_lengths)
+        self._accepted_lengths(stats.accepted_lengths)
         counter("retractions", "Times that a running request gave up its place", stats.num_retractions)
         counter("evicted_pages", "KV pages that lost what they held", stats.num_evicted_pages)
         counter("steps", "Forward steps", stats.num_steps)
@@ -142,8 +146,8 @@ class _Families:
         histogram("grammar_mask_seconds", "One mask of the vocabulary", measures.grammar_mask)
         counter("grammar_errors", "Constraints that could not be compiled", measures.num_bad_grammars)
 
-    def _accepted(self, lengths: Sequence[int]) -> None:
-        """How many verifications accepted 0, 1, 2, ... guesses; each also gave a token of its own."""
+    def _accepted_lengths(self, lengths: Sequence[int]) -> None:
+        """Add the histogram of accepted guesses per verification, which yields one further token each."""
         num, accepted = sum(lengths), sum(index * count for index, count in enumerate(lengths))
         buckets = [(str(index), float(count)) for index, count in enumerate(accumulate(lengths))]
         self._add(
@@ -174,7 +178,7 @@ class _Families:
 
 
 def _buckets(values: Histogram) -> list[tuple[str, float]]:
-    """Cumulative, as Prometheus has them."""
+    """Convert counts to Prometheus' cumulative buckets."""
     bounds = [*(str(float(bound)) for bound in values.bounds), "+Inf"]
     return list(zip(bounds, (float(count) for count in accumulate(values.counts)), strict=True))
 
@@ -193,7 +197,7 @@ class MetricsApi:
         return router
 
     async def metrics(self) -> Response:
-        """Prometheus' text format. Before the model is loaded, the frontends' part alone."""
+        """Return all metrics as Prometheus text; only those of the frontends while the model loads."""
         try:
             info = self._core.require_info()
             core = info, *await self._core.measures()

@@ -1,1 +1,3 @@
-"""The OpenAI-compatible routes. Sources: OpenAI's API reference; vLLM's and SGLang's for the fields that they add."""
+"""OpenAI-compatible routes and extensions of them. Sources: OpenAI's API reference, and vLLM's and SGLang's additions
+to it.
+"""

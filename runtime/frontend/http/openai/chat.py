@@ -1,4 +1,4 @@
-"""`/v1/chat/completions`."""
+"""`/v1/chat/completions`: generate the assistant's next message."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ..transport.merge import gather_or_cancel, merge
 from ..transport.streaming import EventStream, cancel_on_disconnect, json_response
 from .chat_body import ChatBody
 from .chat_messages import template_messages
-from .chat_service import ChatService, Wish
+from .chat_service import ChatService
 from .chunks import ChunkBuilder
 from .finish import finish_reason, stop_reason
 from .logprobs import TokenTexts, chat_logprobs
@@ -28,9 +28,9 @@ from .usage import Stopwatch, Usage
 
 
 class ChatApi:
-    def __init__(self, conversations: ChatService) -> None:
-        self._conversations = conversations
-        self._generator = conversations.generator
+    def __init__(self, service: ChatService) -> None:
+        self._service = service
+        self._generator = service.generator
         self._texts = TokenTexts(self._generator.tokenizer)
 
     @property
@@ -42,7 +42,7 @@ class ChatApi:
         return router
 
     async def create(self, body: ChatBody, request: Request) -> Response:
-        """The assistant's next message, or several of them to choose from."""
+        """Generate the assistant's next message, or `n` alternatives."""
         info = self._generator.core.require_info()
         body.check(info)
         head = {
@@ -52,92 +52,94 @@ class ChatApi:
             "model": info.name,
             "system_fingerprint": f"ramiform-{__version__}",
         }
-        ask = await cancel_on_disconnect(request, self._ask(body))
+        chat = await cancel_on_disconnect(request, self._chat_request(body))
         if body.stream:
-            chunks = self._stream(body, ask, head)
+            chunks = self._stream(body, chat, head)
             return EventStream(await cancel_on_disconnect(request, anext(chunks)), chunks)
-        return json_response(head | await cancel_on_disconnect(request, self._whole(body, ask)))
+        return json_response(head | await cancel_on_disconnect(request, self._whole(body, chat)))
 
-    async def _ask(self, body: ChatBody) -> ChatRequest:
-        wish = Wish(
-            fields=body,
+    async def _chat_request(self, body: ChatBody) -> ChatRequest:
+        constraint = body.constraint()
+        return await self._service.request(
+            await offload_if_large(lambda _: template_messages(body.messages), body.messages),
+            body,
+            constraint,
             limit=body.limit,
-            prompt="messages",
+            prompt_field="messages",
             tools=body.tools,
             tool_choice=body.tool_choice,
-            parallel=body.parallel_tool_calls,
+            parallel_calls=body.parallel_tool_calls,
             logprobs=body.logprob_params(),
             splits_reasoning=body.separate_reasoning,
-            options=body.template_options(),
+            template_options=body.template_options(),
             add_generation_prompt=body.add_generation_prompt,
             continue_final_message=body.continue_final_message,
-            asked=body.constraint(),
             in_bulk=not body.stream,
         )
-        messages = await offload_if_large(lambda _: template_messages(body.messages), body.messages)
-        return await self._conversations.ask(messages, wish)
 
-    async def _whole(self, body: ChatBody, ask: ChatRequest) -> dict[str, Any]:
+    async def _whole(self, body: ChatBody, chat: ChatRequest) -> dict[str, Any]:
         watch = Stopwatch()
-        async with self._conversations.turns(ask, body.n, body.constraint()) as turns:
+        async with self._service.completions(chat, body.n) as completions:
             choices = await gather_or_cancel(
-                self._choice(body, ask, turn, index, watch) for index, turn in enumerate(turns)
+                self._choice(body, chat, completion, index, watch) for index, completion in enumerate(completions)
             )
-            usage = _usage(ask, turns)
+            usage = _usage(chat, completions)
             return {"choices": choices, "usage": usage.as_json(), "timings": watch.timings(usage)}
 
     async def _choice(
-        self, body: ChatBody, ask: ChatRequest, turn: ChatCompletion, index: int, watch: Stopwatch
+        self, body: ChatBody, chat: ChatRequest, completion: ChatCompletion, index: int, watch: Stopwatch
     ) -> dict[str, Any]:
         content, reasoning = [], []
         calls: list[dict[str, Any]] = []
         values = []
-        async for delta in turn.deltas():
+        async for delta in completion.deltas():
             watch.tick()
             content.append(delta.content)
             reasoning.append(delta.reasoning)
             values += delta.logprobs or []
             for call in delta.calls:
                 if call.id is not None:
-                    calls.append(_call(call))
+                    calls.append(_tool_call(call))
                 else:
                     calls[call.index]["function"]["arguments"] += call.arguments
-        text, thought = "".join(content), "".join(reasoning)
+        text, reasoning_text = "".join(content), "".join(reasoning)
         message: dict[str, Any] = {
             "role": "assistant",
-            "content": text if text or not (calls or thought) else None,
+            "content": text if text or not (calls or reasoning_text) else None,
             "refusal": None,
         }
-        if thought and body.include_reasoning:
-            message |= {"reasoning_content": thought, "reasoning": thought}
+        if reasoning_text and body.include_reasoning:
+            message |= {"reasoning_content": reasoning_text, "reasoning": reasoning_text}
         if calls:
             message["tool_calls"] = calls
         return {
             "index": index,
             "message": message,
             "logprobs": chat_logprobs(self._texts, values) if body.logprobs else None,
-            **_ending(ask, turn),
+            **_finish_fields(chat, completion),
         }
 
-    async def _stream(self, body: ChatBody, ask: ChatRequest, head: dict[str, Any]) -> AsyncGenerator[dict[str, Any]]:
+    async def _stream(self, body: ChatBody, chat: ChatRequest, head: dict[str, Any]) -> AsyncGenerator[dict[str, Any]]:
         watch = Stopwatch()
-        async with self._conversations.turns(ask, body.n, body.constraint()) as turns:
-            chunks = ChunkBuilder(head, body.stream_options, watch, lambda: _usage(ask, turns))
-            sources = [self._growing(body, ask, turn, index) for index, turn in enumerate(turns)]
+        async with self._service.completions(chat, body.n) as completions:
+            chunks = ChunkBuilder(head, body.stream_options, watch, lambda: _usage(chat, completions))
+            sources = [
+                self._stream_choice(body, chat, completion, index) for index, completion in enumerate(completions)
+            ]
             choices = merge(sources) if len(sources) > 1 else sources[0]
             try:
                 async for choice in choices:
-                    yield chunks.of(choice)
+                    yield chunks.chunk(choice)
             finally:
                 await choices.aclose()
             for chunk in chunks.last():
                 yield chunk
 
-    async def _growing(
-        self, body: ChatBody, ask: ChatRequest, turn: ChatCompletion, index: int
+    async def _stream_choice(
+        self, body: ChatBody, chat: ChatRequest, completion: ChatCompletion, index: int
     ) -> AsyncGenerator[dict[str, Any]]:
         is_first = True
-        deltas = turn.deltas()
+        deltas = completion.deltas()
         try:
             async for delta in deltas:
                 if is_first:
@@ -149,41 +151,41 @@ class ChatApi:
                 if delta.reasoning and body.include_reasoning:
                     change["reasoning_content"] = change["reasoning"] = delta.reasoning
                 if delta.calls:
-                    change["tool_calls"] = [_call_delta(call) for call in delta.calls]
+                    change["tool_calls"] = [_tool_call_delta(call) for call in delta.calls]
                 values = delta.logprobs if body.logprobs else None
                 if change or values:
                     yield _chunk(index, change, chat_logprobs(self._texts, values) if values else None)
         finally:
             await deltas.aclose()
-        yield {**_chunk(index, {}), **_ending(ask, turn)}
+        yield {**_chunk(index, {}), **_finish_fields(chat, completion)}
 
 
 def _chunk(index: int, delta: dict[str, Any], logprobs: dict[str, Any] | None = None) -> dict[str, Any]:
     return {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": None}
 
 
-def _call(call: ToolCallDelta) -> dict[str, Any]:
+def _tool_call(call: ToolCallDelta) -> dict[str, Any]:
     return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
 
 
-def _call_delta(call: ToolCallDelta) -> dict[str, Any]:
+def _tool_call_delta(call: ToolCallDelta) -> dict[str, Any]:
     if call.id is not None:
-        return {"index": call.index, **_call(call)}
+        return {"index": call.index, **_tool_call(call)}
     return {"index": call.index, "function": {"arguments": call.arguments}}
 
 
-def _ending(ask: ChatRequest, turn: ChatCompletion) -> dict[str, Any]:
-    assert turn.finish is not None
-    reason = finish_reason(turn.finish)
-    if turn.num_calls and reason == "stop":
+def _finish_fields(chat: ChatRequest, completion: ChatCompletion) -> dict[str, Any]:
+    assert completion.finish is not None
+    reason = finish_reason(completion.finish)
+    if completion.num_calls and reason == "stop":
         reason = "tool_calls"
-    return {"finish_reason": reason, "stop_reason": stop_reason(turn.finish, ask.sampling)}
+    return {"finish_reason": reason, "stop_reason": stop_reason(completion.finish, chat.prompt.sampling)}
 
 
-def _usage(ask: ChatRequest, turns: list[ChatCompletion]) -> Usage:
+def _usage(chat: ChatRequest, completions: list[ChatCompletion]) -> Usage:
     return Usage(
-        prompt=len(ask.tokens),
-        completion=sum(turn.num_completion_tokens for turn in turns),
-        cached=turns[0].num_cached_tokens,
-        reasoning=sum(turn.num_reasoning_tokens for turn in turns),
+        prompt=len(chat.prompt.tokens),
+        completion=sum(completion.num_completion_tokens for completion in completions),
+        cached=completions[0].num_cached_tokens,
+        reasoning=sum(completion.num_reasoning_tokens for completion in completions),
     )

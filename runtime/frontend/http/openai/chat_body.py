@@ -1,4 +1,4 @@
-"""The body of `/v1/chat/completions`."""
+"""Body of `/v1/chat/completions`."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class ChatBody(GenerationFields):
 
     @property
     def limit(self) -> tuple[int | None, str]:
-        """The most tokens asked for, and the field that says so."""
+        """Maximum number of tokens, and the field that sets it."""
         if self.max_completion_tokens is not None:
             return self.max_completion_tokens, "max_completion_tokens"
         return self.max_tokens, "max_tokens"

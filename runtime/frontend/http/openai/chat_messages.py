@@ -1,4 +1,4 @@
-"""Chat messages as clients send them, and as chat templates want them."""
+"""Chat messages of request bodies, and their conversion for chat templates."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TEXT_PARTS = ("text", "input_text", "output_text")
 
 
 class ContentPart(Body):
-    """A piece of a message. Which types a model can read is said by `message_text`."""
+    """One part of a message's content. `message_text` rejects types that the model cannot read."""
 
     model_config = ConfigDict(
         extra="allow",
@@ -47,7 +47,7 @@ class PastCall(Body):
 
 
 class Message(Body):
-    """Further fields are the template's to read."""
+    """One message. Further fields go to the chat template."""
 
     model_config = ConfigDict(
         extra="allow",
@@ -82,7 +82,7 @@ Messages = Annotated[list[Message], Field(fail_fast=True, max_length=MAX_MESSAGE
 
 
 def template_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
-    """Raises RequestError naming the first message that no model of ours can read."""
+    """Convert messages for a chat template. Raises RequestError naming the first unsupported message."""
     if not messages:
         raise RequestError("messages must not be empty", param="messages")
     return [_for_template(message, index) for index, message in enumerate(messages)]
@@ -95,7 +95,7 @@ def _for_template(message: Message, index: int) -> dict[str, Any]:
     if message.role == "tool" and message.tool_call_id is None:
         raise RequestError(f"{where} needs tool_call_id: which call does it answer?", param="messages")
     given = message.model_dump(exclude_none=True)
-    # Templates know of system messages; a developer's are the same by another name.
+    # Templates know system messages only; developer is OpenAI's newer name.
     given["role"] = "system" if message.role == "developer" else message.role
     given["content"] = message_text(message.content, where)
     if message.tool_calls:
@@ -106,7 +106,7 @@ def _for_template(message: Message, index: int) -> dict[str, Any]:
 
 
 def message_text(content: str | list[ContentPart] | None, where: str) -> str:
-    """The text of a message. Raises RequestError for parts that are no text."""
+    """Return the text of a message's content. Raises RequestError for parts that are not text."""
     if content is None or isinstance(content, str):
         return content or ""
     texts = []
@@ -121,7 +121,7 @@ def message_text(content: str | list[ContentPart] | None, where: str) -> str:
 
 
 def with_short_ids(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Mistral's templates take ids of nine letters and digits only: each becomes one that its text decides."""
+    """Replace call ids by hashes of nine characters, the only ids that Mistral's templates accept."""
 
     def short(call_id: str) -> str:
         return sha256(call_id.encode()).hexdigest()[:9]
@@ -138,12 +138,12 @@ def with_short_ids(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]
 
 
 def _for_call(call: PastCall) -> dict[str, Any]:
-    """Templates write arguments as JSON themselves, so they want the value; what is no JSON stays text."""
+    """Convert a past call. Templates serialise arguments themselves, so they get the parsed value if it is JSON."""
     arguments: Any
     try:
         arguments = json.loads(call.function.arguments)
     except (ValueError, RecursionError):
         arguments = None
     if not isinstance(arguments, dict):
-        arguments = call.function.arguments  # some model got it wrong: it is shown as it was
+        arguments = call.function.arguments  # invalid arguments of an earlier call stay as they were
     return {"id": call.id, "type": "function", "function": {"name": call.function.name, "arguments": arguments}}

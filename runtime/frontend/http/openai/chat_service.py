@@ -1,11 +1,13 @@
-"""From messages and wishes to a turn: rendering, tokenising, and what the model's own format of thinking and calling
-has to say. Shared by chat and responses."""
+"""Build chat requests and run their completions: rendering, tokenisation, tool calls and reasoning.
+
+Shared by chat, responses and constrained answers.
+"""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from ....protocol.errors import RequestError
@@ -17,121 +19,174 @@ from ...chat.request import ChatRequest, ToolCallOptions
 from ...chat.schema_check import SchemaCheck
 from ...chat.tools.detect import detect_tool_format
 from ...chat.tools.formats import FORMATS, ToolFormat
-from ...text.generation import Generator
+from ...text.generation import Generator, Prompt
 from ..transport.merge import gather_or_cancel
 from .chat_messages import with_short_ids
 from .fields import GenerationFields, completion_token_limit
 from .finish import name_constraint_field
 from .tool_fields import Tool, ToolChoice, tool_call_options
 
-
-@dataclass(frozen=True, kw_only=True)
-class Wish:
-    """What is asked besides the messages."""
-
-    fields: GenerationFields
-    limit: tuple[int | None, str]  # tokens, and the field that says so
-    prompt: str  # the field that the messages, or the prompt, came in
-    tools: list[Tool]
-    tool_choice: ToolChoice | None = None
-    parallel: bool = True
-    logprobs: LogprobParams | None = None
-    splits_reasoning: bool = True
-    options: Mapping[str, Any]  # further variables of the chat template
-    add_generation_prompt: bool = True
-    continue_final_message: bool = False
-    asked: tuple[Constraint, str] | None = None
-    default: int | None = None  # the limit where none is asked for; None: what fits
-    in_bulk: bool = False  # the answer is read whole
+FieldConstraint = tuple[Constraint, str]  # a constraint, and the request field that it came in
+TokenLimitField = tuple[int | None, str]  # the maximum number of tokens, and its request field
 
 
 class ChatService:
+    """Builds chat requests and runs their completions, for every route that chats."""
+
     def __init__(self, generator: Generator, *, tool_parser: str = "auto", reasoning_parser: str = "auto") -> None:
+        """`tool_parser` and `reasoning_parser`: "auto" detects the model's format from its chat template."""
         self.generator = generator
-        self.messages = MessageRenderer(generator.tokenizer)
+        self._renderer = MessageRenderer(generator.tokenizer)
         self._schemas = SchemaCheck(generator)
-        self.tool_format: ToolFormat = (
+        self._tool_format: ToolFormat = (
             detect_tool_format(generator.tokenizer) if tool_parser == "auto" else FORMATS[tool_parser]
         )
-        self._thinks = can_reason(generator.tokenizer) if reasoning_parser == "auto" else reasoning_parser == "think"
+        self._reasons = can_reason(generator.tokenizer) if reasoning_parser == "auto" else reasoning_parser == "think"
 
-    async def ask(self, messages: Sequence[Mapping[str, Any]], wish: Wish) -> ChatRequest:
-        """Raises RequestError."""
-        called = tool_call_options(
-            self.tool_format,
-            wish.tools,
-            wish.tool_choice,
-            parallel=wish.parallel,
-            constrained=wish.asked is not None,
-            additional_properties=wish.fields.additional_properties,
+    async def request(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        fields: GenerationFields,
+        constraint: FieldConstraint | None,
+        *,
+        limit: TokenLimitField,
+        prompt_field: str,
+        tools: list[Tool] | None = None,
+        tool_choice: ToolChoice | None = None,
+        parallel_calls: bool = True,
+        logprobs: LogprobParams | None = None,
+        splits_reasoning: bool = True,
+        template_options: Mapping[str, Any] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        default_limit: int | None = None,
+        in_bulk: bool = False,
+    ) -> ChatRequest:
+        """Render and tokenise the messages, and build the request.
+
+        `limit` is the maximum number of tokens and its field; without one, `default_limit` holds, or what fits.
+        `prompt_field` names the messages' field in errors. `in_bulk`: the answer is read as a whole.
+        Raises RequestError.
+        """
+        options = tool_call_options(
+            self._tool_format,
+            tools or [],
+            tool_choice,
+            parallel=parallel_calls,
+            constrained=constraint is not None,
+            additional_properties=fields.additional_properties,
         )
-        if called is not None:
-            called = await self._checked(called)
+        if options is not None:
+            options = await self._check_schemas(options)
         encoder = self.generator.encoder
-        bound = await encoder.prompt_bound(wish.prompt, wish.limit[0])
-        segments = await self.messages.render_aside(
+        bound = await encoder.prompt_bound(prompt_field, limit[0])
+        segments = await self._renderer.render_aside(
             encoder,
-            with_short_ids(messages) if self.tool_format.name == "mistral" else messages,
+            with_short_ids(messages) if self._tool_format.name == "mistral" else messages,
             bound=bound,
-            tools=None if called is None else [tool.model_dump(exclude_none=True) for tool in wish.tools],
-            add_generation_prompt=wish.add_generation_prompt,
-            continue_final_message=wish.continue_final_message,
-            options=wish.options,
+            tools=None if options is None else [tool.model_dump(exclude_none=True) for tool in tools or []],
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            options=template_options,
         )
-        plain = self._plain(await encoder.encode_async(segments, at_start=True, bound=bound), wish)
+        tokens = await encoder.encode_async(segments, at_start=True, bound=bound)
         tail = segments[-1].text.rstrip()
-        splits = self._thinks and wish.splits_reasoning
-        thinks = splits and not tail.endswith(THINK_END) and not wish.continue_final_message
-        thinking = splits and tail.endswith(THINK_START)
-        if called is not None and not called.strict and thinks and not thinking:
-            called = replace(called, exact=False)  # steps would make it think, and nobody asked for either
-        return replace(plain, thinks=thinks, thinking=thinking, calling=called)
+        splits = self._reasons and splits_reasoning
+        may_reason = splits and not tail.endswith(THINK_END) and not continue_final_message
+        in_reasoning = splits and tail.endswith(THINK_START)
+        if options is not None and not options.strict and may_reason and not in_reasoning:
+            # Stages would force the model to reason, which the client did not ask for.
+            options = replace(options, constrained=False)
+        return ChatRequest(
+            prompt=self._prompt(
+                tokens,
+                fields,
+                constraint,
+                limit=limit,
+                prompt_field=prompt_field,
+                default_limit=default_limit,
+                in_bulk=in_bulk,
+                logprobs=logprobs,
+            ),
+            constraint_field=None if constraint is None else constraint[1],
+            may_reason=may_reason,
+            in_reasoning=in_reasoning,
+            tools=options,
+        )
 
-    async def ask_plainly(self, prompt: str | list[int], wish: Wish) -> ChatRequest:
-        """Without any template. Raises RequestError."""
+    async def plain_request(
+        self,
+        prompt: str | list[int],
+        fields: GenerationFields,
+        constraint: FieldConstraint | None,
+        *,
+        limit: TokenLimitField,
+        default_limit: int | None = None,
+    ) -> ChatRequest:
+        """Build a request from the field `prompt`, without a chat template. Raises RequestError."""
         if isinstance(prompt, str):
             encoder = self.generator.encoder
-            bound = await encoder.prompt_bound(wish.prompt, wish.limit[0])
+            bound = await encoder.prompt_bound("prompt", limit[0])
             prompt = await encoder.encode_prompt(prompt, bound=bound)
-        return self._plain(prompt, wish)
-
-    async def _checked(self, called: ToolCallOptions) -> ToolCallOptions:
-        """With `exact` set. Raises RequestError for a schema that cannot be compiled, and has to be."""
-        if not (called.forced or called.strict or called.format.is_marked):
-            return called
-        checks = (self._schemas.check_tool(name, arguments) for name, arguments in called.schemas.items())
-        try:
-            await gather_or_cancel(checks)
-        except RequestError as error:
-            if called.forced or called.strict or error.code != "invalid_tool":
-                raise
-            return called  # nothing was promised: the call is read as the model writes it
-        return replace(called, exact=not called.forced)
-
-    def _plain(self, tokens: list[int], wish: Wish) -> ChatRequest:
-        limit, field = wish.limit
-        info = self.generator.core.require_info()
-        room = completion_token_limit(info, len(tokens), limit, prompt=wish.prompt, limit=field, default=wish.default)
         return ChatRequest(
-            tokens=tokens,
-            sampling=wish.fields.sampling(room, None if wish.asked is None else wish.asked[0]),
-            logprobs=wish.logprobs,
-            priority=wish.fields.priority,
-            namespace=wish.fields.cache_salt,
-            in_bulk=wish.in_bulk,
+            prompt=self._prompt(
+                prompt,
+                fields,
+                constraint,
+                limit=limit,
+                prompt_field="prompt",
+                default_limit=default_limit,
+                in_bulk=True,
+            ),
+            constraint_field=None if constraint is None else constraint[1],
         )
 
     @asynccontextmanager
-    async def turns(
-        self, ask: ChatRequest, n: int, asked: tuple[Constraint, str] | None
-    ) -> AsyncIterator[list[ChatCompletion]]:
-        """`n` answers, submitted together; what still runs at the end of the block is aborted."""
-        turns: list[ChatCompletion] = []
-        assert ask.sampling.seed is not None
+    async def completions(self, request: ChatRequest, n: int = 1) -> AsyncIterator[list[ChatCompletion]]:
+        """Submit `n` completions together; abort those that still run at the end of the block."""
+        completions: list[ChatCompletion] = []
         try:
-            with name_constraint_field(asked):
-                turns += (ChatCompletion(self.generator, ask, number, ask.sampling.seed) for number in range(n))
-                yield turns
+            with name_constraint_field(request.constraint_field):
+                completions += (ChatCompletion(self.generator, request, number) for number in range(n))
+                yield completions
         finally:
-            for turn in turns:
-                turn.close()
+            for completion in completions:
+                completion.close()
+
+    async def _check_schemas(self, options: ToolCallOptions) -> ToolCallOptions:
+        """Set `constrained`. Raises RequestError for a schema that does not compile, if a call was forced or strict."""
+        if not (options.forced or options.strict or options.format.has_marker):
+            return options
+        checks = (self._schemas.check_tool(name, arguments) for name, arguments in options.schemas.items())
+        try:
+            await gather_or_cancel(checks)
+        except RequestError as error:
+            if options.forced or options.strict or error.code != "invalid_tool":
+                raise
+            return options  # the call is parsed as the model writes it
+        return replace(options, constrained=not options.forced)
+
+    def _prompt(
+        self,
+        tokens: list[int],
+        fields: GenerationFields,
+        constraint: FieldConstraint | None,
+        *,
+        limit: TokenLimitField,
+        prompt_field: str,
+        default_limit: int | None,
+        in_bulk: bool,
+        logprobs: LogprobParams | None = None,
+    ) -> Prompt:
+        info = self.generator.core.require_info()
+        max_tokens = completion_token_limit(
+            info, len(tokens), limit[0], prompt=prompt_field, limit=limit[1], default=default_limit
+        )
+        return Prompt(
+            tokens=tokens,
+            sampling=fields.sampling(max_tokens, None if constraint is None else constraint[0]),
+            logprobs=logprobs,
+            priority=fields.priority,
+            namespace=fields.cache_salt,
+            in_bulk=in_bulk,
+        )

@@ -1,4 +1,4 @@
-"""A stream's chunks: a choice each, and what the request has cost, as `stream_options` ask for it."""
+"""Build the chunks of a completion stream, with usage as `stream_options` asks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .usage import Stopwatch, Usage
 
 
 class ChunkBuilder:
-    """`head` is what all of them have; `usage` is asked for what was used by then."""
+    """`head` holds the fields that all chunks share; `usage` returns the usage so far."""
 
     def __init__(
         self, head: dict[str, Any], options: StreamOptions | None, watch: Stopwatch, usage: Callable[[], Usage]
@@ -21,8 +21,8 @@ class ChunkBuilder:
         self._watch = watch
         self._usage = usage
 
-    def of(self, choice: dict[str, Any]) -> dict[str, Any]:
-        """More of a choice has come."""
+    def chunk(self, choice: dict[str, Any]) -> dict[str, Any]:
+        """Build the chunk of one choice's change."""
         self._watch.tick()
         chunk = {**self._head, "choices": [choice]}
         if self._always_shows_usage:
@@ -32,7 +32,7 @@ class ChunkBuilder:
         return chunk
 
     def last(self) -> Iterator[dict[str, Any]]:
-        """What follows the choices."""
+        """Yield the chunks after the choices."""
         if self._shows_usage:
             usage = self._usage()
             yield {**self._head, "choices": [], "usage": usage.as_json(), "timings": self._watch.timings(usage)}

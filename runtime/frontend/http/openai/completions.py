@@ -1,4 +1,4 @@
-"""`/v1/completions`: prompts continued, whole or as a stream."""
+"""`/v1/completions`: continue prompts, as a whole or as a stream."""
 
 from __future__ import annotations
 
@@ -41,14 +41,13 @@ class CompletionBody(GenerationFields):
     add_special_tokens: bool = True
 
     def prompts(self) -> list[str] | list[list[int]]:
-        """Raises RequestError for none, and too many."""
-        given: Any = self.prompt
-        if isinstance(given, str) or (given and isinstance(given[0], int)):
-            given = [given]
-        if not 1 <= len(given) <= MAX_BATCH:
-            raise RequestError(f"give 1 to {MAX_BATCH} prompts, got {len(given)}", param="prompt")
-        prompts: list[str] | list[list[int]] = given
-        return prompts
+        """Return the prompts. Raises RequestError for none, and for too many."""
+        is_single = isinstance(self.prompt, str) or (self.prompt and isinstance(self.prompt[0], int))
+        prompts: Any = [self.prompt] if is_single else self.prompt
+        if not 1 <= len(prompts) <= MAX_BATCH:
+            raise RequestError(f"give 1 to {MAX_BATCH} prompts, got {len(prompts)}", param="prompt")
+        checked: list[str] | list[list[int]] = prompts
+        return checked
 
     def check(self, info: ModelInfo) -> None:
         super().check(info)
@@ -65,7 +64,7 @@ DEFAULT_COMPLETION_TOKENS = 16
 
 @dataclass(frozen=True)
 class CompletionPrompt:
-    """One prompt: what it says, what goes to the core, and its outputs."""
+    """One prompt: the text to echo, the prompt for the core, and its outputs."""
 
     text: str
     prompt: Prompt
@@ -103,8 +102,8 @@ class CompletionsApi:
         return json_response(head | await cancel_on_disconnect(request, self._whole(body, prompts)))
 
     async def _prompts(self, body: CompletionBody, info: ModelInfo) -> list[tuple[str, Prompt]]:
-        """The text and the request of each prompt. Raises RequestError."""
-        encoder, asked = self._generator.encoder, body.constraint()
+        """Return the text and the Prompt of each prompt. Raises RequestError."""
+        encoder, constraint = self._generator.encoder, body.constraint()
         given = body.prompts()
         if len(given) * (body.best_of or body.n) > MAX_BATCH:
             raise RequestError(f"{len(given)} prompts may have at most {MAX_BATCH} outputs in all", param="n")
@@ -127,7 +126,7 @@ class CompletionsApi:
                     text,
                     Prompt(
                         tokens=ids,
-                        sampling=body.sampling(num_tokens, None if asked is None else asked[0]),
+                        sampling=body.sampling(num_tokens, None if constraint is None else constraint[0]),
                         logprobs=logprobs,
                         priority=body.priority,
                         namespace=body.cache_salt,
@@ -138,11 +137,12 @@ class CompletionsApi:
         return prompts
 
     @asynccontextmanager
-    async def _started(
+    async def _submit(
         self, body: CompletionBody, prompts: list[tuple[str, Prompt]]
     ) -> AsyncIterator[list[CompletionPrompt]]:
-        """Submit everything; what still runs at the end of the block is aborted."""
-        with ExitStack() as stack, name_constraint_field(body.constraint()):
+        """Submit all prompts; abort what still runs at the end of the block."""
+        constraint = body.constraint()
+        with ExitStack() as stack, name_constraint_field(None if constraint is None else constraint[1]):
             yield [
                 CompletionPrompt(
                     text, prompt, list(stack.enter_context(self._generator.start(prompt, body.best_of or body.n)))
@@ -152,7 +152,7 @@ class CompletionsApi:
 
     async def _whole(self, body: CompletionBody, prompts: list[tuple[str, Prompt]]) -> dict[str, Any]:
         watch = Stopwatch()
-        async with self._started(body, prompts) as questions:
+        async with self._submit(body, prompts) as questions:
             choices: list[dict[str, Any]] = []
             async for question in cooperative_iter(questions):
                 for sample in question.samples:
@@ -171,10 +171,10 @@ class CompletionsApi:
         columns = None
         if body.logprobs is not None:
             echoed = question.prompt.tokens if body.echo else []
-            given = (sample.prompt_logprobs or []) if body.echo else []
+            echoed_logprobs = (sample.prompt_logprobs or []) if body.echo else []
             values = (sequence.logprobs or [])[: len(sequence.ids)]
             writer = CompletionLogprobs(self._texts, body.logprobs)
-            columns = writer.columns([*echoed, *sequence.ids], [*given, *values])
+            columns = writer.columns([*echoed, *sequence.ids], [*echoed_logprobs, *values])
         return {
             "index": index,
             "text": question.text + sequence.text if body.echo else sequence.text,
@@ -187,28 +187,30 @@ class CompletionsApi:
         self, body: CompletionBody, prompts: list[tuple[str, Prompt]], head: dict[str, Any]
     ) -> AsyncGenerator[dict[str, Any]]:
         watch = Stopwatch()
-        async with self._started(body, prompts) as questions:
+        async with self._submit(body, prompts) as questions:
             chunks = ChunkBuilder(head, body.stream_options, watch, lambda: _usage(questions))
             outputs = [(question, sample) for question in questions for sample in question.samples]
-            sources = [self._growing(body, *output, index) for index, output in enumerate(outputs)]
+            sources = [self._stream_output(body, *output, index) for index, output in enumerate(outputs)]
             choices = merge(sources) if len(sources) > 1 else sources[0]
             try:
                 async for choice in choices:
-                    yield chunks.of(choice)
+                    yield chunks.chunk(choice)
             finally:
                 await choices.aclose()
             for chunk in chunks.last():
                 yield chunk
 
-    async def _growing(
+    async def _stream_output(
         self, body: CompletionBody, question: CompletionPrompt, sample: SampleStream, index: int
     ) -> AsyncGenerator[dict[str, Any]]:
         writer = None if body.logprobs is None else CompletionLogprobs(self._texts, body.logprobs)
         is_first = True
         async for piece in sample:
             if is_first and body.echo:
-                given = sample.prompt_logprobs
-                columns = None if writer is None or given is None else writer.columns(question.prompt.tokens, given)
+                echoed_logprobs = sample.prompt_logprobs
+                columns = None
+                if writer is not None and echoed_logprobs is not None:
+                    columns = writer.columns(question.prompt.tokens, echoed_logprobs)
                 yield _chunk(index, question.text, columns)
             is_first = False
             over = sample.generated
@@ -230,7 +232,7 @@ def _columns(writer: CompletionLogprobs, piece: Piece) -> dict[str, Any]:
 
 
 def _best(samples: list[SampleStream], n: int) -> list[SampleStream]:
-    """The `n` of the highest mean log-probability, best first; all of them in their order when there are no more."""
+    """Return the `n` samples of highest mean log-probability, best first; all in order when there are just `n`."""
     if len(samples) == n:
         return samples
 

@@ -1,4 +1,4 @@
-"""`/v1/constrained`: one call, one answer that matches, with its type."""
+"""`/v1/constrained`: generate one typed value under a constraint."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ..bodies import Many, Text, TokenIds, described, example
 from ..transport.body_route import BodyRoute
 from ..transport.streaming import cancel_on_disconnect, json_response
 from .chat_messages import Messages, template_messages
-from .chat_service import ChatService, Wish
+from .chat_service import ChatService
 from .constraints import ConstraintFields, Schema
 from .fields import GenerationFields
 from .finish import finish_reason
@@ -28,7 +28,7 @@ DEFAULT_VALUE_TOKENS = 1024
 
 
 class ConstrainedBody(GenerationFields):
-    """Exactly one of `regex`, `json_schema`, `grammar` and `choices`; of `prompt` and `messages` too."""
+    """One of `regex`, `json_schema`, `grammar` and `choices`, and one of `prompt` and `messages`."""
 
     exactly_one = (("prompt", "messages"), ("regex", "json_schema", "grammar", "choices"))
     undocumented = frozenset(ConstraintFields.model_fields) - {"regex", "json_schema", "additional_properties"}
@@ -50,7 +50,7 @@ class ConstrainedBody(GenerationFields):
             raise RequestError("give either prompt or messages", param="messages" if self.prompt else "prompt")
 
     def constraint(self) -> tuple[Constraint, str]:
-        """Raises RequestError unless there is exactly one."""
+        """Return the constraint and its field. Raises RequestError unless exactly one is given."""
         asked = super().constraint()
         given = [] if asked is None else [asked]
         if self.grammar is not None:
@@ -65,9 +65,9 @@ class ConstrainedBody(GenerationFields):
 
 
 class ConstrainedApi:
-    def __init__(self, conversations: ChatService) -> None:
-        self._conversations = conversations
-        self._generator = conversations.generator
+    def __init__(self, service: ChatService) -> None:
+        self._service = service
+        self._generator = service.generator
 
     @property
     def router(self) -> APIRouter:
@@ -85,32 +85,35 @@ class ConstrainedApi:
         )
 
     async def _answer(self, body: ConstrainedBody) -> dict[str, Any]:
-        asked = body.constraint()
-        wish = Wish(
-            in_bulk=True,
-            fields=body,
-            limit=(body.max_tokens, "max_tokens"),
-            prompt="prompt" if body.messages is None else "messages",
-            default=DEFAULT_VALUE_TOKENS,
-            tools=[],
-            options={},
-            asked=asked,
-        )
+        constraint = body.constraint()
+        limit = (body.max_tokens, "max_tokens")
         if body.messages is not None:
             given = body.messages
-            ask = await self._conversations.ask(await offload_if_large(lambda _: template_messages(given), given), wish)
+            messages = await offload_if_large(lambda _: template_messages(given), given)
+            chat = await self._service.request(
+                messages,
+                body,
+                constraint,
+                limit=limit,
+                prompt_field="messages",
+                default_limit=DEFAULT_VALUE_TOKENS,
+                in_bulk=True,
+            )
         else:
-            ask = await self._conversations.ask_plainly(body.prompt or "", wish)
-        async with self._conversations.turns(ask, 1, asked) as [turn]:
-            text = "".join([delta.content async for delta in turn.deltas()])
-        return {"text": text, **_value(body, asked[0], text, turn), "usage": _usage(len(ask.tokens), turn)}
+            chat = await self._service.plain_request(
+                body.prompt or "", body, constraint, limit=limit, default_limit=DEFAULT_VALUE_TOKENS
+            )
+        async with self._service.completions(chat) as [completion]:
+            text = "".join([delta.content async for delta in completion.deltas()])
+        usage = _usage(len(chat.prompt.tokens), completion)
+        return {"text": text, **_value(constraint[0], text, completion), "usage": usage}
 
 
-def _value(body: ConstrainedBody, constraint: Constraint, text: str, turn: ChatCompletion) -> dict[str, Any]:
-    """What the text means, and why it ended. Null when it is not whole."""
-    assert turn.finish is not None
-    value: dict[str, Any] = {"finish_reason": finish_reason(turn.finish)}
-    if turn.finish.type != "stop" or isinstance(turn.finish.matched, str):
+def _value(constraint: Constraint, text: str, completion: ChatCompletion) -> dict[str, Any]:
+    """Build the value and the finish reason. The value is null when the output was cut."""
+    assert completion.finish is not None
+    value: dict[str, Any] = {"finish_reason": finish_reason(completion.finish)}
+    if completion.finish.type != "stop" or isinstance(completion.finish.matched, str):
         return {"value": None, **value}
     match constraint.kind:
         case "json_schema":
@@ -121,10 +124,10 @@ def _value(body: ConstrainedBody, constraint: Constraint, text: str, turn: ChatC
             return {"value": text, **value}
 
 
-def _usage(num_prompt: int, turn: ChatCompletion) -> dict[str, Any]:
+def _usage(num_prompt: int, completion: ChatCompletion) -> dict[str, Any]:
     return {
         "prompt_tokens": num_prompt,
-        "completion_tokens": turn.num_completion_tokens,
-        "total_tokens": num_prompt + turn.num_completion_tokens,
-        "prompt_tokens_details": {"cached_tokens": turn.num_cached_tokens},
+        "completion_tokens": completion.num_completion_tokens,
+        "total_tokens": num_prompt + completion.num_completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": completion.num_cached_tokens},
     }

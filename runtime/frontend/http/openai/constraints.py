@@ -1,4 +1,4 @@
-"""What an output must match, in every dialect that clients speak: at most one may be given, and it is one Constraint.
+"""Constraint fields of all dialects; a request may use one of them.
 
 OpenAI's `response_format`; vLLM's `structured_outputs` and `guided_*`; SGLang's `regex`, `ebnf`, `json_schema`.
 """
@@ -29,7 +29,7 @@ class NamedSchema(Body):
     name: Annotated[Text, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
     description: Text | None = None
     schema_: Annotated[Schema, Field(alias="schema")]
-    strict: bool = False  # the answer matches either way; a strict one has the properties in the schema's order
+    strict: bool = False  # always enforced; strict also fixes the order of properties
 
 
 class JsonSchemaFormat(Body):
@@ -38,7 +38,7 @@ class JsonSchemaFormat(Body):
 
 
 class StructuralTagFormat(Body):
-    """Both forms: `structures` with `triggers`, and `format`. Read by the grammar compiler."""
+    """Structural tag in either form: `structures` with `triggers`, or `format`. The grammar compiler parses it."""
 
     model_config = ConfigDict(extra="allow", strict=True)
     type: Literal["structural_tag"]
@@ -59,7 +59,7 @@ class StructuredOutputs(Body):
 
 
 class RequestedConstraint(NamedTuple):
-    """What one field asks for. `source` None: nothing."""
+    """Constraint of one field. `source` None: the field is not set."""
 
     field: str
     kind: ConstraintKind
@@ -78,11 +78,13 @@ class ConstraintFields(RequestBody):
     ebnf: Text | None = None
     json_schema: Schema | Text | None = None
     structural_tag: Text | dict[str, Any] | None = None
-    additional_properties: AdditionalProperties | None = None  # of the schemas of tools, too
+    additional_properties: AdditionalProperties | None = None  # applies to the schemas of tools too
 
     def constraint(self) -> tuple[Constraint, str] | None:
-        """The constraint and the field that asks for it. Raises RequestError for two at once, and one not Unicode."""
-        given = [asked for asked in self._asked() if asked.source is not None]
+        """Return the constraint and its field, or None. Raises RequestError for two constraints, and for invalid
+        Unicode.
+        """
+        given = [requested for requested in self._requested() if requested.source is not None]
         if not given:
             if self.additional_properties is not None and not self.has_other_schemas:
                 raise RequestError(
@@ -91,7 +93,7 @@ class ConstraintFields(RequestBody):
                 )
             return None
         if len(given) > 1:
-            names = " and ".join(asked.field for asked in given)
+            names = " and ".join(requested.field for requested in given)
             raise RequestError(f"{names} exclude one another: an output has one constraint", param=given[1].field)
         return self.as_constraint(*given[0])
 
@@ -103,7 +105,9 @@ class ConstraintFields(RequestBody):
     def as_constraint(
         self, field: str, kind: ConstraintKind, source: Any, order: PropertyOrder = "any"
     ) -> tuple[Constraint, str]:
-        """Raises RequestError for text that is not Unicode, and where there is no schema to read."""
+        """Build a constraint. Raises RequestError for invalid Unicode, and for `additional_properties` without a
+        schema.
+        """
         text = source if isinstance(source, str) else json.dumps(source, ensure_ascii=False)
         try:
             text.encode()
@@ -115,11 +119,11 @@ class ConstraintFields(RequestBody):
             )
         return Constraint(kind, text, order, self.additional_properties), field
 
-    def _asked(self) -> list[RequestedConstraint]:
+    def _requested(self) -> list[RequestedConstraint]:
         structured = self.structured_outputs or StructuredOutputs()
         any_object = '{"type": "object"}' if structured.json_object else None
         return [
-            _of_format("response_format", self.response_format),
+            _from_format("response_format", self.response_format),
             RequestedConstraint("structured_outputs.json", "json_schema", structured.json_),
             RequestedConstraint("structured_outputs.json_object", "json_schema", any_object),
             RequestedConstraint("structured_outputs.regex", "regex", structured.regex),
@@ -137,13 +141,13 @@ class ConstraintFields(RequestBody):
         ]
 
 
-def _of_format(field: str, asked: ResponseFormat | None) -> RequestedConstraint:
-    match asked:
+def _from_format(field: str, requested: ResponseFormat | None) -> RequestedConstraint:
+    match requested:
         case JsonObjectFormat():
             return RequestedConstraint(field, "json_schema", '{"type": "object"}')
         case JsonSchemaFormat(json_schema=named):
             return RequestedConstraint(field, "json_schema", named.schema_, "schema" if named.strict else "any")
         case StructuralTagFormat():
-            return RequestedConstraint(field, "structural_tag", asked.model_dump())
+            return RequestedConstraint(field, "structural_tag", requested.model_dump())
         case _:
             return RequestedConstraint(field, "json_schema", None)

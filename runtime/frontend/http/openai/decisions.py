@@ -1,4 +1,4 @@
-"""`/v1/decisions`: many questions about one input, answered by probabilities. One prefix, a branch a question."""
+"""`/v1/decisions`: answer many questions about one input by probabilities, over one shared prefix."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ from .chat_messages import template_messages
 from .fields import require_model
 from .responses.items import InputItem, as_items, to_messages
 
-SAYS_SOMETHING = r"\S"
-Instructions = Annotated[Text, described(pattern=SAYS_SOMETHING)]
+NOT_BLANK = r"\S"
+Instructions = Annotated[Text, described(pattern=NOT_BLANK)]
 
 
 class ChoiceOption(Body):
-    value: Annotated[Text, described(pattern=SAYS_SOMETHING)] | bool
+    value: Annotated[Text, described(pattern=NOT_BLANK)] | bool
     description: Text | None = None
 
 
 class ScoreLevel(Body):
-    label: Annotated[Text, described(pattern=SAYS_SOMETHING)]
+    label: Annotated[Text, described(pattern=NOT_BLANK)]
     description: Text | None = None
 
 
@@ -124,7 +124,9 @@ class DecisionsApi:
         return await decide(self._generator, content, questions, namespace=body.cache_salt)
 
     def _content(self, body: DecisionBody, bound: TokenLimit | None, cancellation: CancellationToken) -> TokenContent:
-        """The input, with its last user's message left open: questions are asked inside it. Raises RequestError."""
+        """Build the input with its last user message left open, for the questions to follow inside it. Raises
+        RequestError.
+        """
         content = TokenContent(self._generator.tokenizer, self._generator.encoder)
         if not body.input:
             raise RequestError("input must not be empty", param="input")
@@ -138,7 +140,7 @@ class DecisionsApi:
             if message["role"] == "tool" or message.get("tool_calls"):
                 raise RequestError("calls and their outputs are no input of decisions", param="input")
             cancellation.check()
-            if bound is not None:  # the template is rendered with all messages before: never too many
+            if bound is not None:  # every message renders all earlier ones, so check before each
                 self._generator.encoder.check_length([text for text, _ in content.pending], bound)
             content.begin_role(message["role"])
             content.append_text(message["content"])

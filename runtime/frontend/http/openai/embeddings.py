@@ -30,7 +30,7 @@ InputIds = Annotated[TokenIds, described(minItems=1)]
 
 
 class EmbeddingBody(RequestBody):
-    """`pooling`: of the last token or the mean of all; default: as the checkpoint says, else the last token."""
+    """`pooling` takes the last token or the mean of all; its default is the checkpoint's, else the last token."""
 
     model: Text | None = None
     model_config = example({"input": ["A cat sat on the mat.", "Stocks fell."]})
@@ -50,14 +50,13 @@ class EmbeddingBody(RequestBody):
     user: Text | None = None
 
     def inputs(self) -> list[str] | list[list[int]]:
-        """Raises RequestError for none, and too many."""
-        given: Any = self.input
-        if isinstance(given, str) or (given and isinstance(given[0], int)):
-            given = [given]
-        if not 1 <= len(given) <= MAX_INPUTS or not all(given):
+        """Return the inputs. Raises RequestError for none, and for too many."""
+        is_single = isinstance(self.input, str) or (self.input and isinstance(self.input[0], int))
+        inputs: Any = [self.input] if is_single else self.input
+        if not 1 <= len(inputs) <= MAX_INPUTS or not all(inputs):
             raise RequestError(f"give 1 to {MAX_INPUTS} inputs, none of them empty", param="input")
-        inputs: list[str] | list[list[int]] = given
-        return inputs
+        checked: list[str] | list[list[int]] = inputs
+        return checked
 
 
 class EmbeddingsApi:
@@ -71,46 +70,46 @@ class EmbeddingsApi:
         return router
 
     async def create(self, body: EmbeddingBody, request: Request) -> Response:
-        """The vector of each input: of length 1, unless `normalize` is false."""
+        """Return the vector of each input, of length 1 unless `normalize` is false."""
         info = self._generator.core.require_info()
         require_model(info, body.model)
-        found = await cancel_on_disconnect(request, self._embed(body, info))
-        num_tokens = sum(each.prompt_tokens for each in found)
+        embedded = await cancel_on_disconnect(request, self._embed(body, info))
+        num_tokens = sum(each.prompt_tokens for each in embedded)
         return json_response(
             {
                 "object": "list",
                 "model": info.name,
                 "data": [
-                    {"object": "embedding", "index": index, "embedding": _written(body, each)}
-                    for index, each in enumerate(found)
+                    {"object": "embedding", "index": index, "embedding": _encode(body, each)}
+                    for index, each in enumerate(embedded)
                 ],
                 "usage": {"prompt_tokens": num_tokens, "total_tokens": num_tokens},
             }
         )
 
     async def _embed(self, body: EmbeddingBody, info: ModelInfo) -> list[Embedded]:
-        prompts = [await self._ids(given, body.add_special_tokens) for given in body.inputs()]
-        pooling = body.pooling or _pooling_of(Path(info.path))
+        prompts = [await self._token_ids(text, body.add_special_tokens) for text in body.inputs()]
+        pooling = body.pooling or _checkpoint_pooling(Path(info.path))
         core = self._generator.core
         with name_prompt_field("input"):
-            found = await embed(core, prompts, pooling, namespace=body.cache_salt, priority=body.priority)
-        size = len(found[0].values)
+            embedded = await embed(core, prompts, pooling, namespace=body.cache_salt, priority=body.priority)
+        size = len(embedded[0].values)
         if body.dimensions not in (None, size):
             raise RequestError(f"the model's embeddings have {size} dimensions, and no others", param="dimensions")
-        return found
+        return embedded
 
-    async def _ids(self, given: str | list[int], add_special_tokens: bool) -> list[int]:
-        if isinstance(given, list):
-            return given
-        return await self._generator.encoder.encode_prompt(given, with_bos=add_special_tokens, param="input")
+    async def _token_ids(self, text: str | list[int], add_special_tokens: bool) -> list[int]:
+        if isinstance(text, list):
+            return text
+        return await self._generator.encoder.encode_prompt(text, with_bos=add_special_tokens, param="input")
 
 
-def _written(body: EmbeddingBody, embedded: Embedded) -> list[float] | str:
+def _encode(body: EmbeddingBody, embedded: Embedded) -> list[float] | str:
     values: array.array[float] = l2_normalised(embedded.values) if body.normalize else embedded.values
     return values.tolist() if body.encoding_format == "float" else base64.b64encode(values.tobytes()).decode()
 
 
-def _pooling_of(folder: Path) -> Pooling:
-    """What a checkpoint that was trained for embeddings says, in the layout of sentence-transformers."""
+def _checkpoint_pooling(folder: Path) -> Pooling:
+    """Return the checkpoint's pooling mode, in the layout of sentence-transformers."""
     path = folder / "1_Pooling" / "config.json"
     return "mean" if path.is_file() and json.loads(path.read_text("utf-8")).get("pooling_mode_mean_tokens") else "last"

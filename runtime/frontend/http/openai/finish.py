@@ -1,4 +1,4 @@
-"""Why an output ended, in OpenAI's words and vLLM's, and whose fault a bad constraint is."""
+"""Finish reasons in the terms of OpenAI and vLLM, and errors that name the constraint's field."""
 
 from __future__ import annotations
 
@@ -7,26 +7,26 @@ from contextlib import contextmanager
 
 from ....protocol.core import Finish
 from ....protocol.errors import RequestError
-from ....protocol.sampling import Constraint, SamplingParams
+from ....protocol.sampling import SamplingParams
 
 
 def finish_reason(finish: Finish) -> str:
-    return finish.type  # "abort" is vLLM's word; OpenAI's outputs cannot be aborted
+    return finish.type  # "abort" is vLLM's value; OpenAI has none
 
 
 def stop_reason(finish: Finish, sampling: SamplingParams) -> str | int | None:
-    """The stop string or the stop token that the client asked for; None for the model's own end."""
+    """Return the stop string or stop token of the request that matched; None for the model's own end."""
     if isinstance(finish.matched, str):
         return finish.matched
     return finish.matched if finish.matched in sampling.stop_token_ids else None
 
 
 @contextmanager
-def name_constraint_field(asked: tuple[Constraint, str] | None) -> Iterator[None]:
-    """A constraint's errors name the field that the client gave it in."""
+def name_constraint_field(field: str | None) -> Iterator[None]:
+    """Make constraint errors name the request field of the constraint."""
     try:
         yield
     except RequestError as error:
-        if asked is None or error.code != "invalid_grammar":
+        if field is None or error.code != "invalid_grammar":
             raise
-        raise RequestError(str(error), param=asked[1], code=error.code) from None
+        raise RequestError(str(error), param=field, code=error.code) from None

@@ -9,11 +9,11 @@ from typing import Any
 from ....protocol.sampling import TokenLogprob
 from ....tokenizer.interface import Tokenizer
 
-MIN_LOGPROB = -9999.0  # for what cannot be: JSON has no infinity
+MIN_LOGPROB = -9999.0  # replaces -inf, which JSON cannot express
 
 
 class TokenTexts:
-    """A token by itself: its bytes, and a text for it."""
+    """Bytes and text of single tokens."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._bytes = tokenizer.token_bytes
@@ -31,7 +31,7 @@ class TokenTexts:
         return self.data(token).decode("utf-8", "replace")
 
     def key(self, token: int) -> str:
-        """A text that tells tokens apart: those that are a part of a character are spelt out."""
+        """Return a unique text of the token: one that is not valid UTF-8 is written as escaped bytes."""
         data = self.data(token)
         try:
             return data.decode()
@@ -40,7 +40,7 @@ class TokenTexts:
 
 
 class CompletionLogprobs:
-    """Columns for one output, as it grows. `offset`: characters before its first token."""
+    """Columns of one growing output. `offset`: characters before its first token."""
 
     def __init__(self, texts: TokenTexts, num_top: int, offset: int = 0) -> None:
         self._texts = texts
@@ -49,7 +49,7 @@ class CompletionLogprobs:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def columns(self, ids: Sequence[int], values: Sequence[TokenLogprob | None]) -> dict[str, list[Any]]:
-        """Of further tokens. Special tokens take no place in the text."""
+        """Return the columns of further tokens. Special tokens have no width in the text."""
         offsets = []
         for token in ids:
             offsets.append(self._offset)
@@ -63,7 +63,7 @@ class CompletionLogprobs:
         }
 
     def _top(self, value: TokenLogprob) -> dict[str, float]:
-        """The likeliest, and the token itself where it is not among them."""
+        """Return the likeliest tokens, and the token itself if it is not among them."""
         top = {self._texts.key(token): max(logprob, MIN_LOGPROB) for logprob, token in value.top[: self._num_top]}
         return top | {self._texts.key(value.id): max(value.logprob, MIN_LOGPROB)}
 

@@ -1,4 +1,4 @@
-"""`/v1/models`: what is served."""
+"""`/v1/models`: describe the served model."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ class ModelsApi:
         return router
 
     async def list(self) -> Response:
-        """The one model that is served."""
+        """List the one served model."""
         return json_response({"object": "list", "data": [self._entry(self._core.require_info())]})
 
     async def retrieve(self, model: str) -> Response:
-        """The same by its name, or its path."""
+        """Return the served model by its name or path."""
         info = self._core.require_info()
         if not model:
             raise HTTPException(404, "Not Found")

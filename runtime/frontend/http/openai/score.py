@@ -1,4 +1,4 @@
-"""`/v1/score`: how likely a model finds given continuations of a prompt."""
+"""`/v1/score`: log-probabilities of given continuations of a prompt."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from ....programs.common_prefix import common_prefix_length
 from ....protocol.errors import RequestError
-from ...text.common_prefix import common_prefix_length
 from ...text.generation import Generator
 from ...text.scoring import Continuation, RequestContext, Scored, score
 from ..bodies import Many, RequestBody, Text, TokenIds, described, example
@@ -44,7 +44,7 @@ class ScoreApi:
         return router
 
     async def create(self, body: ScoreBody, request: Request) -> Response:
-        """The log-probability of each continuation, and of its tokens. The prompt is computed once."""
+        """Return the log-probability of each continuation and of its tokens. The prompt is computed once."""
         info = self._generator.core.require_info()
         require_model(info, body.model)
         batch = await cancel_on_disconnect(request, self._batch(body))
@@ -55,7 +55,7 @@ class ScoreApi:
             {
                 "object": "list",
                 "model": info.name,
-                "data": [_answer(index, part) for index, part in enumerate(scored)],
+                "data": [_score_entry(index, part) for index, part in enumerate(scored)],
                 "usage": {
                     "prompt_tokens": num_prompt,
                     "completion_tokens": 0,
@@ -66,18 +66,21 @@ class ScoreApi:
         )
 
     async def _batch(self, body: ScoreBody) -> list[Continuation]:
-        """A continuation's tokens are those after the longest run that it shares with the prompt alone: one that spans
-        the seam counts in full. Raises RequestError."""
+        """Tokenise each continuation with the prompt. Its tokens begin after the longest prefix shared with the prompt
+        alone.
+
+        So a token that spans the boundary counts in full. Raises RequestError.
+        """
         if not 1 <= len(body.continuations) <= MAX_CONTINUATIONS:
             raise RequestError(f"give 1 to {MAX_CONTINUATIONS} continuations", param="continuations")
         batch = []
         bound = await self._generator.encoder.prompt_bound("prompt")
-        alone = body.prompt if isinstance(body.prompt, list) else await self._ids(body.prompt)
+        alone = body.prompt if isinstance(body.prompt, list) else await self._token_ids(body.prompt)
         for continuation in body.continuations:
             if isinstance(continuation, str) != isinstance(body.prompt, str):
                 raise RequestError("continuations are texts after a text, ids after ids", param="continuations")
             if isinstance(continuation, str):
-                ids = await self._ids(f"{body.prompt}{continuation}")
+                ids = await self._token_ids(f"{body.prompt}{continuation}")
                 start = common_prefix_length(alone, ids)
             else:
                 num_tokens = len(alone) + len(continuation)
@@ -91,11 +94,11 @@ class ScoreApi:
             batch.append(Continuation(ids, start))
         return batch
 
-    async def _ids(self, text: str) -> list[int]:
+    async def _token_ids(self, text: str) -> list[int]:
         return await self._generator.encoder.encode_prompt(text)
 
 
-def _answer(index: int, scored: Scored) -> dict[str, Any]:
+def _score_entry(index: int, scored: Scored) -> dict[str, Any]:
     values = [token.logprob for token in scored.logprobs]
     total = math.fsum(values)
     return {

@@ -1,4 +1,4 @@
-"""Text to tokens and back, in vLLM's and SGLang's dialects, and what there is to know of the tokenizer."""
+"""Tokenise and detokenise texts, in the dialects of vLLM and SGLang, and describe the tokenizer."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from .chat_messages import template_messages
 from .fields import require_model
 from .tool_fields import Tool
 
-MAX_TOKENIZED = 1 << 16  # of one text, or of a chat; more where a prompt may have more
+MAX_TOKENIZED = 1 << 16  # per text or chat; the context length if that is more
 
 
 class TokenizeBody(RequestBody):
-    """Texts, or a chat."""
+    """Texts or a chat."""
 
     exactly_one = (("prompt", "messages"),)
     model_config = example({"prompt": "The capital of France is"})
@@ -66,8 +66,9 @@ class TokenizationApi:
         return router
 
     async def tokenize(self, body: TokenizeBody, request: Request) -> Response:
-        """The ids of a text, of each of several, or of a chat. A text may have 65,536 tokens, or as many as the
-        context where that is more."""
+        """Return the token ids of a text, of several texts, or of a chat. A text may have 65,536 tokens, or the length
+        of the context if that is more.
+        """
         info = self._require(body.model)
         if (body.prompt is None) == (body.messages is None):
             raise RequestError("give either prompt or messages", param="messages" if body.prompt else "prompt")
@@ -76,8 +77,8 @@ class TokenizationApi:
             raise RequestError(f"give at most {MAX_BATCH} texts, got {len(texts)}", param="prompt")
         most = max(info.context_length, MAX_TOKENIZED)
         bound = TokenLimit(most, "messages" if body.prompt is None else "prompt", route="/tokenize")
-        ids = await cancel_on_disconnect(request, self._all_ids(body, texts, bound))
-        names = [[self._name(token) for token in part] for part in ids] if body.return_token_strs else None
+        ids = await cancel_on_disconnect(request, self._all_token_ids(body, texts, bound))
+        names = [[self._token_text(token) for token in part] for part in ids] if body.return_token_strs else None
         single = not isinstance(body.prompt, list)
         counts = [len(part) for part in ids]
         return json_response(
@@ -90,7 +91,7 @@ class TokenizationApi:
         )
 
     async def detokenize(self, body: DetokenizeBody, request: Request) -> Response:
-        """The text of ids, or of each of several lists of them."""
+        """Return the text of token ids, or of several lists of them."""
         info = self._require(body.model)
         single = not (body.tokens and isinstance(body.tokens[0], list))
         lists: list[Any] = [body.tokens] if single else body.tokens
@@ -113,7 +114,7 @@ class TokenizationApi:
         return json_response({"text": text, "prompt": text})
 
     async def info(self) -> Response:
-        """The tokenizer's configuration file, with its chat template and the names of its special tokens."""
+        """Return the tokenizer's configuration, chat template and special tokens."""
         info = self._require(None)
         tokenizer = self._generator.tokenizer
         names = {token: name for name, token in tokenizer.special_ids.items()}
@@ -125,17 +126,19 @@ class TokenizationApi:
             "model_max_length": info.context_length,
             "vocab_size": tokenizer.vocab_size,
         }
-        return json_response(facts | _configured(Path(info.path)))
+        return json_response(facts | _checkpoint_config(Path(info.path)))
 
     def _require(self, model: str | None) -> ModelInfo:
         info = self._generator.core.require_info()
         require_model(info, model)
         return info
 
-    async def _all_ids(self, body: TokenizeBody, texts: Sequence[str | None], bound: TokenLimit) -> list[list[int]]:
-        return [await self._ids(body, text, bound) for text in texts]
+    async def _all_token_ids(
+        self, body: TokenizeBody, texts: Sequence[str | None], bound: TokenLimit
+    ) -> list[list[int]]:
+        return [await self._token_ids(body, text, bound) for text in texts]
 
-    async def _ids(self, body: TokenizeBody, text: str | None, bound: TokenLimit) -> list[int]:
+    async def _token_ids(self, body: TokenizeBody, text: str | None, bound: TokenLimit) -> list[int]:
         encoder = self._generator.encoder
         if text is not None:
             return await encoder.encode_prompt(text, with_bos=body.add_special_tokens, bound=bound)
@@ -151,12 +154,12 @@ class TokenizationApi:
         )
         return await encoder.encode_async(segments, at_start=True, bound=bound)
 
-    def _name(self, token: int) -> str:
+    def _token_text(self, token: int) -> str:
         return self._generator.tokenizer.decode([token], skip_special_tokens=False)
 
 
-def _configured(folder: Path) -> dict[str, Any]:
-    """What the checkpoint's files say; nothing where they cannot be read from here."""
+def _checkpoint_config(folder: Path) -> dict[str, Any]:
+    """Read the checkpoint's tokenizer configuration; empty when its files are not readable here."""
     facts: dict[str, Any] = {}
     if (path := folder / "tokenizer_config.json").is_file():
         facts |= json.loads(path.read_text("utf-8"))

@@ -1,4 +1,4 @@
-"""Tools and how they may be called, as chat's bodies say it, and what that means for a turn."""
+"""Tools and tool choices in request bodies, and their conversion to ToolCallOptions."""
 
 from __future__ import annotations
 
@@ -60,9 +60,11 @@ def tool_call_options(
     constrained: bool,
     additional_properties: AdditionalProperties | None = None,
 ) -> ToolCallOptions | None:
-    """How the tools may be called; None when they may not. `constrained`: the answer's text has a constraint, so that
-    a call must be told from it before it begins. `additional_properties` is for the arguments' schemas. Raises
-    RequestError for a choice of tools that are not given."""
+    """Return the options for tool calls; None when no tool may be called.
+
+    `constrained`: the text has a constraint too, so a call must be recognised before it begins. `additional_properties`
+    applies to the arguments' schemas. Raises RequestError for a choice of unknown tools.
+    """
     functions = {tool.function.name: tool.function for tool in tools}
     if len(functions) < len(tools):
         raise RequestError("tools must have different names", param="tools")
@@ -96,7 +98,7 @@ def _chosen(choice: ToolChoice | None, names: list[str]) -> tuple[list[str], Lit
 
 
 def _schema(function: Function, additional_properties: AdditionalProperties | None) -> Constraint:
-    """Arguments are always an object; a strict function's come in the schema's order."""
+    """Build the arguments' constraint: always an object; a strict function's has the schema's order."""
     schema = NO_ARGUMENTS if function.parameters is None else function.parameters
     if "type" not in schema:
         schema = {"type": "object", **schema}

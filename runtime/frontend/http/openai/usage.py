@@ -1,4 +1,4 @@
-"""What a request has cost, as clients read it."""
+"""Token usage and timings of a request."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ class Usage:
 
 
 class Stopwatch:
-    """From a request's arrival over its first token to its last; answers carry it as llama.cpp's `timings`."""
+    """Measures from a request's arrival to its first and last token; reported as llama.cpp's `timings`."""
 
     def __init__(self) -> None:
         self._began = time.monotonic()
         self._first: float | None = None
 
     def tick(self) -> None:
-        """A token has come."""
+        """Record a token; only the first one counts."""
         if self._first is None:
             self._first = time.monotonic()
 
     def timings(self, usage: Usage) -> dict[str, Any]:
-        """Now that the last token has come."""
+        """Return the timings, with now as the time of the last token."""
         now = time.monotonic()
         first = now if self._first is None else self._first
         num_computed = usage.prompt - usage.cached

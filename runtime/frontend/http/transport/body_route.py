@@ -1,4 +1,4 @@
-"""Routes whose JSON bodies are read and validated beside the event loop when they are large."""
+"""FastAPI routes that read and validate large JSON bodies in a thread."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from .streaming import ClientDisconnectedError, cancel_on_disconnect
 
 
 class BodyRoute(APIRoute):
-    """Hands large bodies to FastAPI validated: it would read them on the event loop, and all others would wait."""
+    """Read and validate large bodies in a thread; FastAPI would block the event loop with them."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handle = super().get_route_handler()
 
-        async def handle_large(request: Request) -> Response:
+        async def handle_request(request: Request) -> Response:
             if self.body_field is None or not _is_json(request):
                 return await handle(request)
             try:
@@ -36,14 +36,14 @@ class BodyRoute(APIRoute):
             if len(data) <= LARGE:
                 return await handle(request)
             max_numbers = max(MAX_NUMBERS, request.app.state.core.require_info().context_length)
-            reading = offload(lambda cancellation: self._validated(data, max_numbers, cancellation))
-            body = await cancel_on_disconnect(request, reading)
+            validation = offload(lambda cancellation: self._validated(data, max_numbers, cancellation))
+            body = await cancel_on_disconnect(request, validation)
             return await handle(_ReadRequest(request, body))
 
-        return handle_large
+        return handle_request
 
     def _validated(self, data: bytes, max_numbers: int, cancellation: CancellationToken) -> Any:
-        """The body as the endpoint takes it. Raises RequestError, RequestValidationError and HTTPException."""
+        """Return the validated body. Raises RequestError, RequestValidationError and HTTPException."""
         assert self.body_field is not None
         try:
             text = data.decode(json.detect_encoding(data), "surrogatepass")
@@ -63,14 +63,14 @@ class BodyRoute(APIRoute):
 
 
 class _ReadRequest(Request):
-    """A request whose body has been read and validated."""
+    """Request whose body is already read and validated."""
 
     def __init__(self, request: Request, body: Any) -> None:
         super().__init__(request.scope, request.receive)
         self._validated_body = body
 
     async def body(self) -> bytes:
-        return b"{}"  # FastAPI asks whether there is one; what it holds comes from `json`
+        return b"{}"  # FastAPI only tests that a body exists; the value comes from `json`
 
     async def json(self) -> Any:
         return self._validated_body

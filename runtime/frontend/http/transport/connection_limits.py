@@ -1,4 +1,4 @@
-"""Bounds of open connections: in all and per client address. Knows addresses and times; knows no sockets."""
+"""Limits of open connections, in total and per client address. No sockets are used here."""
 
 from __future__ import annotations
 
@@ -14,17 +14,19 @@ from dataclasses import dataclass, field
 from ....protocol.config import ServeConfig
 from ....protocol.errors import RequestError
 
-DEFAULT_MAX_CONNECTIONS = 4096  # connections, where the limit of open files allows as many
-SPARE = 64  # connections beyond the bound, which are told so, and by which supervisors still ask for /health
-MAX_DESCRIPTORS = 65_536  # that a server asks the system for
-SETTLE = 1.0  # seconds that a connection may be idle before a new one takes its place: its request may be on its way
+DEFAULT_MAX_CONNECTIONS = 4096  # if the limit of open files allows as many
+SPARE_CONNECTIONS = 64  # connections beyond the limit, for 503 responses and /health
+MAX_DESCRIPTORS = 65_536  # requested from the system at most
+MIN_IDLE_SECONDS = 1.0  # idle time before a new connection may take the place; a request may be on its way
 
-Address = str | None  # None: a Unix socket's client
+Address = str | None  # None: client of a Unix socket
 
 
 @dataclass(frozen=True)
 class ConnectionLimits:
-    """`most`: connections served at once. `per_address`: of one address. `spare`: beyond `most`, to refuse politely."""
+    """`most`: connections served at once. `per_address`: of these, per address. `spare`: beyond `most`, answered with a
+    503.
+    """
 
     most: int
     per_address: int
@@ -33,28 +35,28 @@ class ConnectionLimits:
 
 @dataclass(eq=False)
 class ConnectionSlot:
-    """One connection's place. Its owner says when it is `busy` with a request and when `idle`, and gives it back."""
+    """Place of one connection. Its owner reports `busy` and `idle`, and releases it at the end."""
 
     pool: ConnectionLimiter
     address: Address
-    end: Callable[[], object] = field(default=lambda: None)  # closes the connection at once
+    end: Callable[[], object] = field(default=lambda: None)  # closes the connection immediately
 
     def busy(self) -> None:
-        self.pool.unmark(self)
+        self.pool.mark_busy(self)
 
     def idle(self) -> None:
         self.pool.mark_idle(self)
 
     def release(self) -> None:
-        """Give the place back. Calling it again does nothing."""
+        """Give the place back. Idempotent."""
         self.pool.release(self)
 
 
 class ConnectionLimiter:
-    """Places for `most` connections, `per_address` of them for one address (IPv6: one /64 network).
+    """Places for `most` connections, `per_address` of them per address (IPv6: per /64 network).
 
-    A full pool makes room by ending the connection that has been idle longest: of the newcomer's address when that
-    has too many, else of the address with the most connections.
+    A full limiter closes the longest idle connection to make room. It takes one of the new client's address when that
+    address is at its limit, else one of the address with the most connections.
     """
 
     def __init__(self, most: int, per_address: int, clock: Callable[[], float] = time.monotonic) -> None:
@@ -63,12 +65,10 @@ class ConnectionLimiter:
         self._clock = clock
         self._slots: set[ConnectionSlot] = set()
         self._num: Counter[Address] = Counter()
-        self._idle: defaultdict[Address, dict[ConnectionSlot, float]] = defaultdict(
-            dict
-        )  # since when; the longest first
+        self._idle: defaultdict[Address, dict[ConnectionSlot, float]] = defaultdict(dict)  # idle since; longest first
 
     def admit(self, address: Address) -> ConnectionSlot | None:
-        """A place, idle as yet; None when there is none."""
+        """Return a place, marked idle; None when there is none."""
         if address is not None and self._num[address] >= self.per_address:
             has_room = self._end_idle_of([address])
         else:
@@ -85,7 +85,7 @@ class ConnectionLimiter:
         if slot in self._slots:
             self._idle[slot.address].setdefault(slot, self._clock())
 
-    def unmark(self, slot: ConnectionSlot) -> None:
+    def mark_busy(self, slot: ConnectionSlot) -> None:
         idle = self._idle[slot.address]
         idle.pop(slot, None)
         if not idle:
@@ -95,20 +95,20 @@ class ConnectionLimiter:
         if slot not in self._slots:
             return
         self._slots.remove(slot)
-        self.unmark(slot)
+        self.mark_busy(slot)
         self._num[slot.address] -= 1
         if not self._num[slot.address]:
             del self._num[slot.address]
 
     def _end_idle_of(self, addresses: list[Address]) -> bool:
-        """End one idle connection of these addresses. False when none has been idle for long enough."""
+        """Close one idle connection of these addresses. Return False when none has been idle long enough."""
         now = self._clock()
         settled = [
             (-self._num[address], since, slot)
             for address in addresses
             if address in self._idle
             for slot, since in [next(iter(self._idle[address].items()))]
-            if now - since >= SETTLE
+            if now - since >= MIN_IDLE_SECONDS
         ]
         if not settled:
             return False
@@ -119,8 +119,10 @@ class ConnectionLimiter:
 
 
 def resolve_limits(config: ServeConfig, num_descriptors: int) -> ConnectionLimits:
-    """The bounds of one process, which has `num_descriptors` left for connections. Raises RequestError for more."""
-    spare = min(SPARE, max(1, num_descriptors // 4))
+    """Compute the limits of one process with `num_descriptors` descriptors left for connections. Raises RequestError
+    when the configuration asks for more.
+    """
+    spare = min(SPARE_CONNECTIONS, max(1, num_descriptors // 4))
     asked = config.share(config.max_connections)
     if asked is None:
         most = max(1, min(-(-DEFAULT_MAX_CONNECTIONS // config.frontends), num_descriptors - spare))
@@ -137,19 +139,19 @@ def resolve_limits(config: ServeConfig, num_descriptors: int) -> ConnectionLimit
 
 
 def raise_descriptor_limit() -> None:
-    """Let this process, and its children, open as many files as the hard limit allows, up to MAX_DESCRIPTORS.
+    """Raise the soft limit of open files to the hard limit, at most to MAX_DESCRIPTORS. Children inherit it.
 
     Shells usually set a soft limit of 1024, or of 256 on macOS.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = MAX_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, MAX_DESCRIPTORS)
     if soft != resource.RLIM_INFINITY and soft < most:
-        with contextlib.suppress(ValueError, OSError):  # macOS has a lower limit that it does not name
+        with contextlib.suppress(ValueError, OSError):  # macOS has a lower, undocumented limit
             resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 def free_descriptors() -> int:
-    """How many file descriptors this process may still open for connections; an eighth of all is kept for the rest."""
+    """Return the number of descriptors left for connections. An eighth of all is reserved for other files."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY:
         return 1 << 20
@@ -157,13 +159,15 @@ def free_descriptors() -> int:
 
 
 def client_address(family: int, address: object) -> Address:
-    """The address that a connection counts for: IPv4's, or IPv6's /64 network, which one client usually has whole."""
+    """Return the address that a connection counts for: an IPv4 address, or an IPv6 /64 network, the usual share of one
+    client.
+    """
     if family not in (socket.AF_INET, socket.AF_INET6) or not isinstance(address, tuple):
         return None
     host = str(address[0])
     if family == socket.AF_INET:
         return host
     packed = socket.inet_pton(socket.AF_INET6, host.partition("%")[0])
-    if packed.startswith(bytes(10) + b"\xff\xff"):  # IPv4 at a socket of both
+    if packed.startswith(bytes(10) + b"\xff\xff"):  # IPv4-mapped
         return socket.inet_ntop(socket.AF_INET, packed[12:])
     return f"{socket.inet_ntop(socket.AF_INET6, packed[:8] + bytes(8))}/64"

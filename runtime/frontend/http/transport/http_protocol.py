@@ -1,6 +1,6 @@
-"""HTTP/1.1 and WebSocket connections: uvicorn's, with heads bounded in size and time and every wait bounded.
+"""HTTP/1.1 and WebSocket protocols on top of uvicorn's, with bounded heads and bounded waits.
 
-Answers what never reaches the application: heads that are too long or too slow, and connections beyond the bound.
+They answer requests that never reach the application: heads that are too long or too slow, and excess connections.
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ from websockets.frames import Frame
 from websockets.http11 import Request
 
 from ..errors import error_body, error_response
-from ..middleware.auth import HEALTH_PATH
+from ..scope import HEALTH_PATH
 from .connection_limits import ConnectionSlot
 
 MAX_HEAD = 65_536  # bytes of a request line and its header fields
 MAX_URL = 32_768  # bytes of a request line's target
 MAX_FIELDS = 128  # header fields and trailers of a request
-MAX_LINE = 8_192  # bytes of each line of a WebSocket's handshake, as the library under it allows
-MAX_PIPELINED = 64  # requests that wait on a connection for the answer to the one before
-MAX_FRAMING = 8  # bytes around each byte of a body in chunks, when there are many
-MAX_FRAGMENTS = 4_096  # frames of one WebSocket message
+MAX_LINE = 8_192  # bytes per line of a WebSocket handshake, as the library allows
+MAX_PIPELINED = 64  # requests waiting on a connection for earlier responses
+MAX_CHUNK_OVERHEAD = 8  # framing bytes per body byte in a chunked body
+MAX_FRAGMENTS = 4_096  # frames per WebSocket message
 
-HEAD_SECONDS = 20.0  # from a head's first byte, or from connecting, until the head is complete
-WRITE_SECONDS = 300.0  # that a client may leave what it was sent unread
-LINGER_SECONDS = 2.0  # that a refused client may take to read why
+HEAD_SECONDS = 20.0  # from connecting, or from the first byte of a later head, to the end of the head
+WRITE_SECONDS = 300.0  # for a client to read what was sent
+LINGER_SECONDS = 2.0  # for a refused client to read the error
 
-TOO_MANY = "there are too many connections; try again later"
+TOO_MANY_CONNECTIONS = "there are too many connections; try again later"
 
 
 class Refusal(Exception):
-    """An error that is sent instead of an answer, after which the connection is closed."""
+    """Error to send instead of a response; the connection closes after it."""
 
     def __init__(self, status: int, message: str, code: str) -> None:
         super().__init__(message)
@@ -48,51 +48,76 @@ class Refusal(Exception):
         self.code = code
 
 
-class HttpProtocol(HttpToolsProtocol):
-    """A connection in `slot`. One in a spare slot is told that there are too many, except at /health.
+class SlotProtocol(asyncio.Protocol):
+    """Connection in a slot, which it releases at its end. A client that reads nothing for WRITE_SECONDS is aborted."""
 
-    A message has two parts, its head and its body; the bytes of a part are counted as they arrive, because the parser
-    keeps an unfinished field to itself. The read in which a part begins is counted by what the parser makes of it.
+    slot: ConnectionSlot
+    loop: asyncio.AbstractEventLoop
+    transport: asyncio.Transport
+    _write_timer: asyncio.TimerHandle | None = None  # runs while the write buffer is full
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self._cancel_write_timer()
+        self.slot.release()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        if self._write_timer is None:
+            self._write_timer = self.loop.call_later(WRITE_SECONDS, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._cancel_write_timer()
+
+    def _cancel_write_timer(self) -> None:
+        if self._write_timer is not None:
+            self._write_timer.cancel()
+            self._write_timer = None
+
+
+class HttpProtocol(SlotProtocol, HttpToolsProtocol):
+    """HTTP connection in `slot`. A spare connection gets a 503, except at /health.
+
+    A message has two parts, head and body. The bytes of a part are counted as they arrive, because the parser buffers
+    unfinished fields. In the read that begins a part, the parser's callbacks count instead.
     """
 
     def __init__(self, config: Config, server_state: ServerState, slot: ConnectionSlot, *, is_spare: bool) -> None:
         super().__init__(config=config, server_state=server_state, app_state={})
         if is_spare:
             self.app = _only_health(self.app)
-        self._slot = slot
+        self.slot = slot
         self._is_spare = is_spare
-        self._has_ended = False  # nothing that still comes is read
-        self._waiting_refusal: Refusal | None = None  # until the requests before it are answered
-        self._part = 0  # heads and bodies that have ended; odd: a body is on its way
-        self._has_begun = False  # a head that is not complete
-        self._num_bytes = 0  # that came for this part
+        self._ignores_input = False  # further input is ignored
+        self._deferred_refusal: Refusal | None = None  # waits for earlier responses
+        self._num_parts = 0  # heads and bodies completed; odd: inside a body
+        self._is_in_head = False  # inside an incomplete head
+        self._num_bytes = 0  # of the current part
         self._num_fields = 0
         self._num_field_bytes = 0
         self._num_body_bytes = 0
-        self._deadline: asyncio.TimerHandle | None = None  # of the head, or of the end
-        self._unread: asyncio.TimerHandle | None = None
+        self._deadline: asyncio.TimerHandle | None = None  # of the head, or of closing
 
-    # The connection
+    # Connection events
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._slot.end = transport.abort
-        self._set_deadline(HEAD_SECONDS, self._out_of_time)
+        self.slot.end = transport.abort
+        self._set_deadline(HEAD_SECONDS, self._on_timeout)
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
         self._unset_deadline()
-        self._unset_unread()
-        self._slot.release()
 
     def data_received(self, data: bytes) -> None:
-        if self._has_ended:
+        if self._ignores_input:
             return
         self._unset_keepalive_if_required()
-        part = self._part
+        num_parts = self._num_parts
         try:
             self.parser.feed_data(data)
-            if self._part == part:
+            if self._num_parts == num_parts:
                 self._num_bytes += len(data)
                 self._check_size()
         except httptools.HttpParserUpgrade:
@@ -109,25 +134,16 @@ class HttpProtocol(HttpToolsProtocol):
             self._refuse(refusal)
             return
         if not self._is_serving and self._deadline is None and not self.transport.is_closing():
-            self._set_deadline(HEAD_SECONDS, self._out_of_time)
-
-    def pause_writing(self) -> None:
-        super().pause_writing()
-        if self._unread is None:
-            self._unread = self.loop.call_later(WRITE_SECONDS, self.transport.abort)
-
-    def resume_writing(self) -> None:
-        super().resume_writing()
-        self._unset_unread()
+            self._set_deadline(HEAD_SECONDS, self._on_timeout)
 
     def timeout_keep_alive_handler(self) -> None:
         self._close()
 
-    # What the parser finds. A Refusal that is raised here ends the parsing.
+    # Parser callbacks. A Refusal raised here stops the parser.
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        self._has_begun = True
+        self._is_in_head = True
         self._num_fields = self._num_field_bytes = 0
 
     def on_url(self, url: bytes) -> None:
@@ -142,7 +158,7 @@ class HttpProtocol(HttpToolsProtocol):
             raise _too_large(f"the request has more than {MAX_FIELDS} header fields")
         if len(self.url) + self._num_field_bytes > MAX_HEAD:
             raise _head_too_long()
-        if not self._is_in_body:  # trailers would change the headers of a request that runs
+        if not self._is_in_body:  # trailers would change the headers of a running request
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
@@ -150,11 +166,11 @@ class HttpProtocol(HttpToolsProtocol):
             raise Refusal(400, f"more than {MAX_PIPELINED} requests wait on this connection", "too_many_requests")
         before = self.cycle
         super().on_headers_complete()
-        self._has_begun = False
-        self._begin_part()
+        self._is_in_head = False
+        self._start_part()
         if self.cycle is not before:  # a request, not a handshake
             self._unset_deadline()
-            self._slot.busy()
+            self.slot.busy()
 
     def on_body(self, body: bytes) -> None:
         self._num_body_bytes += len(body)
@@ -162,19 +178,19 @@ class HttpProtocol(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         super().on_message_complete()
-        self._begin_part()
+        self._start_part()
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
-        if self.transport.is_closing():  # once it is sent
+        if self.transport.is_closing():  # after the response is sent
             self._set_deadline(WRITE_SECONDS, self.transport.abort)
         elif not self._is_serving:
-            self._slot.idle()
-            if self._waiting_refusal is not None:
-                self._refuse(self._waiting_refusal)
+            self.slot.idle()
+            if self._deferred_refusal is not None:
+                self._refuse(self._deferred_refusal)
                 return
-            if self._is_in_body or self._has_begun:
-                self._set_deadline(HEAD_SECONDS, self._out_of_time)
+            if self._is_in_body or self._is_in_head:
+                self._set_deadline(HEAD_SECONDS, self._on_timeout)
 
     def handle_websocket_upgrade(self) -> None:
         has_body = any(
@@ -183,27 +199,27 @@ class HttpProtocol(HttpToolsProtocol):
         )
         lines = [len(name) + len(value) + 4 for name, value in self.headers]
         if self._is_spare:
-            self._refuse(_too_many())
+            self._refuse(_too_many_connections())
         elif self._is_serving:
             self._refuse(Refusal(400, "a request before this handshake is not answered yet", "invalid_http_request"))
-        elif has_body:  # the library under it would neither read nor refuse it
+        elif has_body:  # the WebSocket library would neither read nor refuse it
             self._refuse(Refusal(400, "a WebSocket's handshake has no body", "invalid_http_request"))
         elif len(self.url) + len("OPTIONS  HTTP/1.1\r\n") > MAX_LINE:
             self._refuse(Refusal(414, f"a WebSocket's URL is longer than {MAX_LINE} bytes", "uri_too_long"))
         elif max(lines) > MAX_LINE:
             self._refuse(_too_large(f"a header field of a WebSocket is longer than {MAX_LINE} bytes"))
         else:
-            self._has_ended = True
+            self._ignores_input = True
             self._unset_deadline()
-            self._slot.busy()
+            self.slot.busy()
             super().handle_websocket_upgrade()
             protocol = self.transport.get_protocol()
             assert isinstance(protocol, WebSocketProtocol)
-            protocol.slot = self._slot
-            if not protocol.has_request:  # a handshake that could not be read: nothing would answer it
+            protocol.slot = self.slot
+            if not protocol.has_request:  # an unreadable handshake: nothing would answer it
                 self.transport.abort()
 
-    # Ends
+    # Closing and limits
 
     @property
     def _is_serving(self) -> bool:
@@ -211,35 +227,35 @@ class HttpProtocol(HttpToolsProtocol):
 
     @property
     def _is_in_body(self) -> bool:
-        return self._part % 2 == 1
+        return self._num_parts % 2 == 1
 
-    def _begin_part(self) -> None:
-        self._part += 1
+    def _start_part(self) -> None:
+        self._num_parts += 1
         self._num_bytes = self._num_body_bytes = 0
 
     def _check_size(self) -> None:
         if not self._is_in_body:
             if self._num_bytes > MAX_HEAD:
                 raise _head_too_long()
-        elif self._num_bytes > MAX_HEAD + (1 + MAX_FRAMING) * self._num_body_bytes:
+        elif self._num_bytes > MAX_HEAD + (1 + MAX_CHUNK_OVERHEAD) * self._num_body_bytes:
             raise Refusal(400, "the body's chunks have more bytes around them than in them", "invalid_http_request")
 
-    def _out_of_time(self) -> None:
-        if self._has_begun:
+    def _on_timeout(self) -> None:
+        if self._is_in_head:
             message = f"the request's head was not complete after {HEAD_SECONDS:g} s"
             self._refuse(Refusal(408, message, "request_timeout"))
         else:
             self._close()
 
     def _refuse(self, refusal: Refusal) -> None:
-        """Answer with the refusal and close; requests before it are answered first."""
-        self._has_ended = True
+        """Send the refusal and close the connection; earlier requests are answered first."""
+        self._ignores_input = True
         self._unset_deadline()
         self._unset_keepalive_if_required()
         if self._is_serving and not self._is_in_body:
-            self._waiting_refusal = refusal
+            self._deferred_refusal = refusal
             return
-        if self._is_serving:  # its body cannot be read on
+        if self._is_serving:  # the rest of its body cannot be parsed
             if self.pipeline or self.cycle.response_started:
                 self.transport.abort()
                 return
@@ -248,18 +264,18 @@ class HttpProtocol(HttpToolsProtocol):
         self._abort_later()
         self.transport.write(_response(refusal, self.server_state.default_headers))
         if self.transport.can_write_eof():
-            # Closing at once would reset the connection of a client that still sends, before it reads the answer.
+            # Closing now would reset the connection of a client that still sends, before it reads the response.
             self.transport.write_eof()
         else:
             self.transport.close()
 
     def _close(self) -> None:
-        self._has_ended = True
+        self._ignores_input = True
         self._abort_later()
         self.transport.close()
 
     def _abort_later(self) -> None:
-        """Once the client has had time to read what it was sent."""
+        """Abort after the client had time to read what was sent."""
         has_unread = self.transport.get_write_buffer_size() > 0
         self._set_deadline(WRITE_SECONDS if has_unread else LINGER_SECONDS, self.transport.abort)
 
@@ -272,44 +288,20 @@ class HttpProtocol(HttpToolsProtocol):
             self._deadline.cancel()
             self._deadline = None
 
-    def _unset_unread(self) -> None:
-        if self._unread is not None:
-            self._unread.cancel()
-            self._unread = None
 
+class WebSocketProtocol(SlotProtocol, WebSocketsSansIOProtocol):
+    """WebSocket in the slot of its HTTP connection. uvicorn bounds its messages and sends pings."""
 
-class WebSocketProtocol(WebSocketsSansIOProtocol):
-    """A WebSocket in the slot of the connection that it began as. uvicorn bounds its messages and pings it."""
-
-    slot: ConnectionSlot
     has_request = False
-    _unread: asyncio.TimerHandle | None = None
-    _num_fragments = 0  # of a message that is not complete
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        super().connection_lost(exc)
-        if self._unread is not None:
-            self._unread.cancel()
-        self.slot.release()
+    _num_fragments = 0  # of an incomplete message
 
     def handle_connect(self, event: Request) -> None:
         self.has_request = True
         super().handle_connect(event)
 
-    def pause_writing(self) -> None:
-        super().pause_writing()
-        if self._unread is None:
-            self._unread = self.loop.call_later(WRITE_SECONDS, self.transport.abort)
-
-    def resume_writing(self) -> None:
-        super().resume_writing()
-        if self._unread is not None:
-            self._unread.cancel()
-            self._unread = None
-
     def handle_ping(self) -> None:
         pong = b"".join(self.conn.data_to_send())
-        if self._unread is None:  # a client that does not read would have its pongs pile up
+        if self._write_timer is None:  # pongs would pile up for a client that does not read
             self.transport.write(pong)
 
     def handle_cont(self, event: Frame) -> None:
@@ -323,14 +315,14 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
         super().handle_cont(event)
 
     def handle_parser_exception(self) -> None:
-        if self.conn.close_sent is None:  # it was the handshake that could not be read
+        if self.conn.close_sent is None:  # the handshake was unreadable
             self.transport.abort()
         else:
             super().handle_parser_exception()
 
 
 def _only_health(app: Any) -> ASGIApp:
-    """Answer one request of a connection beyond the bound, then close it."""
+    """Wrap `app` to answer one request on a connection beyond the limit, then close it."""
 
     async def answer(scope: Scope, receive: Receive, send: Send) -> None:
         async def send_last(message: Message) -> None:
@@ -341,14 +333,14 @@ def _only_health(app: Any) -> ASGIApp:
         if scope["path"] == HEALTH_PATH:
             await app(scope, receive, send_last)
         else:
-            refusal = _too_many()
+            refusal = _too_many_connections()
             await error_response(refusal.status, str(refusal), code=refusal.code)(scope, receive, send_last)
 
     return answer
 
 
-def _too_many() -> Refusal:
-    return Refusal(503, TOO_MANY, "too_many_connections")
+def _too_many_connections() -> Refusal:
+    return Refusal(503, TOO_MANY_CONNECTIONS, "too_many_connections")
 
 
 def _head_too_long() -> Refusal:

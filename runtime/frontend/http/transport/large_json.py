@@ -1,7 +1,7 @@
-"""Large JSON documents, read so that other threads go on meanwhile, and bounded in what they may hold.
+"""Read large JSON documents without blocking other threads, and bound their size.
 
-The standard library's own reader in C holds the interpreter's lock until it has read everything. This one is its
-reader in Python, but for long lists of numbers, which are read in C a slice at a time. Knows no routes.
+The standard library's C reader holds the GIL until it has read everything. This reader is the library's Python version,
+except that C reads long lists of numbers slice by slice.
 """
 
 from __future__ import annotations
@@ -15,27 +15,27 @@ from typing import Any
 from ....protocol.errors import RequestError
 from ...text.offload import CancellationToken
 
-LARGE = 1 << 18  # bytes from which a document is read here
-MAX_LIST_ENTRIES = 1 << 19  # of one list that holds other things than numbers
-MAX_NUMBERS = 1 << 20  # of one list of numbers, unless a prompt may have more tokens
-MAX_VALUES = 1 << 20  # of a document; lists of numbers count as one
-_SLICE = 1 << 16  # characters that C reads at a time
-_CHECKED = 1 << 10  # values between two looks at whether somebody still waits
+LARGE = 1 << 18  # bytes; larger documents are read here
+MAX_LIST_ENTRIES = 1 << 19  # per list with entries other than numbers
+MAX_NUMBERS = 1 << 20  # per list of numbers, unless the context is longer
+MAX_VALUES = 1 << 20  # per document; a list of numbers counts as one
+_SLICE = 1 << 16  # characters per slice
+_CHECK_INTERVAL = 1 << 10  # values between two checks for cancellation
 _NUMBERS = re.compile(r"[-+.0-9eE, \t\n\r]*")
 
-_Found = tuple[Any, int]  # a value, and where the text goes on
+_Parsed = tuple[Any, int]  # a value, and the index after it
 
 
 def read_json(text: str, cancellation: CancellationToken, *, max_numbers: int = MAX_NUMBERS) -> Any:
-    """The value that `text` writes, as `json.loads` reads it.
+    """Parse `text` like `json.loads`.
 
-    Raises RequestError naming the member of the outermost object that holds too much; else what `json.loads` raises.
+    Raises RequestError naming the outermost object's member that is too large; else what `json.loads` raises.
     """
     return _JsonReader(cancellation, max_numbers).decode(text)
 
 
 class _LastKey(dict[str, str]):
-    """Takes the keys of one object, and remembers the last."""
+    """Dict that accepts the keys of one object and remembers the last."""
 
     last: str | None = None
 
@@ -56,44 +56,44 @@ class _JsonReader(json.JSONDecoder):
         self.parse_array = self._read_array
         self.scan_once = py_make_scanner(self)
 
-    def _read_value(self, text: str, start: int) -> _Found:
+    def _read_value(self, text: str, start: int) -> _Parsed:
         self._num_values += 1
-        if self._num_values % _CHECKED == 0:
+        if self._num_values % _CHECK_INTERVAL == 0:
             self._cancellation.check()
         if self._num_values > MAX_VALUES:
-            raise self._too_much(f"the body holds more than {MAX_VALUES} values")
-        found: _Found = self.scan_once(text, start)
-        return found
+            raise self._too_large_error(f"the body holds more than {MAX_VALUES} values")
+        parsed: _Parsed = self.scan_once(text, start)
+        return parsed
 
     def _read_object(
         self, start: tuple[str, int], strict: bool, scan: Any, hook: Any, pairs_hook: Any, memo: dict[str, str]
-    ) -> _Found:
+    ) -> _Parsed:
         self._depth += 1
         keys = self._members if self._depth == 1 else memo
-        found: _Found = JSONObject(start, strict, self._read_value, hook, pairs_hook, keys)
+        parsed: _Parsed = JSONObject(start, strict, self._read_value, hook, pairs_hook, keys)
         self._depth -= 1
-        return found
+        return parsed
 
-    def _read_array(self, start: tuple[str, int], scan: Any) -> _Found:
+    def _read_array(self, start: tuple[str, int], scan: Any) -> _Parsed:
         numbers = self._read_numbers(*start)
         if numbers is not None:
             return numbers
         self._depth += 1
         num_entries = 0
 
-        def read_entry(text: str, at: int) -> _Found:
+        def read_entry(text: str, at: int) -> _Parsed:
             nonlocal num_entries
             num_entries += 1
             if num_entries > MAX_LIST_ENTRIES:
-                raise self._too_much(f"a list has more than {MAX_LIST_ENTRIES} entries")
+                raise self._too_large_error(f"a list has more than {MAX_LIST_ENTRIES} entries")
             return self._read_value(text, at)
 
-        found: _Found = JSONArray(start, read_entry)
+        parsed: _Parsed = JSONArray(start, read_entry)
         self._depth -= 1
-        return found
+        return parsed
 
-    def _read_numbers(self, text: str, start: int) -> _Found | None:
-        """The list that begins before `start`; None unless all its entries are numbers."""
+    def _read_numbers(self, text: str, start: int) -> _Parsed | None:
+        """Parse the list that begins before `start`; return None unless all its entries are numbers."""
         numbers: list[Any] = []
         at = start
         if text[at : at + 1] == "]":
@@ -112,14 +112,14 @@ class _JsonReader(json.JSONDecoder):
                 return None
             try:
                 numbers += json.loads(f"[{text[at:end]}]")
-            except ValueError:  # the other way of reading says what is wrong, and where
+            except ValueError:  # the general reader reports the error and its position
                 return None
             if len(numbers) > self._max_numbers:
-                raise self._too_much(f"a list has more than {self._max_numbers} numbers")
+                raise self._too_large_error(f"a list has more than {self._max_numbers} numbers")
             if is_last:
                 return numbers, end + 1
             at = end + 1
 
-    def _too_much(self, what: str) -> RequestError:
+    def _too_large_error(self, what: str) -> RequestError:
         name = self._members.last
         return RequestError(what if name is None else f"{name}: {what}", param=name, code="too_large")

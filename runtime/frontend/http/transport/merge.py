@@ -1,4 +1,4 @@
-"""Several asynchronous iterators, or results, as one."""
+"""Merge asynchronous iterators into one, and await coroutines together."""
 
 from __future__ import annotations
 
@@ -11,32 +11,32 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class _End:
+class _SourceEnd:
     error: Exception | None
 
 
 async def merge(sources: Sequence[AsyncIterable[T]]) -> AsyncGenerator[T]:
-    """The values of all sources as they come. The first error ends all of them and is raised.
+    """Yield the values of all sources as they arrive. The first error cancels all sources and is raised.
 
-    Each source is at most a value ahead, so that a slow reader does not make them pile up.
+    Each source is at most one value ahead, so a slow reader bounds the buffer.
     """
-    queue: asyncio.Queue[T | _End] = asyncio.Queue(maxsize=len(sources))
+    queue: asyncio.Queue[T | _SourceEnd] = asyncio.Queue(maxsize=len(sources))
 
     async def pump(source: AsyncIterable[T]) -> None:
         try:
             async for value in source:
                 await queue.put(value)
         except Exception as error:
-            await queue.put(_End(error))
+            await queue.put(_SourceEnd(error))
         else:
-            await queue.put(_End(None))
+            await queue.put(_SourceEnd(None))
 
     tasks = [asyncio.create_task(pump(source)) for source in sources]
     num_running = len(tasks)
     try:
         while num_running:
             item = await queue.get()
-            if not isinstance(item, _End):
+            if not isinstance(item, _SourceEnd):
                 yield item
             elif item.error is not None:
                 raise item.error
@@ -47,9 +47,9 @@ async def merge(sources: Sequence[AsyncIterable[T]]) -> AsyncGenerator[T]:
             task.cancel()
 
 
-async def gather_or_cancel(works: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
-    """The results of all, in their order. The first error ends all of them and is raised."""
-    tasks = [asyncio.ensure_future(work) for work in works]
+async def gather_or_cancel(coroutines: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+    """Return all results, in order. The first error cancels the others and is raised."""
+    tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
         failed = next((task for task in tasks if task.done() and task.exception() is not None), None)

@@ -1,4 +1,4 @@
-"""Server-sent events as bytes. Knows no connections."""
+"""Encode server-sent events as bytes."""
 
 from __future__ import annotations
 
@@ -15,6 +15,6 @@ def event(value: Any) -> bytes:
 
 
 def named_event(value: Any) -> bytes:
-    """With a line of the value's "type"."""
+    """Encode an event with an `event:` line, the value's "type"."""
     kind: str = value["type"]
     return b"event: " + kind.encode() + b"\n" + event(value)

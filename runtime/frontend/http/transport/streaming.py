@@ -1,4 +1,4 @@
-"""A request's connection: work that ends when the client leaves, and server-sent events. Knows no routes."""
+"""Responses bound to a client connection: server-sent events, and work that a disconnect cancels."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from starlette.types import Receive, Scope, Send
 
 from ....protocol.errors import RamiformError
 from ..errors import error_event
-from ..middleware.metrics import SCOPE_SEND_BODY
+from ..scope import SCOPE_SEND_BODY
 from .sse import DONE, event, named_event
 
 logger = logging.getLogger("ramiform.frontend")
@@ -24,7 +24,7 @@ _encoder = msgspec.json.Encoder()
 
 
 class ClientDisconnectedError(Exception):
-    """The client closed the connection before its answer was ready."""
+    """The client closed the connection before its response was ready."""
 
 
 def json_response(value: Any) -> Response:
@@ -32,31 +32,32 @@ def json_response(value: Any) -> Response:
 
 
 async def cancel_on_disconnect(request: Request, work: Awaitable[T]) -> T:
-    """The result of `work`, which is cancelled when the client leaves. Raises ClientLeftError then."""
-    working = asyncio.ensure_future(work)
-    leaving = asyncio.ensure_future(_disconnect(request.receive))
+    """Return the result of `work`; cancel it when the client disconnects. Raises ClientDisconnectedError then."""
+    running = asyncio.ensure_future(work)
+    disconnect = asyncio.ensure_future(_wait_for_disconnect(request.receive))
     try:
-        await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
-        if not working.done():
+        await asyncio.wait({running, disconnect}, return_when=asyncio.FIRST_COMPLETED)
+        if not running.done():
             raise ClientDisconnectedError
-        return working.result()
+        return running.result()
     finally:
-        for task in (working, leaving):
+        for task in (running, disconnect):
             task.cancel()
-        # Until it has let go of what it holds: the request in the core is aborted by now.
-        await asyncio.wait({working, leaving})
+        # Wait for the cleanup, so that the request in the core is aborted by now.
+        await asyncio.wait({running, disconnect})
 
 
-async def _disconnect(receive: Receive) -> None:
+async def _wait_for_disconnect(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
 
 
 class EventStream(Response):
-    """`data:` events: a value that is there already, those that follow, `[DONE]`. An error on the way is an event too.
+    """Response of server-sent events: `first`, the values of `rest`, then `[DONE]`. An error on the way is sent as an
+    event.
 
-    The first value is waited for outside, so that an early error can still be a status. `named`: an event has a line
-    with its value's "type" too.
+    The caller awaits `first`, so an early error can still be a status. `named`: each event also has an `event:` line
+    with its value's "type".
     """
 
     media_type = "text/event-stream"
@@ -70,16 +71,16 @@ class EventStream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         sending = asyncio.ensure_future(self._send(send, scope.get(SCOPE_SEND_BODY, send)))
-        leaving = asyncio.ensure_future(_disconnect(receive))
+        disconnect = asyncio.ensure_future(_wait_for_disconnect(receive))
         try:
-            await asyncio.wait({sending, leaving}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({sending, disconnect}, return_when=asyncio.FIRST_COMPLETED)
             if sending.done():
                 sending.result()
         finally:
-            for task in (sending, leaving):
+            for task in (sending, disconnect):
                 task.cancel()
-            await asyncio.wait({sending, leaving})
-            await self._rest.aclose()  # now, not when it is collected: the client may have left
+            await asyncio.wait({sending, disconnect})
+            await self._rest.aclose()  # now, not at garbage collection: the client may have disconnected
 
     async def _send(self, send: Send, send_part: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
@@ -94,6 +95,6 @@ class EventStream(Response):
                 yield self._event(value)
         except Exception as error:
             if not isinstance(error, RamiformError):
-                logger.exception("a stream failed on an error of ours")
+                logger.exception("a stream failed with an internal error")
             yield event(error_event(error))
         yield DONE

@@ -1,4 +1,4 @@
-"""Who may do what acts on the work of others: whoever shows an admin key, or the only user that there is."""
+"""Actions that affect other users need an admin key, or a server with a single user."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ async def act(client: httpx.AsyncClient, key: str | None) -> list[httpx.Response
 
 
 def silent(request: Generate) -> None:
-    """A model that says nothing until it is aborted."""
+    """Script of a model that generates nothing until it is aborted."""
 
 
 async def someone_else_s(
     built: House, client: httpx.AsyncClient, settings: dict[str, str]
 ) -> asyncio.Task[httpx.Response]:
-    """A request that runs."""
+    """Run a request of another client."""
     headers = {"authorization": f"Bearer {settings['api_key'].split(',')[-1]}"} if "api_key" in settings else {}
     running = asyncio.create_task(client.post("/generate", json={"text": "a"}, headers=headers))
     await built.core.until(lambda: len(built.core.requests) == 1)

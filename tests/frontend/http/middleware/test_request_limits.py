@@ -1,4 +1,4 @@
-"""What one client may have, and what it is told when something of ours fails, over a scripted core."""
+"""Limits per client, and the answers to internal errors, over a scripted core."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ BODY = {"model": "fake", "prompt": "a"}
 
 
 def silent(request: Generate) -> None:
-    """A model that says nothing until it is aborted."""
+    """Script of a model that generates nothing until it is aborted."""
 
 
 class Clock:
-    """Of one request's time, which is over when the test says so."""
+    """Time limit of one request that expires when the test says so."""
 
     def __init__(self) -> None:
         self.seconds: float | None = None
@@ -32,7 +32,7 @@ class Clock:
 
     def timeout(self, seconds: float | None) -> asyncio.Timeout:
         limit = asyncio.timeout(None)
-        if seconds != limits.BODY_PAUSE:
+        if seconds != limits.BODY_STALL_SECONDS:
             self.seconds, self._limit = seconds, limit
         return limit
 
@@ -136,7 +136,7 @@ def test_a_stream_that_takes_too_long_ends_with_an_event_that_says_so(clock: Clo
 
 
 def test_a_body_that_does_not_come_is_a_408(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "BODY_PAUSE", 0.05)
+    monkeypatch.setattr(limits, "BODY_STALL_SECONDS", 0.05)
 
     async def main() -> None:
         async with house(http=True) as built:
@@ -150,9 +150,9 @@ def test_a_body_that_does_not_come_is_a_408(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_a_body_that_comes_in_crumbs_is_a_408(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each crumb comes in time, but all of them together do not."""
-    monkeypatch.setattr(limits, "BODY_PAUSE", 0.5)
-    monkeypatch.setattr(limits, "BODY_RATE", 1 << 20)
+    """Each piece comes in time, but the average rate is too low."""
+    monkeypatch.setattr(limits, "BODY_STALL_SECONDS", 0.5)
+    monkeypatch.setattr(limits, "MIN_BODY_RATE", 1 << 20)
 
     async def main() -> None:
         async with house(http=True) as built:
@@ -184,7 +184,7 @@ def test_an_error_of_ours_is_a_500_in_the_same_shape_with_the_requests_id(monkey
             assert response.status_code == 500
             assert response.headers["x-request-id"] == "mine"
             assert response.json()["error"] == {
-                "message": "an error of ours: ZeroDivisionError",
+                "message": "internal server error (ZeroDivisionError)",
                 "type": "internal_error",
                 "param": None,
                 "code": "internal_error",

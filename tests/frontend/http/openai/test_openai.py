@@ -1,4 +1,4 @@
-"""The OpenAI routes' conduct, over a scripted core: who may ask, what is aborted, which error is which."""
+"""The OpenAI routes over a scripted core: API keys, aborts, and the status of each error."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_a_client_that_leaves_before_the_answer_has_it_aborted(path: str, body: 
 
 @pytest.mark.parametrize(("path", "body"), [route for route in ROUTES if '"n"' in json.dumps(route)], ids=ids)
 def test_a_client_that_leaves_a_stream_has_the_rest_aborted(path: str, body: dict[str, Any]) -> None:
-    """The first output ends at once, which begins the stream; the others never do."""
+    """The first output ends at once, which begins the stream; the others never end."""
 
     async def main() -> None:
         def script(request: Any) -> list[int] | None:

@@ -1,4 +1,4 @@
-"""Bare clients of HTTP, byte by byte, and the server's side of their connections."""
+"""Raw HTTP clients, byte by byte, and the server's view of their connections."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ WHOLE = HEAD + b"\r\n"
 
 
 class Peer:
-    """A client's end of a connection, byte by byte."""
+    """Client side of a connection, byte by byte."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader, self.writer = reader, writer
@@ -25,7 +25,7 @@ class Peer:
         await self.writer.drain()
 
     async def until_closed(self) -> bytes:
-        """All that comes; a reset after the answer is an end like another."""
+        """Return everything received until the end; a reset after the response counts as an end."""
         parts = []
         try:
             while part := await self.reader.read(65536):
@@ -35,7 +35,7 @@ class Peer:
         return b"".join(parts)
 
     async def refusal(self) -> tuple[int, str]:
-        """The status and the code of the last answer, after which the connection has ended."""
+        """Return the status and code of the last response, after which the connection has ended."""
         head, _, body = (await self.until_closed()).rpartition(b"\r\n\r\n")
         last = head.rpartition(b"HTTP/1.1 ")[2]
         assert b"connection: close" in last
@@ -44,7 +44,7 @@ class Peer:
         return int(last[:3]), error["code"]
 
     async def answer(self) -> int:
-        """The status of the next answer, with its body."""
+        """Return the status of the next response, reading its body too."""
         head = await self.reader.readuntil(b"\r\n\r\n")
         length = int(head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0])
         await self.reader.readexactly(length)

@@ -1,4 +1,4 @@
-"""How connections are accepted: no more than the bounds, and again after file descriptors have run out."""
+"""Connections are accepted up to the limits, and again after file descriptors have run out."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ async def stop(desk: Desk, *peers: Peer) -> None:
 
 @pytest.fixture
 def nobody_settles(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection_limits, "SETTLE", 0.0)
+    monkeypatch.setattr(connection_limits, "MIN_IDLE_SECONDS", 0.0)
 
 
 @pytest.mark.parametrize("settings", [{"max_connections": 2, "max_connections_per_address": 2}, {"max_connections": 4}])
@@ -125,7 +125,7 @@ def test_a_connection_that_is_idle_gives_way(beginning: bytes) -> None:
 
 
 def test_beyond_the_spare_places_connections_are_closed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection_limits, "SPARE", 4)  # one of each address
+    monkeypatch.setattr(connection_limits, "SPARE_CONNECTIONS", 4)  # one of each address
 
     async def main() -> None:
         desk = Desk(max_connections=1)
@@ -267,7 +267,7 @@ def test_a_client_that_does_not_begin_tls_is_let_go(tmp_path: Path, monkeypatch:
         for peer in (silent, loud):
             await peer.until_closed()
         assert desk.server._acceptor is not None
-        await until(lambda: not desk.server._acceptor._pool._slots)  # type: ignore[union-attr]
+        await until(lambda: not desk.server._acceptor._limiter._slots)  # type: ignore[union-attr]
         monkeypatch.setattr(acceptor, "HANDSHAKE_SECONDS", 60.0)
         trust = ssl.create_default_context(cafile=str(cert))
         async with httpx.AsyncClient(

@@ -1,4 +1,4 @@
-"""Who gets a place among connections: bounds in all and per address, and whose place a newcomer takes."""
+"""Connection limits in total and per address, and which idle connection makes room."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from ramiform.runtime.frontend.http.transport.connection_limits import (
-    SETTLE,
-    SPARE,
+    MIN_IDLE_SECONDS,
+    SPARE_CONNECTIONS,
     ConnectionLimiter,
     ConnectionLimits,
     ConnectionSlot,
@@ -40,7 +40,7 @@ class Hall:
         return slot
 
     def settle(self) -> None:
-        self.now += SETTLE
+        self.now += MIN_IDLE_SECONDS
 
 
 def test_a_place_that_is_given_back_is_there_again() -> None:
@@ -102,10 +102,10 @@ def test_a_request_s_end_makes_a_connection_idle_anew() -> None:
     first, second = hall.admit("a", "first"), hall.admit("a", "second")
     assert first is not None
     assert second is not None
-    hall.now += SETTLE / 2
+    hall.now += MIN_IDLE_SECONDS / 2
     first.busy()
     first.idle()
-    hall.now += SETTLE / 2
+    hall.now += MIN_IDLE_SECONDS / 2
     assert hall.admit("a", "third", busy=True) is not None
     assert hall.ended == ["second"]
     first.release()
@@ -116,14 +116,14 @@ def test_a_request_s_end_makes_a_connection_idle_anew() -> None:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_bounds_hold_and_nobody_is_ended_without_need(seed: int) -> None:
-    """Judged by lists that are searched."""
+    """Judge: lists searched linearly."""
     draw = random.Random(seed)
     most, per_address = draw.randint(1, 8), draw.randint(1, 8)
     hall = Hall(most, per_address)
     there: list[tuple[str, str, ConnectionSlot]] = []  # address, name, slot
     since: dict[str, float | None] = {}  # when it became idle
     for number in range(400):
-        hall.now += draw.random() * SETTLE
+        hall.now += draw.random() * MIN_IDLE_SECONDS
         if there and draw.random() < 0.5:
             entry = draw.choice(there)
             action = draw.choice(["busy", "idle", "release"])
@@ -137,7 +137,7 @@ def test_bounds_hold_and_nobody_is_ended_without_need(seed: int) -> None:
             continue
         address, name = draw.choice("abc"), str(number)
         own = [entry for entry in there if entry[0] == address]
-        settled = [e for e in there if (began := since[e[1]]) is not None and hall.now - began >= SETTLE]
+        settled = [e for e in there if (began := since[e[1]]) is not None and hall.now - began >= MIN_IDLE_SECONDS]
         slot = hall.admit(address, name)
         if len(own) >= per_address or len(there) >= most:
             rivals = [entry for entry in settled if entry[0] == address or len(own) < per_address]
@@ -164,7 +164,7 @@ def test_the_bounds_follow_from_the_limit_of_open_files() -> None:
     def of(num_descriptors: int, **settings: Any) -> ConnectionLimits:
         return resolve_limits(ServeConfig(socket_dir="", **settings), num_descriptors)
 
-    assert of(1 << 20) == ConnectionLimits(4096, 2048, SPARE)
+    assert of(1 << 20) == ConnectionLimits(4096, 2048, SPARE_CONNECTIONS)
     assert of(900) == ConnectionLimits(836, 418, 64)
     assert of(20) == ConnectionLimits(15, 8, 5)
     assert of(0) == ConnectionLimits(1, 1, 1)  # it serves one by one, as descriptors come free
@@ -180,7 +180,8 @@ def test_the_bounds_follow_from_the_limit_of_open_files() -> None:
 def test_a_server_raises_its_limit_of_open_files_to_the_hard_one() -> None:
     code = (
         "import resource\n"
-        "from ramiform.runtime.frontend.http.transport.connection_limits import free_descriptors, raise_descriptor_limit\n"
+        "from ramiform.runtime.frontend.http.transport.connection_limits import free_descriptors\n"
+        "from ramiform.runtime.frontend.http.transport.connection_limits import raise_descriptor_limit\n"
         "resource.setrlimit(resource.RLIMIT_NOFILE, (100, 500))\n"
         "before = free_descriptors()\n"
         "raise_descriptor_limit()\n"

@@ -1,4 +1,4 @@
-"""Connections as sockets see them: heads that are too long, too slow or no HTTP, and clients that do not read."""
+"""Connections at the byte level: heads that are too long, too slow or not HTTP, and clients that do not read."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ def expire(built: House, num_bytes: int) -> None:
     assert server_side._num_bytes == num_bytes
     left = server_side._deadline.when() - asyncio.get_running_loop().time()
     assert left <= http_protocol.HEAD_SECONDS
-    server_side._out_of_time()
+    server_side._on_timeout()
 
 
 async def arrived(built: House, num_bytes: int) -> None:

@@ -1,5 +1,7 @@
-"""Bodies that cannot fit, and large ones that can: refused early, read beside the event loop, cancelled with their
-client. Over a scripted core; the tokenizer tells what it was asked."""
+"""Large bodies over a scripted core: refused early, read in threads, cancelled with their client.
+
+The tests record the texts that the tokenizer encodes.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Large documents of JSON. Judge: the standard library's reader."""
+"""Large JSON documents. Judge: the standard library's reader."""
 
 from __future__ import annotations
 

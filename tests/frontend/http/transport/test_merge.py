@@ -1,4 +1,4 @@
-"""Several streams as one: complete, in each one's order, and never far ahead of their reader."""
+"""Merged streams are complete, keep each source's order, and stay at most one value ahead of the reader."""
 
 from __future__ import annotations
 

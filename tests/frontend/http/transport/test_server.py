@@ -1,4 +1,4 @@
-"""How the HTTP server ends: nobody new, time for what runs, and no longer than that."""
+"""The HTTP server stops: no new connections, and a bounded time for running requests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The body of `/v1/responses`."""
+"""Body of `/v1/responses`."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ class ResponseBody(GenerationFields):
         return LogprobParams(num_top=self.top_logprobs) if self.wants_logprobs else None
 
     def echoed(self) -> dict[str, Any]:
-        """The fields that an answer repeats."""
+        """Return the fields that the response repeats."""
         wish = self.text or TextOptions()
         wanted = wish.format or TextFormat(type="text")
         choice = self.tool_choice

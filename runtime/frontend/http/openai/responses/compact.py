@@ -1,4 +1,4 @@
-"""A long conversation made short: what users said, word for word, and the model's own summary of the rest."""
+"""Shorten a conversation to the users' messages, word for word, and the model's summary."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .....protocol.errors import RequestError
 from ....text.offload import offload_if_large
 from ...bodies import Many, Text, described, example
 from ..chat_messages import template_messages
-from ..chat_service import ChatService, Wish
+from ..chat_service import ChatService
 from ..constraints import ConstraintFields
 from ..fields import GenerationFields
 from .items import InputItem, as_items, encode_compaction, to_messages
@@ -24,7 +24,7 @@ MAX_SUMMARY_TOKENS = 512
 
 
 class CompactBody(GenerationFields):
-    """`input`, `previous_response_id`, or both. The summary is one text without form."""
+    """`input`, `previous_response_id`, or both. The summary is plain text."""
 
     model_config = example(
         {"input": [{"role": "user", "content": "I am Ada."}, {"role": "assistant", "content": "Hello, Ada."}]},
@@ -45,13 +45,13 @@ class CompactBody(GenerationFields):
 
 
 class Compactor:
-    def __init__(self, conversations: ChatService, maker: ResponseService) -> None:
-        self._conversations = conversations
-        self._maker = maker
+    def __init__(self, service: ChatService, responses: ResponseService) -> None:
+        self._service = service
+        self._responses = responses
 
     async def compact(self, body: CompactBody, info: ModelInfo) -> dict[str, Any]:
-        """The items to go on with. Raises RequestError when there is nothing to compact."""
-        previous = self._maker.previous(body.previous_response_id)
+        """Return the items that continue the conversation. Raises RequestError when there is nothing to compact."""
+        previous = self._responses.previous(body.previous_response_id)
         before = [] if previous is None else previous.conversation()
         items = [*before, *await offload_if_large(lambda _: as_items(body.input), body.input)]
         messages = await offload_if_large(lambda _: template_messages(to_messages(items)), items) if items else []
@@ -60,12 +60,11 @@ class Compactor:
         if body.instructions is not None:
             messages = [{"role": "system", "content": body.instructions}, *messages]
         messages.append({"role": "user", "content": SUMMARY_PROMPT})
-        wish = Wish(
-            fields=body, limit=(None, "input"), prompt="input", default=MAX_SUMMARY_TOKENS, tools=[], options={}
+        chat = await self._service.request(
+            messages, body, None, limit=(None, "input"), prompt_field="input", default_limit=MAX_SUMMARY_TOKENS
         )
-        ask = await self._conversations.ask(messages, wish)
-        async with self._conversations.turns(ask, 1, None) as [turn]:
-            summary = "".join([delta.content async for delta in turn.deltas()])
+        async with self._service.completions(chat) as [completion]:
+            summary = "".join([delta.content async for delta in completion.deltas()])
         said = [item for item in items if item["type"] == "message" and item["role"] == "user"]
         return {
             "id": new_id("resp"),
@@ -76,7 +75,7 @@ class Compactor:
                 *({"id": new_id("msg"), "status": "completed", **item, "content": _parts(item)} for item in said),
                 {"type": "compaction", "id": new_id("cmp"), "encrypted_content": encode_compaction(summary)},
             ],
-            "usage": response_usage(ask, turn),
+            "usage": response_usage(chat, completion),
         }
 
 

@@ -1,4 +1,4 @@
-"""Items of the Responses API: what goes in, and the chat messages that they make."""
+"""Input items of the Responses API, and their conversion to chat messages."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class CompactionItem(Body):
     created_by: Text | None = None
 
 
-def _kind(item: Any) -> str:
+def _item_type(item: Any) -> str:
     kind = item.get("type", "message") if isinstance(item, dict) else getattr(item, "type", "message")
     return kind if isinstance(kind, str) else "message"
 
@@ -67,21 +67,21 @@ InputItem = Annotated[
     | Annotated[FunctionOutputItem, Tag("function_call_output")]
     | Annotated[ReasoningItem, Tag("reasoning")]
     | Annotated[CompactionItem, Tag("compaction")],
-    Discriminator(_kind),
+    Discriminator(_item_type),
 ]
 
 
 def as_items(given: str | list[Any]) -> list[dict[str, Any]]:
-    """The items of an input, as JSON."""
+    """Return the items of an input as JSON."""
     if isinstance(given, str):
         return [{"type": "message", "role": "user", "content": given}]
     return [item.model_dump(exclude_none=True) for item in given]
 
 
 def to_messages(items: Sequence[dict[str, Any]]) -> list[Message]:
-    """Chat messages: calls, and the thinking before them, belong to the assistant's message that they follow.
+    """Convert items to chat messages. Calls, and the reasoning before them, join the preceding assistant message.
 
-    Raises RequestError naming the first item that cannot be read.
+    Raises RequestError naming the first unsupported item.
     """
     messages: list[Message] = []
     thought: str | None = None
@@ -89,7 +89,7 @@ def to_messages(items: Sequence[dict[str, Any]]) -> list[Message]:
         where = f"input[{index}]"
         match item["type"]:
             case "message":
-                text = message_text(_parts(item["content"]), where)
+                text = message_text(_content_parts(item["content"]), where)
                 message = Message(role=item["role"], content=text)
                 if item["role"] == "assistant":
                     message.reasoning_content, thought = thought, None
@@ -102,7 +102,7 @@ def to_messages(items: Sequence[dict[str, Any]]) -> list[Message]:
                 call = PastCall(id=item["call_id"], function=function)
                 messages[-1].tool_calls = [*(messages[-1].tool_calls or []), call]
             case "function_call_output":
-                text = message_text(_parts(item["output"]), where)
+                text = message_text(_content_parts(item["output"]), where)
                 messages.append(Message(role="tool", content=text, tool_call_id=item["call_id"]))
             case "reasoning":
                 parts = item.get("content") or item.get("summary") or []
@@ -115,17 +115,17 @@ def to_messages(items: Sequence[dict[str, Any]]) -> list[Message]:
     return messages
 
 
-def _parts(content: str | list[dict[str, Any]]) -> str | list[ContentPart]:
+def _content_parts(content: str | list[dict[str, Any]]) -> str | list[ContentPart]:
     return content if isinstance(content, str) else [ContentPart.model_validate(part) for part in content]
 
 
 def encode_compaction(summary: str) -> str:
-    """Opaque to clients, but no secret."""
+    """Encode a summary as base64: opaque to clients, but not encrypted."""
     return base64.b64encode(summary.encode()).decode()
 
 
 def decode_compaction(content: str) -> str:
-    """Raises RequestError for what `packed` did not make."""
+    """Decode a summary. Raises RequestError for text that `encode_compaction` did not produce."""
     try:
         return base64.b64decode(content, validate=True).decode()
     except (binascii.Error, ValueError):

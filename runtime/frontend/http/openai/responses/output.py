@@ -1,4 +1,4 @@
-"""A turn as items of the Responses API: the events of a stream in their order, and the items that they add up to."""
+"""Build output items of the Responses API, and the stream events on the way."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ def new_id(prefix: str) -> str:
 
 
 class OutputBuilder:
-    """Events carry all but their sequence number. One item is open at a time."""
+    """Converts chat deltas to events, without sequence numbers. One item is open at a time."""
 
     def __init__(self, logprobs: Logprobs | None) -> None:
-        """`logprobs` writes those of a text's tokens; None: they are not wanted."""
+        """`logprobs` formats the log-probabilities of text tokens; None omits them."""
         self.items: list[dict[str, Any]] = []
         self._logprobs = logprobs
-        self._open: dict[str, Any] | None = None  # the last of `items`, while it grows
+        self._open: dict[str, Any] | None = None  # the last of `items` while it is open
 
     @property
     def text(self) -> str:
@@ -40,9 +40,9 @@ class OutputBuilder:
             yield from self._call(call)
 
     def finish(self, status: str) -> Iterator[Event]:
-        """`status`: "completed", or "incomplete" when the last item is not whole."""
+        """Close the last item. `status` is "completed", or "incomplete" when the output was cut."""
         yield from self._close(status)
-        if not self.items and status == "completed":  # the model had nothing to say: that is a message too
+        if not self.items and status == "completed":  # an empty answer is a message too
             yield from self._part("message", "", [])
             yield from self._close(status)
 
@@ -52,7 +52,7 @@ class OutputBuilder:
             yield from self._close("completed")
             part: dict[str, Any] = {"type": name, "text": ""}
             if kind == "message":
-                # What it was said for shows by what follows: a call, or nothing.
+                # The phase is known at the end: commentary if a call follows.
                 begun: dict[str, Any] = {
                     "type": kind,
                     "id": new_id("msg"),

@@ -1,4 +1,4 @@
-"""`/v1/responses`: answers that are stored and continued. Whole, streamed, made in the background, over a WebSocket."""
+"""`/v1/responses`: responses that are stored and continued; whole, streamed, in the background, or over a WebSocket."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ logger = logging.getLogger("ramiform.frontend")
 
 
 class ResponsesApi:
-    def __init__(self, conversations: ChatService, siblings: FrontendPeers) -> None:
-        self._core = conversations.generator.core
-        self._maker = ResponseService(conversations)
-        self._store = self._maker.store
+    def __init__(self, service: ChatService, siblings: FrontendPeers) -> None:
+        self._core = service.generator.core
+        self._responses = ResponseService(service)
+        self._store = self._responses.store
         self._shared = SharedResponseStore(self._store, siblings)
-        self._compactor = Compactor(conversations, self._maker)
+        self._compactor = Compactor(service, self._responses)
 
     @property
     def router(self) -> APIRouter:
@@ -55,50 +55,50 @@ class ResponsesApi:
 
     async def create(self, body: ResponseBody, request: Request) -> Response:
         """Answer an input: text or items."""
-        await self._shared.bring(body.previous_response_id)
-        entry, ask = await cancel_on_disconnect(request, self._asked(body))
+        await self._shared.copy_here(body.previous_response_id)
+        entry, chat = await cancel_on_disconnect(request, self._prepare(body))
         if body.background:
             self._store.put(entry)
-            entry.task = asyncio.create_task(self._in_background(body, ask, entry), name="response")
+            entry.task = asyncio.create_task(self._in_background(body, chat, entry), name="response")
             return json_response(entry.response)
-        events = self._maker.events(body, ask, entry)
+        events = self._responses.events(body, chat, entry)
         if body.stream:
             return EventStream(await cancel_on_disconnect(request, anext(events)), events, named=True)
         await cancel_on_disconnect(request, _exhaust(events))
         return json_response(entry.response)
 
     async def connect(self, websocket: WebSocket) -> None:
-        await ResponseWebSocket(self._maker, self._shared, websocket).serve()
+        await ResponseWebSocket(self._responses, self._shared, websocket).serve()
 
     async def compact(self, body: CompactBody, request: Request) -> Response:
-        """A conversation as what users said and a summary, to go on with."""
+        """Shorten a conversation to the users' messages and a summary."""
         info = self._core.require_info()
         body.check(info)
-        await self._shared.bring(body.previous_response_id)
+        await self._shared.copy_here(body.previous_response_id)
         return json_response(await cancel_on_disconnect(request, self._compactor.compact(body, info)))
 
     async def input_tokens(self, body: ResponseBody, request: Request) -> Response:
-        """How many tokens the input has."""
-        await self._shared.bring(body.previous_response_id)
-        _, ask = await cancel_on_disconnect(request, self._asked(body))
-        return json_response({"object": "response.input_tokens", "input_tokens": len(ask.tokens)})
+        """Count the tokens of the input."""
+        await self._shared.copy_here(body.previous_response_id)
+        _, chat = await cancel_on_disconnect(request, self._prepare(body))
+        return json_response({"object": "response.input_tokens", "input_tokens": len(chat.prompt.tokens)})
 
     async def retrieve(
         self, response_id: str, stream: Annotated[bool, Query(json_schema_extra={"enum": [False]})] = False
     ) -> Response:
-        """A stored response, as far as it is."""
+        """Return a stored response in its current state."""
         if stream:
             raise RequestError("a stored response cannot be streamed: ask again until it is completed", param="stream")
         return json_response((await self._stored(response_id)).response)
 
     async def delete(self, response_id: str) -> Response:
-        """Forget a response. One that is still made is ended."""
+        """Delete a stored response, and end it if it still runs."""
         await self._stored(response_id)
         await self._shared.remove(response_id)
         return json_response({"id": response_id, "object": "response", "deleted": True})
 
     async def cancel(self, response_id: str) -> Response:
-        """End a response that is made in the background."""
+        """End a response that runs in the background."""
         entry = await self._stored(response_id)
         if not entry.response["background"]:
             raise RequestError("only responses in the background can be cancelled", param="response_id")
@@ -106,14 +106,14 @@ class ResponsesApi:
         return json_response((await self._stored(response_id)).response)
 
     async def input_items(self, response_id: str) -> Response:
-        """What a stored response was asked."""
+        """Return the input of a stored response."""
         items = [{"id": new_id("item"), **item} for item in (await self._stored(response_id)).input]
         ends = {"first_id": items[0]["id"], "last_id": items[-1]["id"]}
         return json_response({"object": "list", "data": items, "has_more": False, **ends})
 
-    async def _asked(self, body: ResponseBody) -> tuple[StoredResponse, ChatRequest]:
-        entry = await self._maker.entry(body)
-        return entry, await self._maker.ask(body, entry)
+    async def _prepare(self, body: ResponseBody) -> tuple[StoredResponse, ChatRequest]:
+        entry = await self._responses.entry(body)
+        return entry, await self._responses.chat_request(body, entry)
 
     async def _stored(self, response_id: str) -> StoredResponse:
         entry = await self._shared.find(response_id)
@@ -121,17 +121,17 @@ class ResponsesApi:
             raise NotFoundError(f"there is no response {response_id!r}", param="response_id", code="not_found")
         return entry
 
-    async def _in_background(self, body: ResponseBody, ask: ChatRequest, entry: StoredResponse) -> None:
+    async def _in_background(self, body: ResponseBody, chat: ChatRequest, entry: StoredResponse) -> None:
         entry.response["status"] = "in_progress"
         try:
-            await _exhaust(self._maker.events(body, ask, entry))
+            await _exhaust(self._responses.events(body, chat, entry))
         except asyncio.CancelledError:
             entry.response["status"] = "cancelled"
             raise
         except RamiformError:
-            return  # the entry says so
+            return  # recorded in the entry
         except Exception as bug:
-            logger.exception("a response in the background failed on an error of ours")
+            logger.exception("a background response failed with an internal error")
             mark_failed(entry, RuntimeFailed(internal_error_message(bug)))
 
 

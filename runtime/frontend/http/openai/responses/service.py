@@ -1,7 +1,4 @@
-"""Makes a response: from a body to an entry, the events on the way, and the entry as it is at the end.
-
-Shared by HTTP and the WebSocket; knows neither.
-"""
+"""Create responses: from a body to a stored response, with the events of its stream."""
 
 from __future__ import annotations
 
@@ -16,7 +13,7 @@ from ....chat.completion import ChatCompletion
 from ....chat.request import ChatRequest
 from ....text.offload import offload_if_large
 from ..chat_messages import template_messages
-from ..chat_service import ChatService, Wish
+from ..chat_service import ChatService
 from ..logprobs import TokenTexts, chat_logprobs
 from .body import ResponseBody
 from .items import as_items, to_messages
@@ -25,15 +22,17 @@ from .store import ResponseStore, StoredResponse
 
 
 class ResponseService:
-    def __init__(self, conversations: ChatService) -> None:
+    def __init__(self, service: ChatService) -> None:
         self.store = ResponseStore()
-        self._conversations = conversations
-        self._core = conversations.generator.core
-        self._texts = TokenTexts(conversations.generator.tokenizer)
+        self._service = service
+        self._core = service.generator.core
+        self._texts = TokenTexts(service.generator.tokenizer)
 
     async def entry(self, body: ResponseBody, recent: Sequence[StoredResponse] = ()) -> StoredResponse:
-        """A response to be made. `recent` are known besides those stored. Raises RequestError when the body's fields do
-        not go together, or the previous response is not known."""
+        """Create a response that is still to be generated. `recent` is searched besides the store.
+
+        Raises RequestError for conflicting fields, and for an unknown previous response.
+        """
         info = self._core.require_info()
         body.check(info)
         response = {
@@ -53,7 +52,7 @@ class ResponseService:
         return StoredResponse(response, items, self.previous(body.previous_response_id, recent))
 
     def previous(self, response_id: str | None, recent: Sequence[StoredResponse] = ()) -> StoredResponse | None:
-        """Raises RequestError when it is not known, or not finished."""
+        """Return the previous response. Raises RequestError when it is unknown or not finished."""
         if response_id is None:
             return None
         found = next((entry for entry in recent if entry.response["id"] == response_id), self.store.get(response_id))
@@ -65,33 +64,36 @@ class ResponseService:
             )
         return found
 
-    async def ask(self, body: ResponseBody, entry: StoredResponse) -> ChatRequest:
-        """What is asked of the model. Raises RequestError."""
+    async def chat_request(self, body: ResponseBody, entry: StoredResponse) -> ChatRequest:
+        """Build the chat request. Raises RequestError."""
         before = [] if entry.previous is None else entry.previous.conversation()
         items = [*before, *entry.input]
         messages = await offload_if_large(lambda _: template_messages(to_messages(items)), items)
         if body.instructions is not None:
             messages = [{"role": "system", "content": body.instructions}, *messages]
-        wish = Wish(
-            fields=body,
+        return await self._service.request(
+            messages,
+            body,
+            body.constraint(),
             limit=(body.max_output_tokens, "max_output_tokens"),
-            prompt="input",
+            prompt_field="input",
             tools=body.chat_tools(),
             tool_choice=body.chat_choice(),
-            parallel=body.parallel_tool_calls,
+            parallel_calls=body.parallel_tool_calls,
             logprobs=body.logprob_params(),
-            options=body.template_options(),
-            asked=body.constraint(),
+            template_options=body.template_options(),
         )
-        return await self._conversations.ask(messages, wish)
 
-    async def events(self, body: ResponseBody, ask: ChatRequest, entry: StoredResponse) -> AsyncGenerator[Event]:
-        """Fills `entry` and stores it. The first event comes with the first token, so that an early error, which is
-        raised, is still the request's; a later one is an event of a stream."""
+    async def events(self, body: ResponseBody, chat: ChatRequest, entry: StoredResponse) -> AsyncGenerator[Event]:
+        """Generate the response, fill `entry`, and store it.
+
+        The first event comes with the first token, so an early error is raised and can be a status. A later error is an
+        event of the stream.
+        """
         output = OutputBuilder(self._logprobs if body.wants_logprobs else None)
         number = 0
         try:
-            async with aclosing(self._events(body, ask, entry, output)) as events:
+            async with aclosing(self._events(body, chat, entry, output)) as events:
                 async for event in events:
                     yield {**event, "sequence_number": number}
                     number += 1
@@ -107,12 +109,12 @@ class ResponseService:
         yield {"type": kind, "response": entry.response, "sequence_number": number}
 
     async def _events(
-        self, body: ResponseBody, ask: ChatRequest, entry: StoredResponse, output: OutputBuilder
+        self, body: ResponseBody, chat: ChatRequest, entry: StoredResponse, output: OutputBuilder
     ) -> AsyncGenerator[Event]:
         begun = False
         async with (
-            self._conversations.turns(ask, 1, body.constraint()) as [turn],
-            aclosing(turn.deltas()) as deltas,
+            self._service.completions(chat) as [completion],
+            aclosing(completion.deltas()) as deltas,
         ):
             async for delta in deltas:
                 if not begun:
@@ -121,7 +123,7 @@ class ResponseService:
                     begun = True
                 for event in output.feed(delta):
                     yield event
-            for event in _finish(ask, turn, entry, output):
+            for event in _finish(chat, completion, entry, output):
                 yield event
 
     def _logprobs(self, values: list[TokenLogprob]) -> list[dict[str, Any]]:
@@ -129,13 +131,13 @@ class ResponseService:
         return content
 
 
-def response_usage(ask: ChatRequest, turn: ChatCompletion) -> dict[str, Any]:
+def response_usage(chat: ChatRequest, completion: ChatCompletion) -> dict[str, Any]:
     return {
-        "input_tokens": len(ask.tokens),
-        "input_tokens_details": {"cached_tokens": turn.num_cached_tokens},
-        "output_tokens": turn.num_completion_tokens,
-        "output_tokens_details": {"reasoning_tokens": turn.num_reasoning_tokens},
-        "total_tokens": len(ask.tokens) + turn.num_completion_tokens,
+        "input_tokens": len(chat.prompt.tokens),
+        "input_tokens_details": {"cached_tokens": completion.num_cached_tokens},
+        "output_tokens": completion.num_completion_tokens,
+        "output_tokens_details": {"reasoning_tokens": completion.num_reasoning_tokens},
+        "total_tokens": len(chat.prompt.tokens) + completion.num_completion_tokens,
     }
 
 
@@ -144,15 +146,17 @@ def mark_failed(entry: StoredResponse, error: RamiformError) -> None:
     entry.response |= {"status": "failed", "error": {"code": info.code or "server_error", "message": info.message}}
 
 
-def _finish(ask: ChatRequest, turn: ChatCompletion, entry: StoredResponse, output: OutputBuilder) -> Iterator[Event]:
-    assert turn.finish is not None
-    status = "completed" if turn.finish.type == "stop" else "incomplete"
+def _finish(
+    chat: ChatRequest, completion: ChatCompletion, entry: StoredResponse, output: OutputBuilder
+) -> Iterator[Event]:
+    assert completion.finish is not None
+    status = "completed" if completion.finish.type == "stop" else "incomplete"
     yield from output.finish(status)
-    reason = "max_output_tokens" if turn.finish.type == "length" else "aborted"
+    reason = "max_output_tokens" if completion.finish.type == "length" else "aborted"
     entry.response |= {
         "status": status,
         "completed_at": int(time.time()),
         "incomplete_details": None if status == "completed" else {"reason": reason},
         "output": output.items,
-        "usage": response_usage(ask, turn),
+        "usage": response_usage(chat, completion),
     }

@@ -1,4 +1,4 @@
-"""Stored responses of all frontends: each keeps its own, and asks the others for what it does not know."""
+"""Stored responses of all frontends: each frontend keeps its own, and asks the others for unknown ids."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ class SharedResponseStore:
     def __init__(self, store: ResponseStore, siblings: FrontendPeers) -> None:
         self._store = store
         self._siblings = siblings
-        siblings.on("find_response", self._tell)
+        siblings.on("find_response", self._describe)
         siblings.on("remove_response", self._remove)
         siblings.on("cancel_response", self._cancel)
 
     async def find(self, response_id: str) -> StoredResponse | None:
-        """As it is now; a copy when another frontend made it."""
+        """Return the response in its current state; a copy when another frontend owns it."""
         entry = self._store.get(response_id)
         if entry is not None:
             return entry
-        for told in await self._siblings.ask("find_response", response_id, dict):
-            history = StoredResponse({"id": "", "output": []}, told["history"])
-            return StoredResponse(told["response"], told["input"], previous=history if told["history"] else None)
+        for answer in await self._siblings.ask("find_response", response_id, dict):
+            history = StoredResponse({"id": "", "output": []}, answer["history"])
+            return StoredResponse(answer["response"], answer["input"], previous=history if answer["history"] else None)
         return None
 
-    async def bring(self, response_id: str | None) -> None:
-        """Keep a copy of it here, to be continued, if it is known anywhere and finished."""
+    async def copy_here(self, response_id: str | None) -> None:
+        """Copy a finished response of another frontend into the local store, to continue it."""
         if response_id is None or self._store.get(response_id) is not None:
             return
         entry = await self.find(response_id)
@@ -36,16 +36,16 @@ class SharedResponseStore:
             self._store.put(entry)
 
     async def remove(self, response_id: str) -> None:
-        """Everywhere. One that is still made is ended."""
+        """Delete the response on every frontend, and end it if it still runs."""
         await self._remove(response_id)
         await self._siblings.ask("remove_response", response_id, bool)
 
     async def cancel(self, response_id: str) -> None:
-        """End one that is made in the background, wherever."""
+        """End a background response, on whichever frontend it runs."""
         await self._cancel(response_id)
         await self._siblings.ask("cancel_response", response_id, bool)
 
-    async def _tell(self, response_id: str | None) -> dict[str, Any] | None:
+    async def _describe(self, response_id: str | None) -> dict[str, Any] | None:
         entry = self._store.get(response_id or "")
         if entry is None:
             return None

@@ -1,4 +1,4 @@
-"""Responses that clients may come back to: bounded in number and size, and forgotten after a while."""
+"""Store of responses, bounded in number, size and age."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ STORED_SECONDS = 3600.0
 
 @dataclass
 class StoredResponse:
-    """A response, its own input, and the one before it, which it keeps alive."""
+    """A response, its own input, and its predecessor, which it keeps alive."""
 
     response: dict[str, Any]
     input: list[dict[str, Any]]
     previous: StoredResponse | None = None
-    task: asyncio.Task[None] | None = None  # while it is made in the background
-    num_holders: int = 0  # in a store: its own name, and the stored ones that go on from it
+    task: asyncio.Task[None] | None = None  # generates a background response
+    num_holders: int = 0  # in a store: its id, and the stored responses that continue it
     num_bytes: int = 0
     expires: float = field(default=0.0)
 
     def conversation(self) -> list[dict[str, Any]]:
-        """All items from the first response on, output included."""
+        """Return all items from the first response on, outputs included."""
         entries = [self]
         while (before := entries[-1].previous) is not None:
             entries.append(before)
@@ -49,22 +49,22 @@ class ResponseStore:
         self._max_bytes = max_bytes
         self._seconds = seconds
         self._clock = clock
-        self._entries: OrderedDict[str, StoredResponse] = OrderedDict()  # the oldest first
+        self._entries: OrderedDict[str, StoredResponse] = OrderedDict()  # oldest first
         self._num_bytes = 0
 
     def __len__(self) -> int:
         return len(self._entries)
 
     def put(self, entry: StoredResponse) -> None:
-        """Keep it, or its new state; the oldest go when there is no room."""
+        """Insert or update an entry; evict the oldest when there is no room."""
         self.remove(entry.response["id"])
         entry.expires = self._clock() + self._seconds
         self._entries[entry.response["id"]] = entry
         self._hold(entry)
-        self._forget_old()
+        self._evict()
 
     def get(self, response_id: str) -> StoredResponse | None:
-        self._forget_old()
+        self._evict()
         return self._entries.get(response_id)
 
     def remove(self, response_id: str) -> StoredResponse | None:
@@ -74,7 +74,7 @@ class ResponseStore:
         return entry
 
     def _hold(self, entry: StoredResponse | None) -> None:
-        """It is kept alive once more, and by it those before it: what is forgotten by name still takes room."""
+        """Count one more holder of the entry and its predecessors. Entries removed by id still take room while held."""
         while entry is not None:
             entry.num_holders += 1
             if entry.num_holders > 1:
@@ -91,7 +91,7 @@ class ResponseStore:
             self._num_bytes -= entry.num_bytes
             entry = entry.previous
 
-    def _forget_old(self) -> None:
+    def _evict(self) -> None:
         now = self._clock()
         while self._entries:
             oldest = next(iter(self._entries.values()))

@@ -1,4 +1,4 @@
-"""`/v1/responses` over a WebSocket: responses one after another on a connection, which remembers the last ones."""
+"""`/v1/responses` over a WebSocket: one response after another per connection, which remembers the last ones."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ _encoder = msgspec.json.Encoder()
 
 
 class ResponseWebSocket:
-    """One connection."""
+    """One WebSocket connection."""
 
-    def __init__(self, maker: ResponseService, shared: SharedResponseStore, websocket: WebSocket) -> None:
-        self._maker = maker
+    def __init__(self, responses: ResponseService, shared: SharedResponseStore, websocket: WebSocket) -> None:
+        self._responses = responses
         self._shared = shared
         self._websocket = websocket
         self._recent: deque[StoredResponse] = deque(maxlen=MAX_RECENT)
-        self._asked: asyncio.Queue[str] = asyncio.Queue(MAX_QUEUED)
+        self._messages: asyncio.Queue[str] = asyncio.Queue(MAX_QUEUED)
 
     async def serve(self) -> None:
-        """Until the client leaves; then what is being made is aborted."""
+        """Serve until the client disconnects, then abort what runs."""
         await self._websocket.accept()
         answering = asyncio.create_task(self._answer_all(), name="response socket")
         try:
@@ -57,19 +57,19 @@ class ResponseWebSocket:
             await asyncio.wait({answering})
 
     async def _receive(self) -> bool:
-        """Take a message; False when there will be no more."""
+        """Queue the next message; return False when the connection has ended."""
         try:
             message = await self._websocket.receive()
         except (WebSocketDisconnect, RuntimeError):
             return False
         if message["type"] != "websocket.receive":
             return False
-        await self._asked.put(message.get("text") or (message.get("bytes") or b"").decode("utf-8", "replace"))
+        await self._messages.put(message.get("text") or (message.get("bytes") or b"").decode("utf-8", "replace"))
         return True
 
     async def _answer_all(self) -> None:
         while True:
-            text = await self._asked.get()
+            text = await self._messages.get()
             fields: Any = None
             try:
                 fields = await offload_if_large(partial(_event, text), text)
@@ -80,10 +80,10 @@ class ResponseWebSocket:
 
     async def _answer(self, body: ResponseBody) -> None:
         if not any(entry.response["id"] == body.previous_response_id for entry in self._recent):
-            await self._shared.bring(body.previous_response_id)
-        entry = await self._maker.entry(body, self._recent)
-        ask = await self._maker.ask(body, entry)
-        async with aclosing(self._maker.events(body, ask, entry)) as events:
+            await self._shared.copy_here(body.previous_response_id)
+        entry = await self._responses.entry(body, self._recent)
+        chat = await self._responses.chat_request(body, entry)
+        async with aclosing(self._responses.events(body, chat, entry)) as events:
             async for event in events:
                 await self._send(event)
         if entry.response["status"] == "failed":
@@ -92,7 +92,7 @@ class ResponseWebSocket:
             self._recent.append(entry)
 
     def _forget(self, fields: Any) -> None:
-        """A continuation that failed is not to be continued from here again."""
+        """Drop the previous response of a failed continuation, so that it cannot be continued again."""
         gone = fields.get("previous_response_id") if isinstance(fields, dict) else None
         kept = [entry for entry in self._recent if entry.response["id"] != gone]
         self._recent = deque(kept, maxlen=MAX_RECENT)
@@ -107,7 +107,7 @@ class ResponseWebSocket:
 
 
 def _event(text: str, cancellation: CancellationToken) -> dict[str, Any]:
-    """The fields of a `response.create`. Raises RequestError."""
+    """Parse the fields of a `response.create` message. Raises RequestError."""
     try:
         event = json.loads(text) if len(text) <= LARGE else read_json(text, cancellation)
     except RequestError:
@@ -120,7 +120,7 @@ def _event(text: str, cancellation: CancellationToken) -> dict[str, Any]:
 
 
 def _body(fields: dict[str, Any]) -> ResponseBody:
-    """Raises RequestError."""
+    """Validate the fields. Raises RequestError."""
     try:
         body = ResponseBody.model_validate(fields | {"stream": True})
     except ValidationError as error:

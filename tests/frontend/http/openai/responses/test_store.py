@@ -1,4 +1,4 @@
-"""Stored responses: bounded in number, size and time; a conversation is the chain of them."""
+"""The response store bounds number, size and age; a conversation is a chain of responses."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def entry(name: str, previous: StoredResponse | None = None, **response: Any) ->
 
 @given(st.lists(st.tuples(st.integers(0, 9), st.booleans()), max_size=40), st.integers(1, 5))
 def test_the_newest_are_kept(steps: list[tuple[int, bool]], most: int) -> None:
-    """Against a list that does the same the long way."""
+    """Judge: a list searched linearly."""
     store = ResponseStore(max_entries=most)
     kept: list[str] = []
     for number, removes in steps:

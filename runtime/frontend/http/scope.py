@@ -1,0 +1,21 @@
+"""Keys that middleware adds to the ASGI scope, and the paths that are exempt from authentication."""
+
+from __future__ import annotations
+
+SCOPE_API_KEY = "ramiform.key"  # the valid API key of the request, or None
+SCOPE_IS_ADMIN = "ramiform.may_administer"  # True if the request may affect other users
+SCOPE_SEND_BODY = "ramiform.parts"  # `send` of the outermost middleware, for parts of a body except the last
+
+HEALTH_PATH = "/health"  # for supervisors: exempt from keys and limits
+PUBLIC_PATHS = frozenset(
+    {
+        HEALTH_PATH,
+        # Pages for browsers, which cannot send a key before they have a page. They are the same on every server.
+        "/",
+        "/docs",
+        "/docs/favicon-32x32.png",
+        "/docs/swagger-ui-bundle.js",
+        "/docs/swagger-ui.css",
+        "/openapi.json",
+    }
+)
