@@ -44,7 +44,7 @@ class ItemDemands:
 
 @dataclass(frozen=True)
 class ItemGoal:
-    """What one item needs, and what is tracked of it. `known` are certain truths."""
+    """Goal `need` of one item, and the goals that are tracked of it. `known` are certain truths."""
 
     need: Formula
     tracked: tuple[Formula, ...]
