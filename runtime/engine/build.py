@@ -15,17 +15,17 @@ from ...kernels import Ops, for_device
 from ..models.config import ModelConfig
 from ..models.decoder import Decoder
 from ..models.load import load_model
+from ..models.parallel.group import SINGLE_RANK, Group, SingleRank
+from ..models.parallel.shard import shard_of
+from ..models.parallel.stage import layer_counts
 from ..models.parameters import num_parameters
 from ..models.read_config import read_config
 from ..models.weights import Progress
-from ..parallel.group import SINGLE_RANK, Group, SingleRank
-from ..parallel.shard import shard_of
-from ..parallel.stage import layer_counts
 from ..protocol.config import CoreConfig
 from ..protocol.errors import RequestError
-from ..speculation.draft_source import DraftSource
 from .cpu_threads import CpuThreads
 from .decode_graphs import CudaCapture, DecodeGraphs
+from .draft_source import DraftSource
 from .engine import Engine
 from .kv_format import choose_kv_dtype, choose_scales
 from .kv_pool import PAGE_SIZE, KvMemory, KvPool, bytes_per_page

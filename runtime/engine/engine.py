@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import torch
 
 from ..models.decoder import Decoder
-from ..parallel.group import SINGLE_RANK, Group
+from ..models.parallel.group import SINGLE_RANK, Group
 from ..scheduler.plan import ForwardPlan, ForwardResult, Row, Sample
-from ..speculation.draft_source import DraftSource
 from .cpu_threads import CpuThreads
 from .decode_graphs import DecodeGraphs
+from .draft_source import DraftSource
 from .in_flight_step import InFlightStep, ModelRunner
 from .kv_format import kv_dtype_name
 from .kv_pool import PAGE_SIZE, KvPool

@@ -13,13 +13,13 @@ import torch
 import torch.nn.functional as F
 
 from ...kernels import Attention, KvCache, Ops, RopeAndStoreArgs, for_device
-from ..parallel.group import SINGLE_RANK, Group
 from .compiled_layers import CompiledLayers
 from .config import ModelConfig
 from .fixed_rows import FixedRowsLinear, with_fixed_rows
 from .linear import Linear
 from .norm import Norm
 from .packed_linear import pack_linear
+from .parallel.group import SINGLE_RANK, Group
 from .parameters import DecoderParameters, LayerParameters, num_parameters
 from .rope import Rope
 

@@ -8,13 +8,13 @@ from pathlib import Path
 import torch
 
 from ...kernels import Ops, for_device
-from ..parallel.group import SINGLE_RANK, Group
-from ..parallel.stage import Stage
 from .config import ModelConfig
 from .decoder import Decoder
 from .errors import CheckpointError
 from .gguf.file import is_gguf
 from .linear import Destination
+from .parallel.group import SINGLE_RANK, Group
+from .parallel.stage import Stage
 from .parameters import allocate_parameters, checkpoint_destinations
 from .quantised.rounding import int4_group_size
 from .quantised.scheme import WeightKind, quantise_while_loading

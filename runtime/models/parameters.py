@@ -15,8 +15,13 @@ from typing import NamedTuple
 
 import torch
 
-from ..parallel.group import SINGLE_RANK, Group
-from ..parallel.layers import (
+from .config import ModelConfig, NormPlacement
+from .linear import DenseLinear, Destination, Linear, Loadable, stacked_destinations
+from .mixture import ExpertSlice, MixtureMlp, SharedExpert, make_experts
+from .mlp import DenseMlp, Mlp
+from .norm import Norm, allocate_norm, norm_destination
+from .parallel.group import SINGLE_RANK, Group
+from .parallel.layers import (
     ColumnParallelLinear,
     OutputSection,
     RowParallelLinear,
@@ -24,11 +29,6 @@ from ..parallel.layers import (
     TensorParallelMlp,
     VocabParallelEmbedding,
 )
-from .config import ModelConfig, NormPlacement
-from .linear import DenseLinear, Destination, Linear, Loadable, stacked_destinations
-from .mixture import ExpertSlice, MixtureMlp, SharedExpert, make_experts
-from .mlp import DenseMlp, Mlp
-from .norm import Norm, allocate_norm, norm_destination
 from .quantised.factory import make_linear
 
 

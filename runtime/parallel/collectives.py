@@ -13,13 +13,13 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
+from ..models.parallel.group import WaitSent, tree_sum
+from ..models.parallel.shard import Shard
+from ..models.parallel.stage import Stage
 from ..protocol.config import CoreConfig, RuntimeConfig
-from .group import WaitSent, tree_sum
 from .master_address import MasterAddress, interface_name
 from .placement import RankPlacement
 from .rendezvous import meeting_file, read_rendezvous
-from .shard import Shard
-from .stage import Stage
 from .symmetric_memory import SymmetricAllReduce, connect_symmetric
 
 # Seconds without an answer until a collective fails. A first step may compile kernels.

@@ -8,11 +8,11 @@ from pathlib import Path
 import torch
 
 from ..engine.build import choose_device
+from ..models.parallel.shard import Shard, shard_of
+from ..models.parallel.stage import Stage, stage_of
 from ..models.read_config import read_config
 from ..protocol.config import CoreConfig
 from ..protocol.errors import RequestError
-from .shard import Shard, shard_of
-from .stage import Stage, stage_of
 
 
 @dataclass(frozen=True)

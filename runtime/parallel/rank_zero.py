@@ -14,6 +14,7 @@ import torch.distributed as dist
 
 from ..engine import Engine, EngineInfo, build_engine
 from ..engine.build import DraftSourceFactory
+from ..engine.draft_source import DraftSource
 from ..engine.in_flight_step import InFlightStep
 from ..models.decoder import Decoder
 from ..models.load import load_embedding_and_head
@@ -21,7 +22,6 @@ from ..models.weights import Progress
 from ..protocol.config import RuntimeConfig
 from ..scheduler.plan import ForwardPlan, ForwardResult, SamplingPlan
 from ..speculation.build import draft_page_bytes
-from ..speculation.draft_source import DraftSource
 from .collectives import DistributedGroup, host_store, join_group
 from .master_address import MasterAddress
 from .messages import Rendezvous, RunPlan, SampleStep, StartSteps

@@ -17,6 +17,7 @@ import msgspec
 import zmq
 
 from ..engine import build_engine
+from ..engine.draft_source import DraftSource, DraftStep
 from ..engine.in_flight_step import InFlightStep
 from ..models.checkpoint import find_checkpoint
 from ..models.decoder import Decoder
@@ -26,7 +27,6 @@ from ..protocol.config import RuntimeConfig
 from ..protocol.errors import ErrorInfo, RamiformError
 from ..scheduler.plan import PageCopy, Row
 from ..speculation.build import draft_page_bytes
-from ..speculation.draft_source import DraftSource, DraftStep
 from ..speculation.tree import DraftTree
 from .collectives import join_group
 from .messages import RankFailed, RankReady, RankReport, RunPlan, SampleStep, StartSteps, ToRank, plan_address

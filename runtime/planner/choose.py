@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ..models.config import ModelConfig
-from ..parallel.shard import why_indivisible
+from ..models.parallel.shard import why_indivisible
 from .devices import DeviceSpec
 from .estimate import Arrangement, Estimate, Workload, estimate
 from .memory import KvFormat, WeightFormat

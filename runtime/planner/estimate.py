@@ -1,7 +1,8 @@
 """Estimates of speed and concurrency for an arrangement of devices. The formulas are in docs/planner.md.
 
 A step takes the larger of its compute time and its read time, for each stage. Stages get it in micro-batches, as the
-runtime sends them (`parallel/stage.py`). Nothing is measured: a real engine reaches the part `efficiency` of the rates.
+runtime sends them (`models/parallel/stage.py`). Nothing is measured: a real engine reaches the part `efficiency` of the
+rates.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from dataclasses import dataclass
 import msgspec
 
 from ..models.config import ModelConfig
-from ..parallel.stage import MIN_MICRO_BATCH_TOKENS, Stage, num_micro_batches
+from ..models.parallel.stage import MIN_MICRO_BATCH_TOKENS, Stage, num_micro_batches
 from .devices import DeviceSpec
 from .memory import KvFormat, WeightFormat, kv_bytes, mean_kept_tokens, mlp_width, read_bytes, weight_bytes
 

@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from ..engine import kv_pool
 from ..engine.build import choose_device
+from ..engine.draft_source import DraftSource
 from ..models.checkpoint import find_checkpoint
 from ..models.config import ModelConfig
 from ..models.decoder import Decoder
@@ -19,7 +20,6 @@ from ..protocol.config import CoreConfig, SpeculativeName
 from ..protocol.errors import RequestError
 from ..tokenizer import load_tokenizer
 from .draft_model import DraftModelSource
-from .draft_source import DraftSource
 from .eagle import EagleSource, draft_memory, load_head, read_fitting_config
 
 HEAD_FOLDER = "draft"  # the folder of the head, beside the model's config.json

@@ -16,11 +16,11 @@ import msgspec
 import numpy as np
 import torch
 
+from ..engine.draft_source import DraftRow, DraftStep
 from ..engine.inputs import decoder_inputs
 from ..engine.kv_pool import PAGE_SIZE, KvMemory, KvPool
 from ..models.decoder import Decoder
 from ..scheduler.plan import DraftSpec, PageCopy, Row
-from .draft_source import DraftRow, DraftStep
 from .slot_ledger import SkippedRows, SlotLedger
 from .tree import DraftTree
 

@@ -30,10 +30,10 @@ from ramiform.runtime.engine import KvMemory, KvPool, stages
 from ramiform.runtime.engine.kv_ranges import measure
 from ramiform.runtime.engine.stages import hidden_and_features, micro_batches
 from ramiform.runtime.models.load import load_model
+from ramiform.runtime.models.parallel.group import SINGLE_RANK, Group
+from ramiform.runtime.models.parallel.stage import Stage, layer_counts, stage_of
 from ramiform.runtime.models.parameters import allocate_parameters, checkpoint_destinations
 from ramiform.runtime.models.read_config import read_config
-from ramiform.runtime.parallel.group import SINGLE_RANK, Group
-from ramiform.runtime.parallel.stage import Stage, layer_counts, stage_of
 from ramiform.runtime.protocol.errors import RequestError
 from ramiform.runtime.scheduler.plan import Row
 

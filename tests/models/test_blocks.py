@@ -20,10 +20,10 @@ from ramiform.runtime.engine.build import choose_ops
 from ramiform.runtime.models.config import FAMILIES, Family, Flag
 from ramiform.runtime.models.errors import CheckpointError
 from ramiform.runtime.models.load import load_model
+from ramiform.runtime.models.parallel.group import Group
 from ramiform.runtime.models.parameters import num_parameters
 from ramiform.runtime.models.read_config import read_config
 from ramiform.runtime.models.size import model_size
-from ramiform.runtime.parallel.group import Group
 from ramiform.runtime.protocol.config import CoreConfig
 from ramiform.runtime.protocol.errors import RequestError
 from ramiform.runtime.quantize.write import write_quantised

@@ -23,10 +23,10 @@ from ramiform.runtime.engine.inputs import decoder_inputs
 from ramiform.runtime.models.errors import CheckpointError
 from ramiform.runtime.models.gguf.block_formats import FOUR_BIT_TYPES, read_four_bit
 from ramiform.runtime.models.load import load_model
+from ramiform.runtime.models.parallel.group import SingleRank
+from ramiform.runtime.models.parallel.shard import Shard
+from ramiform.runtime.models.parallel.stage import Stage
 from ramiform.runtime.models.quantised.int4 import Int4Linear
-from ramiform.runtime.parallel.group import SingleRank
-from ramiform.runtime.parallel.shard import Shard
-from ramiform.runtime.parallel.stage import Stage
 from ramiform.runtime.processes.launch import Runtime
 from ramiform.runtime.protocol.errors import RamiformError
 from ramiform.runtime.scheduler.plan import Row

@@ -18,13 +18,13 @@ from ramiform.runtime.engine import KvMemory, KvPool
 from ramiform.runtime.engine.inputs import decoder_inputs
 from ramiform.runtime.models.errors import CheckpointError
 from ramiform.runtime.models.load import load_model
+from ramiform.runtime.models.parallel.group import SingleRank
+from ramiform.runtime.models.parallel.shard import Shard
 from ramiform.runtime.models.quantised import int4_packing
 from ramiform.runtime.models.quantised.eight_bit import EightBitLinear
 from ramiform.runtime.models.quantised.int4 import Int4Linear
 from ramiform.runtime.models.quantised.rounding import fp8_as_bfloat16, fp8_rows, int4_groups, int8_rows
 from ramiform.runtime.models.quantised.scheme import Scheme
-from ramiform.runtime.parallel.group import SingleRank
-from ramiform.runtime.parallel.shard import Shard
 from ramiform.runtime.quantize.write import write_quantised
 from ramiform.runtime.scheduler.plan import Row
 

@@ -10,10 +10,10 @@ import torch.multiprocessing
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ramiform.runtime.models.parallel.shard import Shard
+from ramiform.runtime.models.parallel.stage import Stage
 from ramiform.runtime.parallel import collectives
 from ramiform.runtime.parallel.placement import RankPlacement
-from ramiform.runtime.parallel.shard import Shard
-from ramiform.runtime.parallel.stage import Stage
 from ramiform.runtime.parallel.symmetric_memory import MAX_SYMMETRIC_BYTES, SymmetricAllReduce, all_reduce_method
 from ramiform.runtime.protocol.config import CoreConfig, RuntimeConfig, ServeConfig
 

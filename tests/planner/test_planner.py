@@ -17,11 +17,11 @@ from typer.testing import CliRunner
 from ramiform.cli import app
 from ramiform.runtime.engine.kv_pool import bytes_per_page
 from ramiform.runtime.models.config import ModelConfig, parse_config
+from ramiform.runtime.models.parallel.group import SingleRank
+from ramiform.runtime.models.parallel.shard import Shard
+from ramiform.runtime.models.parallel.stage import Stage
 from ramiform.runtime.models.parameters import allocate_parameters, checkpoint_destinations, num_parameters
 from ramiform.runtime.models.size import model_size
-from ramiform.runtime.parallel.group import SingleRank
-from ramiform.runtime.parallel.shard import Shard
-from ramiform.runtime.parallel.stage import Stage
 from ramiform.runtime.planner.choose import arrangements, choose
 from ramiform.runtime.planner.devices import DEVICES
 from ramiform.runtime.planner.estimate import Arrangement, Workload, estimate

@@ -18,9 +18,9 @@ import torch
 from numpy.typing import NDArray
 
 from ....kernels import RopeAndStoreArgs
+from ...engine.draft_source import DraftRow, DraftStep
 from ...engine.kv_pool import PAGE_SIZE
 from ...scheduler.plan import DraftSpec, PageCopy, Row
-from ..draft_source import DraftRow, DraftStep
 from ..slot_ledger import SkippedRows, SlotLedger
 from ..tree import DraftTree
 from .compiled_chain import CompiledHead

@@ -20,10 +20,10 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 
-from ...kernels import Ops
-from ..models.linear import DenseLinear, Destination, Linear, bias_destination, total_bytes
-from ..models.mixture import MixtureMlp
-from ..models.mlp import DenseMlp
+from ....kernels import Ops
+from ..linear import DenseLinear, Destination, Linear, bias_destination, total_bytes
+from ..mixture import MixtureMlp
+from ..mlp import DenseMlp
 from .group import Group, tree_sum
 from .shard import Shard
 

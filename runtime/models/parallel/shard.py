@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from ..models.config import ModelConfig
-from ..protocol.errors import RequestError
+from ...protocol.errors import RequestError
+from ..config import ModelConfig
 
 CANONICAL_SLICE_COUNTS = (8, 4, 2, 1)  # of ordered shards, the best first
 

@@ -10,9 +10,9 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 
-from ..models.config import ModelConfig
-from ..models.size import ModelSize, model_size
-from ..protocol.errors import RequestError
+from ...protocol.errors import RequestError
+from ..config import ModelConfig
+from ..size import ModelSize, model_size
 
 # Least tokens of a micro-batch, by kind of device. Fewer take a stage as long as many, since it reads its weights for
 # them; then one pass through the stages is best.
