@@ -32,7 +32,6 @@ from .spec import (
 )
 from .states import (
     AfterTagState,
-    DfaContent,
     DfaContentState,
     FreeTextState,
     GrammarContentState,
@@ -132,7 +131,7 @@ class _TagCompiler:
             raise GrammarError(str(error), pointer=content.pointer, position=error.position) from None
         if dfa.is_empty:
             raise GrammarError("no text at all satisfies this format", pointer=content.pointer)
-        return DfaContentState(DfaContent(dfa, then)) if ends else DfaStart(dfa)
+        return DfaContentState(dfa, then) if ends else DfaStart(dfa)
 
     def _check_last(self, then: ControlState, pointer: str) -> None:
         if not isinstance(then, Accepted):

@@ -57,29 +57,21 @@ class JsonValueState:
         return TransitionRow(dict.fromkeys(automaton.edges_of(automaton.number(self.start)), push))
 
 
-@dataclass(frozen=True, eq=False)
-class DfaContent:
-    """Content up to the first place where the automaton accepts it."""
+@dataclass(frozen=True)
+class DfaContentState:
+    """State inside a content that an automaton describes, up to the first place where it accepts."""
 
     dfa: Dfa
     then: ControlState
-
-
-@dataclass(frozen=True)
-class DfaContentState:
-    """State inside a content that an automaton describes."""
-
-    content: DfaContent
     state: int = START
 
     def expand(self, automaton: Automaton) -> TransitionRow:
-        dfa = self.content.dfa
-        following = dfa.table[self.state].tolist()
+        following = self.dfa.table[self.state].tolist()
         actions = [0 if after == DEAD else automaton.goto(self._after(after)) for after in following]
-        return TransitionRow({}, rest=class_row(automaton, actions, dfa.class_of))
+        return TransitionRow({}, rest=class_row(automaton, actions, self.dfa.class_of))
 
     def _after(self, state: int) -> ControlState:
-        return self.content.then if self.content.dfa.accepting[state] else DfaContentState(self.content, state)
+        return self.then if self.dfa.accepting[state] else DfaContentState(self.dfa, self.then, state)
 
 
 @dataclass(frozen=True)
