@@ -190,9 +190,9 @@ def test_a_client_that_is_gone_leaves_nothing_running(way: str) -> None:
                 await client.send(Bye())
             else:
                 [received] = [one.last_received for one in service._clients.values()]
-                service.forget_silent(heard + CLIENT_SILENCE_SECONDS)
+                service.forget_silent(received + CLIENT_SILENCE_SECONDS)
                 assert service.num_clients == 1
-                service.forget_silent(heard + CLIENT_SILENCE_SECONDS + 1)
+                service.forget_silent(received + CLIENT_SILENCE_SECONDS + 1)
             await built.core.until(lambda: len(built.core.aborted) == 2)
             assert service.num_clients == 0
             if way == "silence":  # it may be alive, and wait
