@@ -55,7 +55,7 @@ class ReferenceOps:
                 dtype=args.dtype,
                 device=args.kv.k_SKD.device,
                 key_rope=args.key_rope,
-            )
+            ),
             self.attention_cap,
         )
 

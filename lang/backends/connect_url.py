@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 from ...runtime.protocol.errors import RequestError
 from ...runtime.protocol.version import __version__
-from ..backend import connected
+from ..connect import connect
 from .channel import LocalChannel
 from .http_runtime import HttpRuntime
 
@@ -33,7 +33,7 @@ def connect_url(url: str, api_key: str | None) -> tuple[Connection | LocalChanne
     try:
         address = _program_address(over_http) if urlsplit(url).hostname in _LOCAL_HOSTS else None
         if address is not None:
-            connection = connected(address)
+            connection = connect(address)
             over_http.close()
             return connection, connection.close
     except BaseException:

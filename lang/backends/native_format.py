@@ -10,20 +10,19 @@ import msgspec
 
 from ...runtime.protocol import session
 from ...runtime.protocol.core import Finish, Timings
-from ...runtime.protocol.sampling import Constraint, SamplingParams, TokenLogprob
+from ...runtime.protocol.sampling import PARAMETERS, Constraint, SamplingParams, TokenLogprob
 
 _CONSTRAINTS = {"regex": "regex", "json_schema": "json_schema", "grammar": "ebnf", "structural_tag": "structural_tag"}
 
 
 def native_sampling_body(sampling: SamplingParams) -> dict[str, Any]:
     """Return the field `sampling_params` of a body."""
-    body = msgspec.to_builtins(sampling)
-    del body["constraint"]
-    body["sampling_seed"] = body.pop("seed")
-    body["logit_bias"] = {str(token): bias for token, bias in sampling.logit_bias.items()}
+    values = msgspec.to_builtins(sampling, str_keys=True)
+    names = {row.name: name for row in PARAMETERS.values() if (name := row.name_in("native")) is not None}
+    body = {names[field]: value for field, value in values.items() if field in names and value is not None}
     if sampling.constraint is not None:
         body |= _native_constraint_body(sampling.constraint)
-    return {name: value for name, value in body.items() if value is not None}
+    return body
 
 
 def _native_constraint_body(constraint: Constraint) -> dict[str, str]:

@@ -11,12 +11,12 @@ from ...runtime.protocol import choices, session
 from ...runtime.protocol.core import Finish
 from ...runtime.protocol.decisions import DecisionAnswer, Question
 from ...runtime.protocol.errors import RequestError, RuntimeFailed
-from ...runtime.protocol.sampling import SamplingParams, TokenLogprob
+from ...runtime.protocol.sampling import Dialect, SamplingParams, TokenLogprob
 from . import chatml as roles
 from .channel import LazyChannel, LocalChannel
 from .http_client import HttpClient
 from .model import Method, ModelCall, ModelOutput, OnText
-from .openai_format import DIALECTS, Dialect, sampling_body, scores_of, sequence_of, sequences_of
+from .openai_format import DIALECTS, sampling_body, scores_of, sequence_of, sequences_of
 from .speculation import can_take, sampling_without_stop, take
 from .transcript import SpeculatedText, Transcript, TranscriptPart
 

@@ -7,44 +7,17 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import msgspec
 
 from ...runtime.protocol import session
 from ...runtime.protocol.core import Finish
 from ...runtime.protocol.errors import RequestError, RuntimeFailed
-from ...runtime.protocol.sampling import Constraint, SamplingParams
+from ...runtime.protocol.sampling import PARAMETERS, Constraint, Dialect, SamplingParams
 from ..result_types import closed
 
-Dialect = Literal["openai", "sglang", "vllm"]
-DIALECTS: tuple[Dialect, ...] = ("openai", "sglang", "vllm")
-
-_COMMON = {
-    "temperature": "temperature",
-    "top_p": "top_p",
-    "frequency_penalty": "frequency_penalty",
-    "presence_penalty": "presence_penalty",
-    "seed": "seed",
-    "stop": "stop",
-    "logit_bias": "logit_bias",
-}
-_EXTRA = {
-    "top_k": "top_k",
-    "min_p": "min_p",
-    "repetition_penalty": "repetition_penalty",
-    "min_new_tokens": "min_tokens",
-    "stop_token_ids": "stop_token_ids",
-    "ignore_eos": "ignore_eos",
-    "no_stop_trim": "no_stop_trim",
-    "skip_special_tokens": "skip_special_tokens",
-}
-_FIELDS: dict[Dialect, dict[str, str]] = {
-    "openai": _COMMON,
-    "sglang": _COMMON | _EXTRA,
-    "vllm": _COMMON | {name: field for name, field in _EXTRA.items() if name != "no_stop_trim"},
-}
-_DEFAULTS = SamplingParams()
+DIALECTS: tuple[Dialect, ...] = get_args(Dialect)
 _FINISHES: dict[str, Literal["length", "abort"]] = {"length": "length", "content_filter": "abort"}
 
 
@@ -53,19 +26,19 @@ def sampling_body(sampling: SamplingParams, dialect: Dialect, *, in_chat: bool) 
 
     Raises RequestError naming a parameter that the dialect has no field for.
     """
-    fields = _FIELDS[dialect]
     body: dict[str, Any] = {"temperature": sampling.temperature}
-    for name in SamplingParams.__struct_fields__:
-        value = getattr(sampling, name)
-        if name in ("max_new_tokens", "constraint") or value == getattr(_DEFAULTS, name):
+    for row in PARAMETERS.values():
+        value = getattr(sampling, row.name)
+        name = row.name_in("openai")
+        if name is None or value == row.default:  # without a name: the number of tokens
             continue
-        if name not in fields:
+        if dialect not in row.dialects:
             raise RequestError(
-                f"{name} = {value!r}: an endpoint of dialect {dialect!r} has no such parameter",
-                param=name,
+                f"{row.name} = {value!r}: an endpoint of dialect {dialect!r} has no such parameter",
+                param=row.name,
                 code="unsupported",
             )
-        body[fields[name]] = msgspec.to_builtins(value, str_keys=True)
+        body[name] = msgspec.to_builtins(value, str_keys=True)
     if sampling.constraint is not None:
         body |= _constraint_body(sampling.constraint, dialect, in_chat)
     return body

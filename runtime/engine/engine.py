@@ -92,7 +92,7 @@ class Engine:
     @staticmethod
     def warm_up_plan() -> ForwardPlan:
         """Writes to pages 0 and 1."""
-        draw = Sample(temperature=1.0, top_k=8, top_p=0.9, min_p=0.0, draw=5, num_top_logprobs=1)
+        draw = Sample(temperature=1.0, top_k=8, top_p=0.9, draw=5, num_top_logprobs=1)
         prefill = Row(rid="warm-up", tokens=[0] * PAGE_SIZE, first_position=0, pages=[0], sample=draw)
         decode = Row(rid="warm-up", tokens=[0], first_position=0, pages=[1], sample=draw)
         return ForwardPlan(step=0, copies=[], rows=[prefill, decode])

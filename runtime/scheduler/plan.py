@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
-from ..protocol.sampling import TokenLogprob
+from ..protocol.sampling import DrawParams, TokenLogprob
 from ..speculation.tree import DraftTree, depths
 
 PENDING = -1  # stands for a token that is not known yet
@@ -24,17 +24,13 @@ class Penalties(msgspec.Struct, frozen=True, kw_only=True):
     output: list[int]
 
 
-class Sample(msgspec.Struct, frozen=True, kw_only=True):
+class Sample(DrawParams, frozen=True, kw_only=True):
     """How to draw the token that follows the row's last one. `draw` is the row's randomness, 64 bits keyed by
     (seed, position); every token's luck in the draw comes of it, see `kernels.draw_tokens`."""
 
-    temperature: float  # 0: greedy
-    top_k: int | None
-    top_p: float
-    min_p: float
     draw: int  # int64
     penalties: Penalties | None = None
-    logit_bias: dict[int, float] = {}
+    logit_bias: dict[int, float] = msgspec.field(default_factory=dict)
     num_top_logprobs: int | None = None  # None: no log-probabilities wanted
     logprobs_of: tuple[int, ...] = ()  # and with them those of these tokens
 

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from ...radix.cache import Lease
 from ..protocol.core import Generate, Timings
 from ..protocol.errors import RequestError, context_exceeded
-from ..protocol.sampling import TokenLogprob
+from ..protocol.sampling import DrawParams, TokenLogprob
 from ..speculation.ngram import NgramIndex
 from ..speculation.tree import DraftTree
 from .acceptance import Acceptance
 from .embedding_pooling import EmbeddingPooling
 from .interfaces import GrammarMatcher
+from .plan import Sample
 from .stops import StopRules
 
 MAX_PROMPT_LOGPROBS = 3 << 20  # 20 bytes each at most; a message holds 64 MiB
@@ -125,6 +127,18 @@ class Request:
     token_in_flight: bool = False  # a plan in flight samples the token after `tokens`
     leaving: bool = False  # ended, but plans in flight may still write its pages
     counted: bool = False  # the counters include its prompt
+
+    @cached_property
+    def sample(self) -> Sample:
+        """The sampling of every token of the request, without its draw and the penalties."""
+        params, logprobs = self.message.sampling, self.message.logprobs
+        return Sample(
+            **{name: getattr(params, name) for name in DrawParams.__struct_fields__},
+            draw=0,
+            logit_bias=params.logit_bias,
+            num_top_logprobs=None if logprobs is None else logprobs.num_top,
+            logprobs_of=() if logprobs is None else logprobs.of,
+        )
 
     @property
     def rid(self) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from .batch import ScheduledRequest
 from .plan import PENDING, DraftSpec, Penalties, Row, RowSampling, Sample, Score
 from .request import Request
@@ -56,7 +58,6 @@ def _mask(request: Request, vocab_size: int) -> bytes | None:
 
 def _sample(request: Request) -> Sample:
     params = request.message.sampling
-    logprobs = request.message.logprobs
     penalties = None
     if params.penalised:
         penalties = Penalties(
@@ -66,17 +67,8 @@ def _sample(request: Request) -> Sample:
             prompt=request.message.tokens,
             output=request.tokens[request.num_prompt :],
         )
-    return Sample(
-        temperature=params.temperature,
-        top_k=params.top_k,
-        top_p=params.top_p,
-        min_p=params.min_p,
-        draw=0 if params.seed is None else random_bits(params.seed, len(request.tokens)),
-        penalties=penalties,
-        logit_bias=params.logit_bias,
-        num_top_logprobs=None if logprobs is None else logprobs.num_top,
-        logprobs_of=() if logprobs is None else logprobs.of,
-    )
+    bits = 0 if params.seed is None else random_bits(params.seed, len(request.tokens))
+    return msgspec.structs.replace(request.sample, draw=bits, penalties=penalties)
 
 
 def _score(request: Request, first: int, end: int) -> Score | None:
