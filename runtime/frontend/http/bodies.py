@@ -284,7 +284,7 @@ class GenerateBody(RequestBody):
             return self.per_prompt("token_ids_logprob", num_prompts)
         return [given] * num_prompts  # type: ignore[list-item]
 
-    def each(self, field: str, num_prompts: int) -> list[Any]:
+    def per_prompt(self, field: str, num_prompts: int) -> list[Any]:
         """Return the value of `field` for each prompt. Raises RequestError for a list of another length."""
         value = getattr(self, field)
         if not isinstance(value, list):

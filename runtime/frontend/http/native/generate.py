@@ -218,7 +218,7 @@ class NativeApi:
         prompts = body.prompts()
         num = len(prompts)
         sampling = body.per_prompt("sampling_params", num)
-        settings = [body.each(name, num) for name in ("return_logprob", "logprob_start_len", "top_logprobs_num")]
+        settings = [body.per_prompt(name, num) for name in ("return_logprob", "logprob_start_len", "top_logprobs_num")]
         if sum(part.n for part in sampling) > MAX_BATCH:
             raise RequestError(f"n must be such that {num} prompts make at most {MAX_BATCH} outputs in all", param="n")
         params = [part.params() for part in sampling]  # before tokenisation: the check is cheap, and often fails
